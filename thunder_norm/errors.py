@@ -1,0 +1,57 @@
+"""The exceptions of thunder_norm, in one place.
+
+Every error of ours is a `ThunderNormError`.  Those that describe a wrong *type* of thing also derive from the builtin a
+Python user would expect (``TypeError``, ``ValueError``, ``KeyError``, ``NotImplementedError``), so that either can be caught.
+"""
+
+from __future__ import annotations
+
+
+class ThunderNormError(Exception):
+    """Base class of all errors raised by thunder_norm."""
+
+
+class MissingNormRuleError(ThunderNormError, NotImplementedError):
+    """An operation met a NormedTensor and no registered norm rule matches its arguments."""
+
+
+class NormMismatchError(ThunderNormError, ValueError):
+    """Kinds, elem_dims, shapes, sizes or names of normed tensors do not fit what an operation or a norm map needs."""
+
+
+class NormMapKeyError(NormMismatchError, KeyError):
+    """A parameter or buffer name is unknown to the model or missing from a mapping."""
+
+    # KeyError.__str__ shows the repr of its argument, which would garble a message of several lines.
+    __str__ = Exception.__str__
+
+
+class UnsupportedSubclassError(ThunderNormError, TypeError):
+    """A tensor subclass cannot be interpreted: it does not follow the wrapper subclass protocol, or uses it in a way we refuse."""
+
+
+class UnsupportedOpError(ThunderNormError, NotImplementedError):
+    """An operation on a wrapper subclass cannot be represented in a trace (in-place on an alias, data dependent, ...)."""
+
+
+class VersionError(ThunderNormError, ImportError):
+    """The installed torch or lightning-thunder is one that thunder_norm cannot work with."""
+
+
+class UntestedVersionWarning(UserWarning):
+    """The installed torch or lightning-thunder is outside the tested range."""
+
+
+def with_details(headline: str, **details: object) -> str:
+    """Format an error message: a headline, then one aligned line per detail.
+
+    >>> print(with_details("no norm rule for torch.cdist", at="model.py:41", to_add_one="see CONTRIBUTING.md"))
+    no norm rule for torch.cdist
+      at          model.py:41
+      to add one  see CONTRIBUTING.md
+    """
+    present = {name.replace("_", " "): value for name, value in details.items() if value is not None}
+    width = max((len(name) for name in present), default=0)
+    indent = "\n" + " " * (width + 4)
+    lines = [f"  {name:<{width}}  {indent.join(str(value).splitlines())}" for name, value in present.items()]
+    return "\n".join([headline, *lines])
