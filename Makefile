@@ -1,0 +1,51 @@
+# make setup | example | test | bench | lint       (PYTHON=python3.12 chooses the interpreter of a new .venv)
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PY := .venv/bin/python
+STAMP := .venv/.installed
+PYTHON ?=
+ARGS ?=
+
+# The tensors of the tests and examples are small: more threads only wait for each other.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup example test bench lint format clean
+
+help: ## this text
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## create .venv and install the project with everything below needs; nothing when nothing changed
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(PY) -m pip --version > /dev/null 2>&1; then \
+	  python=$$(.ci/find-python $(PYTHON)); \
+	  echo "creating .venv with $$python"; \
+	  "$$python" -m venv .venv; \
+	fi
+	@echo "installing into .venv (torch is several GB the first time)"
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test,dev,plot]"
+	@touch $(STAMP)
+
+example: setup ## the main example: norms of GPT-2, layer by layer (ARGS=... for its options)
+	$(PY) examples/gpt2_norms.py $(ARGS)
+
+test: setup ## the tests (ARGS="-k linear -x" for pytest)
+	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+bench: setup ## the benchmarks (ARGS=... for their options)
+	$(PY) -m benchmarks $(ARGS)
+
+lint: setup ## formatting, lint and types
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright --pythonpath $(PY)
+
+format: setup ## apply the formatting and the safe lint fixes
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean: ## remove .venv and caches
+	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis *.egg-info

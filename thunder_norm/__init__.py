@@ -1,0 +1,37 @@
+"""Norm bounds, sensitivities and the modular norm for PyTorch programs, on lightning-thunder's traces.
+
+A `NormedTensor` is a tensor together with a bound on its norm.  Torch operations on it compute both; a norm rule, registered
+with `normed_op`, says how.
+"""
+
+from thunder_norm import _versions
+
+_versions.check()  # before anything that would fail with a less helpful message
+
+from thunder_norm import errors
+from thunder_norm import rules as _rules  # registers the norm rules  # noqa: F401
+from thunder_norm._versions import __version__
+from thunder_norm.dispatch import norm_mode, normed_op
+from thunder_norm.tensors import (
+    L1Tensor,
+    L2Tensor,
+    LinfTensor,
+    NormedTensor,
+    RMSTensor,
+    RMSToRMSConvTensor,
+    RMSToRMSTensor,
+)
+
+__all__ = [
+    "L1Tensor",
+    "L2Tensor",
+    "LinfTensor",
+    "NormedTensor",
+    "RMSTensor",
+    "RMSToRMSConvTensor",
+    "RMSToRMSTensor",
+    "__version__",
+    "errors",
+    "norm_mode",
+    "normed_op",
+]

@@ -1,0 +1,1 @@
+"""Transforms for ``thunder.jit(transforms=[...])`` and transforms of functions."""
