@@ -1,1 +1,5 @@
-"""Transforms for ``thunder.jit(transforms=[...])`` and transforms of functions."""
+"""What goes into ``thunder.jit(..., transforms=[...])``."""
+
+from thunder_norm.transforms.subclass import SubclassTransform
+
+__all__ = ["SubclassTransform"]

@@ -1,0 +1,7 @@
+"""Interpretation of tensor wrapper subclasses while Thunder acquires a trace.
+
+`protocol` says which classes can be interpreted, `proxy` what stands for their instances in a trace, `acquisition` holds
+what is known during one acquisition, `record` runs an operation on fakes and logs what reached the inner tensors, `aten`
+writes that log down as bound symbols, `interpret` answers Thunder's interpreter, `boundary` lets only plain tensors cross
+into and out of the computation, and `patches` is the one file that changes Thunder.
+"""

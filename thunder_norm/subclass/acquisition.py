@@ -1,0 +1,137 @@
+"""What is known while one trace is acquired: fakes, the proxies they stand for, and where the user's program is."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import get_interpreterruntimectx
+from thunder.core.proxies import NumberProxy, TensorProxy
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.proxy import SubclassProxy
+
+
+class Acquisition:
+    """The fakes of one acquisition and the trace proxies they stand for.
+
+    A fake is known by identity; the table keeps it alive, so an id never comes back.  The table of a functionalised in-place
+    operation simply points to the newer proxy.
+    """
+
+    def __init__(self, transform: Any):
+        self.transform = transform
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.has_wrappers = False
+        self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
+        self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
+        self._fake_of: dict[str, FakeTensor] = {}
+        self._subclass_proxies: dict[int, SubclassProxy] = {}
+        self.input_fakes: set[int] = set()
+        self.input_specs: dict[int, WrapperSpec] = {}  # of input wrappers, by the identity of their fakes
+
+    # -- fakes of inputs ----------------------------------------------------------------------------------------------
+
+    def new_fake(self, t: torch.Tensor) -> FakeTensor:
+        """A fake with the metadata of the real plain tensor `t`."""
+        with self.mode:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+
+    def fake_wrapper(self, x: torch.Tensor) -> torch.Tensor:
+        """The wrapper `x` rebuilt over fake inner tensors."""
+        spec = WrapperSpec.of(x)
+        with torch.no_grad(), self.mode:
+            return spec.build(tuple(self.new_fake(t) for t in spec.leaves(x)))
+
+    # -- fakes and proxies --------------------------------------------------------------------------------------------
+
+    def bind(self, fake: FakeTensor, proxy: TensorProxy, *, is_input: bool = False) -> None:
+        """From now on `fake` stands for `proxy`."""
+        self._proxy_of[id(fake)] = (fake, proxy)
+        self._fake_of[proxy.name] = fake
+        if is_input:
+            self.input_fakes.add(id(fake))
+
+    def proxy_of(self, fake: torch.Tensor) -> TensorProxy | None:
+        """The proxy a plain fake stands for now."""
+        found = self._proxy_of.get(id(fake))
+        return found[1] if found is not None else None
+
+    def fake_of(self, proxy: TensorProxy) -> torch.Tensor:
+        """The fake for a proxy; a plain proxy met for the first time gets one (and counts as an input)."""
+        if isinstance(proxy, SubclassProxy):
+            return proxy.fake
+        fake = self._fake_of.get(proxy.name)
+        if fake is None:
+            shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy.shape)
+            dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
+            with self.mode:
+                stride = self.strides.get(proxy.name)
+                fake = (
+                    torch.empty(shape, dtype=dtype, device=device)
+                    if stride is None
+                    else torch.empty_strided(shape, stride, dtype=dtype, device=device)
+                )
+            self.bind(fake, proxy, is_input=True)
+        return fake
+
+    def shares_storage_with_another(self, fake: torch.Tensor) -> bool:
+        """Whether some other known fake is a view of the same storage."""
+        storage = fake.untyped_storage()._cdata
+        return any(
+            other is not fake and other.untyped_storage()._cdata == storage for other, _ in list(self._proxy_of.values())
+        )
+
+    def subclass_proxy(self, fake: torch.Tensor) -> SubclassProxy | None:
+        """The SubclassProxy made for this fake wrapper, if there is one."""
+        return self._subclass_proxies.get(id(fake))
+
+    def register(self, proxy: SubclassProxy) -> SubclassProxy:
+        """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
+        self._subclass_proxies[id(proxy.fake)] = proxy
+        self.has_wrappers = True
+        return proxy
+
+    def spec_of(self, proxy: SubclassProxy) -> WrapperSpec:
+        """What the prologue must find in the input this proxy stands for (the interpreter may have renamed it)."""
+        return self.input_specs[id(proxy.fake)]
+
+    def to_fake(self, value: Any) -> Any:
+        """An argument as the user's torch function should see it: fakes for proxies, torch's types for Thunder's."""
+        if isinstance(value, TensorProxy):
+            return self.fake_of(value)
+        if isinstance(value, NumberProxy):
+            return value.value
+        if isinstance(value, dtypes.dtype):
+            return dtypes.to_torch_dtype(value)
+        if isinstance(value, devices.Device):
+            return devices.to_torch_device(value)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.to_fake(v) for v in value))
+        if type(value) in (list, tuple, torch.Size):
+            return type(value)(self.to_fake(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self.to_fake(v) for k, v in value.items()}
+        if isinstance(value, slice):
+            return slice(*(self.to_fake(v) for v in (value.start, value.stop, value.step)))
+        if is_wrapper(value):
+            raise UnsupportedOpError(f"a {type(value).__name__} that is not an input of the jitted function is used inside it")
+        return value
+
+
+def location_of_user() -> str | None:
+    """``file.py:line:  text`` of the user's statement the interpreter is at."""
+    try:
+        filename, positions = get_interpreterruntimectx().get_current_user_source_location()
+    except LookupError:
+        return None
+    if filename is None or positions is None or positions.lineno is None:
+        return None
+    return f"{filename}:{positions.lineno}:  {linecache.getline(filename, positions.lineno).strip()}"
+
+

@@ -1,0 +1,261 @@
+"""The boundary of the computation: plain tensors inside, wrappers outside.
+
+`lower` rewrites the three traces of an acquisition.  The prologue checks each wrapper input and takes its inner tensors out,
+the computation takes and returns plain tensors only, and the epilogue, which runs after Thunder has connected the outputs to
+torch.autograd, wraps them again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from thunder.core import prims
+from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
+from thunder.core.codeutils import SigInfo
+from thunder.extend import OperatorExecutor
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.trace import FLATTEN, REBIND, UNFLATTEN
+
+# Carries the operators below; it is in no executor list.
+boundary_executor = OperatorExecutor("thunder_norm_boundary", version="1")
+_counter = itertools.count()
+
+Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
+Inner = dict[str, tuple[TensorProxy, ...]]
+
+
+class GuardError(Exception):
+    """An input is not what the trace was made for: the next cache entry, or a new trace, is tried."""
+
+
+def _operator(name: str, fn: Callable, meta: Callable, *, keep: bool = False) -> Any:
+    tags = (prims.OpTags.DONT_DCE,) if keep else None
+    return boundary_executor.register_operator(name, meta=meta, fn=fn, tags=tags)
+
+
+def check_plain_tensors(*tensors: torch.Tensor) -> None:
+    """Guard: none of the inputs traced as plain tensors is a wrapper (Thunder's own check accepts any subclass)."""
+    for t in tensors:
+        if type(t) not in _PLAIN and not isinstance(t, torch._subclasses.FakeTensor):
+            _check_not_wrapper(t)
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def _check_not_wrapper(t: torch.Tensor) -> None:
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise GuardError(f"expected a plain tensor, got {type(t).__name__}")
+
+
+_check_plain = _operator("check_plain_tensors", check_plain_tensors, lambda *tensors: None, keep=True)
+
+
+def _flatten_operator(spec: WrapperSpec) -> Callable:
+    """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors."""
+
+    def flatten(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not spec.matches(x):
+            raise GuardError(f"expected {spec}, got {type(x).__name__}")
+        return spec.leaves(x)
+
+    return _bindable(f"flatten_{spec.cls.__name__}_{next(_counter)}", flatten)
+
+
+def _unflatten_operator(fake: torch.Tensor) -> Callable:
+    """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results."""
+    spec = WrapperSpec.of(fake)
+
+    def unflatten(*leaves: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():  # the generated epilogue runs under no_grad; inner results keep their history
+            return spec.build(leaves)
+
+    return _bindable(f"unflatten_{spec.cls.__name__}_{next(_counter)}", unflatten)
+
+
+def _bindable(name: str, fn: Callable) -> Callable:
+    """A function that binds a one-off operator with given proxies as its output."""
+    from thunder.core.symbol import Symbol
+
+    def with_call_ctx(bsym: BoundSymbol) -> None:
+        bsym._call_ctx = {name: fn}
+
+    symbol = Symbol(
+        name=name,
+        id=name,
+        is_prim=True,
+        executor=boundary_executor,
+        tags=(prims.OpTags.DONT_DCE,),
+        _bind_postprocess=with_call_ctx,
+    )
+    return symbol.bind
+
+
+# -- lowering ---------------------------------------------------------------------------------------------------------
+
+
+def lower(acquisition: Acquisition, prologue: TraceCtx, computation: TraceCtx, epilogue: TraceCtx | None) -> Traces:
+    """Take wrappers out of the computation and put checks, unpacking and wrapping into prologue and epilogue.
+
+    Raises:
+        UnsupportedOpError: an operation that was not interpreted still touches a wrapper.
+    """
+    inner: Inner = {}
+    new_computation = _lower_computation(computation, inner)
+    new_prologue = _lower_prologue(acquisition, prologue, inner, new_computation)
+    new_epilogue = None if epilogue is None else _lower_epilogue(epilogue, inner)
+    return new_prologue, new_computation, new_epilogue
+
+
+def _flat(tree: Any, inner: Inner) -> Iterator[Any]:
+    """The leaves of a tree with wrappers replaced by their inner proxies."""
+    for leaf in tree_flatten(tree)[0]:
+        if isinstance(leaf, SubclassProxy):
+            yield from inner[leaf.name]
+        else:
+            yield leaf
+
+
+def _lower_computation(trace: TraceCtx, inner: Inner) -> TraceCtx:
+    new = from_trace(trace)
+    new.bound_symbols = []
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id == FLATTEN.id:
+            inner[bsym.args[0].name] = tuple(bsym.output)
+        elif bsym.sym.id == UNFLATTEN.id:
+            inner[bsym.output.name] = tuple(bsym.args)
+        elif bsym.sym.id == REBIND.id:
+            inner[bsym.args[0].name] = tuple(bsym.args[1:])
+        elif bsym.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and isinstance(bsym.output, SubclassProxy):
+            continue
+        elif bsym.sym.id == prims.PrimIDs.RETURN:
+            (returned,) = bsym.args
+            arguments = tuple(_unique(_flat(trace.args, inner)))
+            lowered = {**returned, "output": tuple(_flat(returned["output"], inner)), "flat_args": list(arguments)}
+            new.bound_symbols.append(bsym.from_bsym(args=(lowered,)))
+        else:
+            _refuse_wrapper(bsym)
+            new.bound_symbols.append(bsym)
+    new.args = tuple(_unique(_flat(trace.args, inner)))
+    _bind_arguments(new, "computation", [p for p in new.args if all(p is not q for q in trace.args)])
+    new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
+    return new
+
+
+def _unique(proxies: Iterator[Any]) -> list[Any]:
+    return list({variableify(p): p for p in proxies}.values())
+
+
+def _refuse_wrapper(bsym: BoundSymbol) -> None:
+    if any(isinstance(p, SubclassProxy) for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)):
+        line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
+        raise UnsupportedOpError(
+            with_details(
+                f"{bsym.sym.name} with a wrapper subclass is not supported", at=f"{bsym.source_filename}:{line}"
+            )
+        )
+
+
+def _bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:
+    """Declare `trace.args` in the signature, and unpack those that are new."""
+    info = SigInfo(name)
+    info.args = [(p.name, None) for p in trace.args]
+    trace._siginfo = info
+    with tracectx(trace):
+        unpacks = [prims.unpack_trivial.bind(p, output=p, name=p.name) for p in added]
+    trace.bound_symbols[:0] = unpacks
+
+
+def _lower_prologue(acquisition: Acquisition, trace: TraceCtx, inner: Inner, computation: TraceCtx) -> TraceCtx:
+    specs = {p.name: acquisition.spec_of(p) for p in _wrappers_in(trace) if p.name in inner}
+    new = from_trace(trace)
+    new.bound_symbols = []
+    checked: list[TensorProxy] = []
+    for p in itertools.chain.from_iterable(inner.get(name, ()) for name in specs):
+        new.add_name(p.name) if not new.has_name(p.name) else None
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id == prims.PrimIDs.CHECK_TENSOR_SHAPE_AND_METADATA:
+            (tensor, *_) = bsym.args
+            if isinstance(tensor, SubclassProxy):
+                continue
+            checked.append(tensor)
+        elif bsym.sym.id == prims.PrimIDs.RETURN:
+            (to_computation, to_epilogue) = bsym.args[0]
+            with tracectx(new):
+                if checked:
+                    new.bound_symbols.append(_check_plain.bind(*checked, output=None))
+            bsym = bsym.from_bsym(args=((tuple(computation.args), to_epilogue),))
+        new.bound_symbols.append(bsym)
+        if isinstance(bsym.output, SubclassProxy) and bsym.output.name in inner and bsym.output.name in specs:
+            spec = specs.pop(bsym.output.name)
+            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name]))
+    new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
+    return new
+
+
+def _wrappers_in(trace: TraceCtx) -> Iterator[SubclassProxy]:
+    for bsym in trace.bound_symbols:
+        if isinstance(bsym.output, SubclassProxy):
+            yield bsym.output
+
+
+def _open(trace: TraceCtx, spec: WrapperSpec, wrapper: SubclassProxy, leaves: tuple[TensorProxy, ...]) -> tuple[TensorProxy, ...]:
+    """Guard, unpack and check one wrapper in the prologue; returns the inner proxies."""
+    with tracectx(trace):
+        trace.bound_symbols.append(_flatten_operator(spec)(wrapper, output=leaves))
+        for leaf in leaves:
+            prims.check_tensor_shape_and_metadata(
+                leaf, tuple(leaf.shape), leaf.device.device_str(), _torch_dtype(leaf), leaf.requires_grad
+            )
+    return leaves
+
+
+def _torch_dtype(p: TensorProxy) -> torch.dtype:
+    from thunder.core.dtypes import to_torch_dtype
+
+    return to_torch_dtype(p.dtype)
+
+
+def _lower_epilogue(trace: TraceCtx, inner: Inner) -> TraceCtx:
+    wrappers = [p for p in trace.args if isinstance(p, SubclassProxy) and p.name in inner]
+    if not wrappers:
+        return trace
+    new = from_trace(trace)
+    arguments: list[Any] = []
+    body: list[BoundSymbol] = []
+    for p in trace.args:
+        if p not in wrappers:
+            arguments.append(p)
+            continue
+        leaves = [_renamed(q, arguments, new) for q in inner[p.name]]
+        arguments.extend(leaves)
+        body.append(_unflatten_operator(p.fake)(*leaves, output=p))
+    new.args = tuple(arguments)
+    kept = [b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and b.output in wrappers)]
+    unpacks = [b for b in kept if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
+    rest = [b for b in kept if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
+    new.bound_symbols = [*unpacks, *body, *rest]
+    _bind_arguments(new, "epilogue", [a for a in arguments if all(a is not q for q in trace.args)])
+    new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
+    return new
+
+
+def _renamed(p: TensorProxy, taken: list[Any], trace: TraceCtx) -> TensorProxy:
+    """`p`, or a copy under a new name if the epilogue already takes one of that name (one tensor in two wrappers)."""
+    if not trace.has_name(p.name):
+        trace.add_name(p.name)
+        return p
+    with tracectx(trace):
+        return p.replace(name=trace.make_name())
+
+

@@ -1,0 +1,109 @@
+"""Every change made to Thunder, in one place.
+
+Two module globals of ``thunder.core.jit_ext`` are replaced by functions that first ask whether one of our transforms is in use
+for the compilation at hand, and otherwise call the original with the same arguments.  Nothing else of Thunder is changed.
+
+=====================  ==================================================  ==============================================
+global                 upstream line it relies on (lightning-thunder 0.2.6)  why there is no official hook
+=====================  ==================================================  ==============================================
+proxy                  JitCtx.proxify: ``p = proxy(uvalue, name=...)``       what stands for an input tensor is fixed there
+general_jit_lookaside  thunder_general_jit: ``fn_lookaside=...``             registered lookasides are looked up by function,
+                                                                           after Thunder's own; constructors of unknown
+                                                                           classes and unknown functions never get there
+=====================  ==================================================  ==============================================
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from thunder.core import jit_ext
+from thunder.core.compile_data import get_compile_data
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.errors import VersionError
+from thunder_norm.subclass import interpret
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.protocol import check_supported, is_claimed_by_thunder, is_wrapper
+
+_ATTRIBUTE = "_thunder_norm_acquisition"
+
+_original_proxy = jit_ext.proxy
+_original_lookaside = jit_ext.general_jit_lookaside
+
+
+def active_transform() -> Any | None:
+    """The transform of ours in use for the current compilation, if any."""
+    cd = get_compile_data()
+    for transform in getattr(cd, "transforms", None) or ():
+        if getattr(transform, "interprets_subclasses", False):
+            return transform.effective(cd.transforms)
+    return None
+
+
+def current_acquisition() -> Acquisition | None:
+    """The state of the acquisition at hand: None if no transform of ours is in use."""
+    ctx = jit_ext.get_jit_ctx()
+    found = getattr(ctx, _ATTRIBUTE, False)
+    if found is False:
+        transform = active_transform()
+        found = None if transform is None else transform.new_acquisition()
+        setattr(ctx, _ATTRIBUTE, found)
+        if found is not None:
+            setattr(get_compile_data(), _ATTRIBUTE, found)
+    return found
+
+
+def take_acquisition() -> Acquisition | None:
+    """The state of the acquisition that has just finished, handed over once."""
+    cd = get_compile_data()
+    found = getattr(cd, _ATTRIBUTE, None)
+    if found is not None:
+        delattr(cd, _ATTRIBUTE)
+    return found
+
+
+def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
+    acquisition = current_acquisition() if isinstance(x, torch.Tensor) else None
+    if acquisition is None or is_claimed_by_thunder(x):
+        return _original_proxy(x, name=name, history=history)
+    if is_wrapper(x):
+        return interpret.proxy_for_input(acquisition, x, name, history)
+    check_supported(x)
+    p = _original_proxy(x, name=name, history=history)
+    if isinstance(p, TensorProxy) and x.layout is torch.strided:
+        acquisition.strides[p.name] = x.stride()
+    return p
+
+
+def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
+    acquisition = current_acquisition()
+    if acquisition is not None:
+        found = interpret.lookaside(acquisition, fn, args, kwargs)
+        if found is not None:
+            return found
+    return _original_lookaside(fn, *args, **kwargs)
+
+
+def check_patch_points() -> None:
+    """Verify that the installed Thunder has the globals we replace, with the signatures we rely on.
+
+    Raises:
+        VersionError: it does not.
+    """
+    expected = {_original_proxy: ["x", "name", "history"], _original_lookaside: ["fn", "args", "kwargs"]}
+    for function, parameters in expected.items():
+        found = list(inspect.signature(function).parameters)
+        if found != parameters:
+            raise VersionError(f"thunder.core.jit_ext.{function.__name__} takes {found}, expected {parameters}")
+
+
+def install() -> None:
+    """Put the two functions in place; done once, when a transform of ours is first made."""
+    if jit_ext.proxy is not _proxy:
+        check_patch_points()
+        jit_ext.proxy = _proxy
+        jit_ext.general_jit_lookaside = _lookaside

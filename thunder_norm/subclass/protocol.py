@@ -1,0 +1,168 @@
+"""Which tensor subclasses can be interpreted, and the checked way into and out of their instances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from thunder_norm.errors import UnsupportedSubclassError, with_details
+
+_PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
+
+
+def is_wrapper_class(cls: type) -> bool:
+    """Whether instances of `cls` follow the traceable wrapper subclass protocol."""
+    return (
+        isinstance(cls, type)
+        and issubclass(cls, torch.Tensor)
+        and cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        and all(hasattr(cls, name) for name in _PROTOCOL)
+    )
+
+
+def is_wrapper(x: Any) -> bool:
+    """Whether `x` is an instance of a traceable wrapper subclass."""
+    return isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x)
+
+
+def is_claimed_by_thunder(x: Any) -> bool:
+    """Whether Thunder has support of its own for the class of `x`: DTensor, where torch.distributed is available."""
+    return isinstance(x, torch.Tensor) and type(x).__name__ == "DTensor" and type(x).__module__.startswith("torch.distributed")
+
+
+def check_supported(x: torch.Tensor) -> None:
+    """Refuse a tensor whose class dispatches in Python but cannot be taken apart.
+
+    Raises:
+        UnsupportedSubclassError: says which part of the protocol is missing.
+    """
+    cls = type(x)
+    if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or is_claimed_by_thunder(x):
+        return
+    has_dispatch = getattr(cls, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+    if not has_dispatch or is_wrapper(x):
+        return
+    if isinstance(x, torch._subclasses.FakeTensor):
+        return
+    missing = [name for name in _PROTOCOL if not hasattr(cls, name)]
+    raise UnsupportedSubclassError(
+        with_details(
+            f"{cls.__module__}.{cls.__qualname__} cannot be interpreted",
+            missing=", ".join(missing),
+            needed="a class made with torch.Tensor._make_wrapper_subclass that defines __torch_dispatch__, __tensor_flatten__ and "
+            "__tensor_unflatten__",
+        )
+    )
+
+
+@dataclass(frozen=True)
+class WrapperSpec:
+    """All that is static about a wrapper: what a cached trace must find again in its inputs."""
+
+    cls: type
+    names: tuple[str, ...]
+    ctx: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+    inner: tuple[WrapperSpec | None, ...]  # None for a plain tensor, whose metadata Thunder checks
+
+    @staticmethod
+    def of(x: torch.Tensor) -> WrapperSpec:
+        """The spec of a wrapper instance.
+
+        Raises:
+            UnsupportedSubclassError: an inner attribute is missing or not a tensor.
+        """
+        names, ctx = x.__tensor_flatten__()
+        inner = []
+        for name in names:
+            t = getattr(x, name, None)
+            if not isinstance(t, torch.Tensor):
+                raise UnsupportedSubclassError(
+                    f"{type(x).__qualname__}.__tensor_flatten__ names {name!r}, which is {type(t).__name__}, not a tensor"
+                )
+            check_supported(t)
+            inner.append(WrapperSpec.of(t) if is_wrapper(t) else None)
+        shape, stride, requires_grad = outer_metadata(x)
+        return WrapperSpec(type(x), tuple(names), ctx, shape, stride, requires_grad, tuple(inner))
+
+    def matches(self, x: Any) -> bool:
+        """Whether `x` is a wrapper of exactly this spec (inner plain tensors are not looked at)."""
+        if type(x) is not self.cls:
+            return False
+        names, ctx = x.__tensor_flatten__()
+        if tuple(names) != self.names or not is_equal(ctx, self.ctx):
+            return False
+        if outer_metadata(x) != (self.shape, self.stride, self.requires_grad):
+            return False
+        return all(spec is None or spec.matches(getattr(x, name)) for name, spec in zip(self.names, self.inner, strict=True))
+
+    def leaves(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The plain tensors inside `x`, wrappers inside wrappers opened, in flatten order."""
+        found: list[torch.Tensor] = []
+        for name, spec in zip(self.names, self.inner, strict=True):
+            t = getattr(x, name)
+            found.extend((t,) if spec is None else spec.leaves(t))
+        return tuple(found)
+
+    def build(self, leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The wrapper around `leaves`; the inverse of `leaves`.
+
+        Raises:
+            UnsupportedSubclassError: `__tensor_unflatten__` gives another class.
+        """
+        position = 0
+
+        def build(spec: WrapperSpec) -> torch.Tensor:
+            nonlocal position
+            inner = {}
+            for name, inner_spec in zip(spec.names, spec.inner, strict=True):
+                if inner_spec is None:
+                    inner[name] = leaves[position]
+                    position += 1
+                else:
+                    inner[name] = build(inner_spec)
+            x = spec.cls.__tensor_unflatten__(inner, spec.ctx, torch.Size(spec.shape), spec.stride)
+            if type(x) is not spec.cls:
+                raise UnsupportedSubclassError(
+                    f"{spec.cls.__qualname__}.__tensor_unflatten__ returned a {type(x).__qualname__}: it must rebuild its own class"
+                )
+            return x
+
+        return build(self)
+
+    @property
+    def num_leaves(self) -> int:
+        """Number of plain tensors inside."""
+        return sum(1 if spec is None else spec.num_leaves for spec in self.inner)
+
+    def leaf_names(self) -> tuple[str, ...]:
+        """A dotted-with-underscores name for each leaf, for readable traces."""
+        found: list[str] = []
+        for name, spec in zip(self.names, self.inner, strict=True):
+            found.extend((name,) if spec is None else (f"{name}_{leaf}" for leaf in spec.leaf_names()))
+        return tuple(found)
+
+
+def outer_metadata(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Shape, stride and requires_grad of the wrapper itself, without running its ``__torch_function__``."""
+    with torch._C.DisableTorchFunctionSubclass():
+        shape, requires_grad = x.shape, x.requires_grad
+        stride = x.stride() if x.layout is torch.strided else ()
+    if not all(isinstance(s, int) for s in shape):
+        raise UnsupportedSubclassError(f"{type(x).__qualname__} has a symbolic shape {tuple(shape)}: only static shapes are supported")
+    return tuple(shape), tuple(stride), requires_grad
+
+
+def is_equal(a: Any, b: Any) -> bool:
+    """Equality of contexts that never raises: contexts that cannot be compared are taken to be different."""
+    if a is b:
+        return True
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception:  # noqa: BLE001 - a context may hold anything, for instance a tensor
+        return False

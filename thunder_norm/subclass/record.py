@@ -1,0 +1,146 @@
+"""Running an operation on fake wrappers and logging what reaches the inner tensors.
+
+The user's own ``__torch_dispatch__`` runs, on fakes, under a dispatch mode that sees exactly the operations on plain tensors.
+In-place operations are functionalised as they are logged: the mutated fake is the result of the functional variant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquisition import Acquisition, location_of_user
+from thunder_norm.subclass.protocol import is_wrapper
+
+# How large a constant tensor may be to be written into the trace as numbers.
+MAX_CONSTANT_NUMEL = 4096
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One operation on plain fakes: what was called, with what, and the tensors it returned."""
+
+    func: Callable
+    args: tuple
+    kwargs: dict
+    outputs: tuple[torch.Tensor, ...]
+    result: Any
+
+
+class Recorder(TorchDispatchMode):
+    """Logs operations on plain fakes; leaves operations on wrappers to the wrappers."""
+
+    def __init__(self, acquisition: Acquisition):
+        super().__init__()
+        self.acquisition = acquisition
+        self.log: list[Recorded] = []
+        self._is_paused = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
+        if any(is_wrapper(t) for t in tensors):
+            return NotImplemented
+        if self._is_paused:
+            return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise data_dependent("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
+        if func._schema.is_mutable:
+            return self._record_in_place(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self._append(func, args, kwargs, result)
+        return result
+
+    def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
+        self._is_paused = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._is_paused = False
+        self._append(func, args, kwargs, result)
+        return result
+
+    def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        outputs = tuple(v for v in tree_flatten(result)[0] if isinstance(v, torch.Tensor))
+        self.log.append(Recorded(func, args, kwargs, outputs, result))
+
+    def _record_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        schema = func._schema
+        mutated = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        functional = functional_variant(func)
+        if mutated != [0] or functional is None:
+            raise UnsupportedOpError(
+                with_details(f"{func} mutates its arguments and has no functional form here", at=location_of_user())
+            )
+        target = args[0]
+        self._check_may_mutate(func, target)
+        result = func(*args, **kwargs)
+        self.log.append(Recorded(functional, args, kwargs, (target,), target))
+        return result
+
+    def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
+        why = None
+        if id(target) in self.acquisition.input_fakes or not isinstance(target, FakeTensor):
+            why = "it is an input of the jitted function"
+        elif self.acquisition.shares_storage_with_another(target) or self._is_aliased_in_log(target):
+            why = "another tensor is a view of it, or it is a view of another tensor"
+        if why is not None:
+            raise UnsupportedOpError(
+                with_details(
+                    f"{func} on an inner tensor of a wrapper subclass: {why}",
+                    at=location_of_user(),
+                    instead="use the out-of-place operation",
+                )
+            )
+
+    def _is_aliased_in_log(self, target: torch.Tensor) -> bool:
+        storage = target.untyped_storage()._cdata
+        tensors = (t for r in self.log for t in tree_flatten((r.args, r.kwargs, r.outputs))[0])
+        return any(
+            isinstance(t, torch.Tensor) and t is not target and t.untyped_storage()._cdata == storage for t in tensors
+        )
+
+
+def functional_variant(func: Any) -> Any | None:
+    """The out-of-place overload of an in-place aten overload, if there is one with the same arguments."""
+    name = func.overloadpacket.__name__
+    if not name.endswith("_"):
+        return None
+    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
+    if func.namespace != "aten" or packet is None or func._overloadname not in packet.overloads():
+        return None
+    found = getattr(packet, func._overloadname)
+    same = [a.name for a in found._schema.arguments] == [a.name for a in func._schema.arguments]
+    return found if same and not found._schema.is_mutable else None
+
+
+def data_dependent(what: str) -> UnsupportedOpError:
+    """The error for control flow or Python values that depend on tensor data."""
+    return UnsupportedOpError(
+        with_details(
+            f"data-dependent control flow: {what}",
+            at=location_of_user(),
+            why="the value is not known while the trace is acquired",
+            instead="use torch.where, or compute the condition outside the jitted function",
+        )
+    )
+
+
+@contextlib.contextmanager
+def recording(acquisition: Acquisition) -> Iterator[Recorder]:
+    """Run operations on fakes inside the block and log them.
+
+    Autograd is off: inner differentiation is Thunder's, on the operations that are written into the trace.
+    """
+    recorder = Recorder(acquisition)
+    with torch.no_grad(), acquisition.mode, recorder:
+        yield recorder

@@ -1,0 +1,219 @@
+"""Writing what was recorded into the computation trace.
+
+Each operation of the user's program becomes one composite bound symbol on *plain* proxies, named after the class and the
+operation, with the recorded operations as its subsymbols.  Wrappers appear only as arguments and results of the three
+symbols `flatten`, `unflatten` and `rebind`, which `boundary.lower` takes out of the computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from thunder.core import devices, dtypes, prims
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+
+from thunder.core.symbol import Symbol
+from thunder.transforms.autocast import disable_autocast
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm.dispatch import NormedOp, op_key
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.subclass import aten
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.record import Recorded
+
+
+FLATTEN = Symbol(name="flatten", id="thunder_norm.flatten", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
+UNFLATTEN = Symbol(name="unflatten", id="thunder_norm.unflatten", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
+REBIND = Symbol(name="rebind", id="thunder_norm.rebind", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
+
+
+def proxy_like(fake: torch.Tensor, *, name: str | None = None, requires_grad: bool = False) -> TensorProxy:
+    """A new plain proxy with the metadata of a fake."""
+    return TensorProxy(
+        name,
+        shape=tuple(fake.shape),
+        device=devices.to_device(fake.device),
+        dtype=dtypes.to_dtype(fake.dtype),
+        requires_grad=requires_grad,
+    )
+
+
+def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) -> None:
+    """Write ``(x_a, x_b) = flatten(x)`` for an input wrapper, and ask the prologue to check its inner tensors."""
+    spec = WrapperSpec.of(x)
+    leaves = []
+    for fake, real in zip(spec.leaves(proxy.fake), spec.leaves(x), strict=True):
+        if acquisition.proxy_of(fake) is None:
+            leaf = proxy_like(fake, requires_grad=real.requires_grad)
+            acquisition.bind(fake, leaf, is_input=True)
+        leaves.append(acquisition.proxy_of(fake))
+    acquisition.input_specs[id(proxy.fake)] = spec
+    _append_top_level(FLATTEN.bind(proxy, output=tuple(leaves)))
+
+
+def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> SubclassProxy:
+    """The proxy of a wrapper found inside another one (nested wrappers share their leaves)."""
+    proxy = acquisition.register(SubclassProxy(fake))
+    _append_top_level(UNFLATTEN.bind(*leaf_proxies(acquisition, fake), output=proxy))
+    return proxy
+
+
+def _append_top_level(bsym: Any) -> None:
+    get_jit_ctx().computation_trace.bound_symbols.append(bsym)
+
+
+def leaf_proxies(acquisition: Acquisition, wrapper: torch.Tensor) -> tuple[TensorProxy, ...]:
+    """The proxies the leaves of a fake wrapper stand for now."""
+    proxies = tuple(acquisition.proxy_of(t) for t in WrapperSpec.of(wrapper).leaves(wrapper))
+    if any(p is None for p in proxies):
+        raise UnsupportedOpError(f"a {type(wrapper).__name__} holds a tensor that no traced operation produced")
+    return proxies
+
+
+def leaves_of_wrappers(acquisition: Acquisition, tree: Any) -> dict[int, tuple[torch.Tensor, tuple[int, ...]]]:
+    """For each wrapper in `tree`, its identity and those of its leaves: to see afterwards what an operation mutated."""
+    found = {}
+    for x in tree_flatten(tree)[0]:
+        if is_wrapper(x):
+            spec = WrapperSpec.of(x)
+            found[id(x)] = (x, tuple((id(t), id(acquisition.proxy_of(t))) for t in spec.leaves(x)))
+    return found
+
+
+def operation_name(fn: Callable, args: Any, kwargs: Any, result: Any) -> tuple[str, str]:
+    """(class, operation) as the trace shows them: of the first wrapper argument, else of the result."""
+    wrappers = [x for x in tree_flatten((args, kwargs, result))[0] if is_wrapper(x)]
+    cls = type(wrappers[0]).__name__ if wrappers else "plain"
+    if isinstance(fn, type):
+        return fn.__name__, "new"
+    if isinstance(fn, NormedOp):
+        return cls, fn.__name__
+    key = op_key(fn)
+    name = key if isinstance(key, str) else getattr(fn, "__name__", "call")
+    name = name.split("::")[-1].split(".")[-1]
+    if name == "__get__":
+        name = getattr(fn.__self__, "__name__", "property")
+    return cls, name if name.isidentifier() else "call"
+
+
+def write(
+    acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorded], result: Any, before: dict, static: Any = ()
+) -> Any:
+    """Write one operation: a composite for what was recorded, then one `unflatten` per wrapper it returned.
+
+    Returns the result with proxies in place of fakes.
+    """
+    mutated = [x for x, leaves in before.values() if _leaf_ids(x) != tuple(i for i, _ in leaves)]
+    returned = [x for x in _tensors(result) if id(x) not in before or not is_wrapper(x)]
+    outputs = _unique(leaf for x in [*returned, *mutated, *(x for x, _ in before.values())] for leaf in _leaves(x))
+    emit_composite(acquisition, name, log, outputs)
+    for x, leaves in before.values():
+        proxy = acquisition.subclass_proxy(x)
+        if proxy is not None and tuple((id(t), id(acquisition.proxy_of(t))) for t in _leaves(x)) != leaves:
+            _append_top_level(REBIND.bind(proxy, *leaf_proxies(acquisition, x), output=None))
+    return _to_proxies(acquisition, result)
+
+
+def emit_composite(
+    acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorded], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Write the recorded operations as one composite bound symbol and bind the fakes in `outputs` to its results.
+
+    Outputs the log did not produce (an input returned as it is) keep their proxies.
+    """
+    produced = {id(t) for r in log for t in r.outputs}
+    outputs = [t for t in outputs if id(t) in produced]
+    if not outputs:
+        return
+    log = _needed(log, outputs)
+    produced = {id(t) for r in log for t in r.outputs}
+    inputs = _unique(
+        t for r in log for t in tree_flatten((r.args, r.kwargs))[0] if isinstance(t, torch.Tensor) and _is_known(acquisition, t)
+    )
+
+    def meta(*proxies: TensorProxy) -> tuple[TensorProxy, ...]:
+        # Rebuilt from the actual arguments each time: passes may run a symbol's meta function again.
+        env = {id(t): p for t, p in zip(inputs, proxies, strict=True)}
+
+        def to_proxy(t: torch.Tensor) -> TensorProxy:
+            found = env.get(id(t))
+            if found is None:
+                if isinstance(t, FakeTensor):
+                    raise UnsupportedOpError("an operation uses a tensor that the trace did not produce")
+                found = env[id(t)] = aten.constant(t)
+            return found
+
+        with disable_autocast():  # recorded operations are already below autocast
+            for recorded in log:
+                for t, p in zip(recorded.outputs, aten.emit(recorded, to_proxy), strict=True):
+                    env[id(t)] = p
+        return tuple(env[id(t)] for t in outputs)
+
+    cls, op = name
+    symbol = Symbol(name=op, meta=meta, id=f"{cls}.{op}", _module=ModuleType(cls))
+    results = symbol(*(acquisition.proxy_of(t) for t in inputs))
+    for t, p in zip(outputs, results, strict=True):
+        acquisition.bind(t, p)
+
+
+def _needed(log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> list[Recorded]:
+    """The recorded operations that `outputs` depend on."""
+    wanted = {id(t) for t in outputs}
+    kept = []
+    for recorded in reversed(log):
+        if any(id(t) in wanted for t in recorded.outputs):
+            kept.append(recorded)
+            wanted.update(id(t) for t in tree_flatten((recorded.args, recorded.kwargs))[0] if isinstance(t, torch.Tensor))
+    return kept[::-1]
+
+
+def _is_known(acquisition: Acquisition, t: torch.Tensor) -> bool:
+    return acquisition.proxy_of(t) is not None
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [v for v in tree_flatten(tree)[0] if isinstance(v, torch.Tensor)]
+
+
+def _leaves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return WrapperSpec.of(x).leaves(x) if is_wrapper(x) else (x,)
+
+
+def _leaf_ids(x: torch.Tensor) -> tuple[int, ...]:
+    return tuple(id(t) for t in _leaves(x))
+
+
+def _unique(tensors: Any) -> list[torch.Tensor]:
+    return list({id(t): t for t in tensors}.values())
+
+
+def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
+    if is_wrapper(result):
+        known = acquisition.subclass_proxy(result)
+        return known if known is not None else open_inner_wrapper(acquisition, result)
+    if isinstance(result, torch.Tensor):
+        proxy = acquisition.proxy_of(result)
+        return proxy if proxy is not None else _constant_result(acquisition, result)
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return type(result)(*(_to_proxies(acquisition, v) for v in result))
+    if isinstance(result, tuple | list):
+        converted = [_to_proxies(acquisition, v) for v in result]
+        return converted if isinstance(result, list) else tuple(converted)
+    if isinstance(result, dict):
+        return {k: _to_proxies(acquisition, v) for k, v in result.items()}
+    return result
+
+
+def _constant_result(acquisition: Acquisition, t: torch.Tensor) -> TensorProxy:
+    if isinstance(t, FakeTensor):
+        raise UnsupportedOpError("an operation on a wrapper returned a tensor that no recorded operation produced")
+    proxy = aten.constant(t)
+    return proxy
