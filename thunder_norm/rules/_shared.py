@@ -1,0 +1,181 @@
+"""What the rules of several families need: scaling, alignment of operands, constants, and refusals.
+
+A rule runs while a trace is built, so sizes are only ever touched by torch operations on 0-dim tensors; shapes and numbers
+are Python's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_norm import elem_dims as ed
+from thunder_norm.conversions import convert
+from thunder_norm.dispatch import NormedOp, NormRule, current_mode
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
+
+# The kinds whose norm depends on the moduli of the entries only, and grows with them.
+VectorKind = RMSTensor | L1Tensor | L2Tensor
+Constant = float | torch.Tensor
+
+
+def spread(factor: float) -> float:
+    """What moving between elem_dims costs: `factor` for the worst tensor, nothing in modes without a guarantee.
+
+    Mode "typical" describes independent entries, whose RMS is the same over any dimensions; Modula declares sensitivity 1
+    for splitting and merging heads.
+    """
+    return factor if current_mode() == "bound" else 1.0
+
+
+def times(size: torch.Tensor, c: Constant) -> torch.Tensor:
+    """``c * size``, without an operation where c is 1."""
+    return size if isinstance(c, float | int) and c == 1 else size * c
+
+
+def like(x: NormedTensor, size: Constant, elem_dims: ed.Dims | None = None, **claims: Any) -> NormedTensor:
+    """A rule's result of x's kind, over `elem_dims` of the output (x's own if None)."""
+    dims = x.elem_dims if elem_dims is None else elem_dims
+    return type(x)(size, elem_dims=() if isinstance(x, LinfTensor) else dims, **claims)
+
+
+def scaled(x: NormedTensor, c: Constant, elem_dims: ed.Dims | None = None, name: str = "input") -> NormedTensor:
+    """The result of a map linear in x (or 1-homogeneous and Lipschitz): value ``c |x|``, sensitivity c."""
+    return like(x, times(x.norm_size, c), elem_dims, sensitivity={name: c})
+
+
+def rms(size: Constant, elem_dims: ed.Dims, **claims: Any) -> RMSTensor:
+    """A rule's result, RMS over `elem_dims`; over none it is the largest entry."""
+    return RMSTensor(size, elem_dims=elem_dims, **claims) if elem_dims else LinfTensor(size, elem_dims=(), **claims)
+
+
+def root_sum_squares(*terms: torch.Tensor) -> torch.Tensor:
+    """``sqrt(sum t^2)`` with derivative 0, not NaN, where all terms are 0."""
+    square = sum(t.square() for t in terms)
+    is_positive = square > 0
+    return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square)
+
+
+def maximum(sizes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The largest of several sizes."""
+    largest = sizes[0]
+    for size in sizes[1:]:
+        largest = torch.maximum(largest, size)
+    return largest
+
+
+def scalar(value: float, like: torch.Tensor) -> torch.Tensor:
+    """A constant size beside `like`."""
+    return torch.full_like(like, value)
+
+
+# -- several operands -----------------------------------------------------------------------------------------------------
+
+
+def broadcast(*shapes: Iterable[int]) -> tuple[int, ...]:
+    """The shape that tensors of these shapes broadcast to."""
+    shapes = [tuple(s) for s in shapes]
+    ndim = max(map(len, shapes))
+    padded = [(1,) * (ndim - len(s)) + s for s in shapes]
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
+
+
+def own_dims(x: NormedTensor) -> ed.Dims:
+    """elem_dims of x along which it can vary: copies along a dimension of size 1 leave every mean and maximum unchanged."""
+    return ed.nontrivial(x.shape, x.elem_dims)
+
+
+def refined(x: NormedTensor, elem_dims: ed.Dims) -> float:
+    """Factor for an RMS operand x once its norm runs over `elem_dims` of a shape x broadcasts to."""
+    return spread(ed.rms_factor(x.shape, own_dims(x), elem_dims))
+
+
+def align(shape: Sequence[int], *operands: NormedTensor) -> tuple[ed.Dims, list[float]]:
+    """elem_dims in which RMS operands broadcast to `shape` can be compared, and the factor each of them pays."""
+    target, _ = ed.align(shape, *(own_dims(x) for x in operands))
+    # the name of an operand's own elem_dims, where dimensions of size 1 make no difference
+    named = next((x.elem_dims for x in operands if ed.is_same(shape, x.elem_dims, target)), target)
+    return named, [refined(x, named) for x in operands]
+
+
+def over_dims_of(*names: str) -> Callable[[torch.Tensor, dict[str, Any]], ed.Dims]:
+    """For `lift_dims`: measure a plain tensor over the elem_dims of the first normed argument among `names`."""
+
+    def dims(t: torch.Tensor, arguments: dict[str, Any]) -> ed.Dims:
+        for name in names:
+            values = arguments[name]
+            for value in values if isinstance(values, list | tuple) else (values,):
+                if isinstance(value, NormedTensor):
+                    return tuple(d for d in value.elem_dims if -d <= t.ndim)
+        return (-1,) if t.ndim else ()
+
+    return dims
+
+
+def is_constant_along(t: torch.Tensor, dims: ed.Dims) -> bool:
+    """Whether a tensor that is broadcast cannot vary along these dimensions (negative) of the result."""
+    return all(-d > t.ndim or t.shape[d] == 1 for d in dims)
+
+
+def as_kind(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> tuple[NormedTensor, Constant]:
+    """x converted, and the factor: sensitivities to the converted x must be multiplied by it."""
+    target = convert(x, kind, elem_dims)
+    if isinstance(x, RMSTensor) and issubclass(kind, RMSTensor):
+        factor = spread(ed.rms_factor(x.shape, x.elem_dims, target.elem_dims))
+    else:
+        factor = convert(type(x)._wrap(x.backing, torch.ones_like(x.norm_size), None, x.elem_dims), kind, elem_dims).norm_size
+    return kind._wrap(x.backing, times(x.norm_size, factor), None, target.elem_dims), factor
+
+
+# -- numbers --------------------------------------------------------------------------------------------------------------
+
+
+def dims_tuple(dim: int | Sequence[int] | None, ndim: int) -> ed.Dims:
+    """A `dim` argument as torch takes it, canonical; all dimensions for None and for an empty list."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(-ndim, 0))
+    if ndim == 0:  # torch allows -1 and 0 on a scalar
+        return ()
+    return ed.canonical(tuple(dim) if not isinstance(dim, int) else dim, ndim)
+
+
+def negative(dim: int, ndim: int) -> int:
+    """A dimension counted from the end."""
+    return dim if dim < 0 else dim - ndim
+
+
+def root(n: float) -> float:
+    """Square root of a number; 1 for a tensor without elements, whose norm is 0 whatever the factor."""
+    return math.sqrt(n) if n > 0 else 1.0
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Refusal(NormRule):
+    """A rule that only says why there is none; any registered rule that takes the arguments goes first."""
+
+    def fits(self, bound: Any, *, converting: bool) -> bool:
+        return converting and super().fits(bound, converting=True)
+
+
+def register_refusal(op: NormedOp, signature_of: Callable) -> None:
+    """Register `signature_of`, which raises NormMismatchError, as a last resort: a user's own rule wins over it."""
+    op.register_norm(signature_of, allow_plain_tensors=True)
+    rule = op.rules.pop()
+    op.rules.append(_Refusal(rule.fn, rule.signature, rule.slots, rule.mode, rule.lift_dims))
+
+
+def refuse(op: NormedOp, reason: str) -> None:
+    """Make `op` raise NormMismatchError with `reason` on normed tensors no other rule takes."""
+
+    def refused(input: NormedTensor | torch.Tensor | int | float, *args: Any, **kwargs: Any) -> NormedTensor:
+        raise NormMismatchError(reason)
+
+    register_refusal(op, refused)
