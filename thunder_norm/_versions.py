@@ -55,9 +55,9 @@ def check() -> None:
             )
         ) from e
     if not is_tested(torch.__version__, thunder_version):
-        message = f"thunder_norm is tested with {_TESTED}, not with torch {torch.__version__} and lightning-thunder {thunder_version}"
+        here = f"torch {torch.__version__} and lightning-thunder {thunder_version}"
         # 3: the import statement that brought us here
-        warnings.warn(message, UntestedVersionWarning, stacklevel=3)
+        warnings.warn(f"thunder_norm is tested with {_TESTED}, not with {here}", UntestedVersionWarning, stacklevel=3)
 
 
 def _installed_thunder() -> str:

@@ -81,7 +81,9 @@ def can_convert(x: NormedTensor, kind: type[NormedTensor]) -> bool:
 def natural_dims(x: NormedTensor, kind: type[NormedTensor]) -> ed.Dims:
     """The elem_dims to convert to when only the kind matters: x's own where they make sense for `kind`."""
     if issubclass(kind, LinfTensor) or issubclass(kind, RMSToRMSTensor) or isinstance(x, RMSToRMSTensor):
-        return kind._canonical(kind.default_elem_dims(x.ndim), x.ndim) if x.ndim >= 2 or not issubclass(kind, RMSToRMSTensor) else ()
+        return (
+            kind._canonical(kind.default_elem_dims(x.ndim), x.ndim) if x.ndim >= 2 or not issubclass(kind, RMSToRMSTensor) else ()
+        )
     return x.elem_dims
 
 
@@ -96,7 +98,9 @@ def convert(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims | None
         return x
     c = factor(x, kind, dims)
     if c is None:
-        raise NormMismatchError(f"no conversion from {type(x).__name__} over dims {x.elem_dims} to {kind.__name__} over dims {dims}")
+        raise NormMismatchError(
+            f"no conversion from {type(x).__name__} over dims {x.elem_dims} to {kind.__name__} over dims {dims}"
+        )
     size = x.norm_size if c == 1 else x.norm_size * c
     perturbation = x.perturbation_size if c == 1 or x.perturbation_size is None else x.perturbation_size * c
     return kind._wrap(x.backing, size, perturbation, dims)

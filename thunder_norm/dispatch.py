@@ -485,9 +485,7 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
         result = rule.fn(*prepared.args, **prepared.kwargs)
     except NormMismatchError as e:
         raise NormMismatchError(
-            with_details(
-                f"{op_name(func)}: {e}", called_with=_describe_call(args, kwargs), at=_environment.get().user_location()
-            )
+            with_details(f"{op_name(func)}: {e}", called_with=_describe_call(args, kwargs), at=_environment.get().user_location())
         ) from e
     body = func.body if isinstance(func, NormedOp) else func
     # a custom op's body is a program, not one operation: it is run as it is
@@ -501,7 +499,9 @@ def unwrap(tree: Any) -> Any:
     return tree_map(lambda v: v.backing if isinstance(v, NormedTensor) else v, tree)
 
 
-def _attach(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: Any, real: Any, args: tuple, kwargs: dict) -> Any:
+def _attach(
+    op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: Any, real: Any, args: tuple, kwargs: dict
+) -> Any:
     """Give each NormedTensor of a rule's result its backing and its perturbation_size."""
     if isinstance(result, list | tuple):
         if not isinstance(real, list | tuple) or len(real) != len(result):
@@ -544,33 +544,35 @@ def _perturbation(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, r
         sensitivity = _partial_derivatives(rule, bound, result, [where for where, _ in moving])
     elif result._sensitivity is None:
         raise NormMismatchError(
-            f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity, but {moving[0][0][0]!r} carries a "
-            "perturbation_size; return Kind(value, sensitivity={...}) or Kind(value, multilinear=True)"
+            f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity, but {moving[0][0][0]!r} carries "
+            "a perturbation_size; return Kind(value, sensitivity={...}) or Kind(value, multilinear=True)"
         )
     else:
         sensitivity = result._sensitivity
     total = None
-    for (name, index), x in moving:
+    for (name, index), perturbation in moving:
         constant = sensitivity.get(name) if index is None else sensitivity[name][index]
         if constant is None:
-            raise NormMismatchError(f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity to {name!r}")
+            raise NormMismatchError(
+                f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity to {name!r}"
+            )
         if not isinstance(constant, torch.Tensor) and constant == 0:
             continue
         is_one = not isinstance(constant, torch.Tensor) and constant == 1
-        term = x.perturbation_size if is_one else x.perturbation_size * constant
+        term = perturbation if is_one else perturbation * constant
         total = term if total is None else total + term
     return torch.zeros_like(result.norm_size) if total is None else total
 
 
-def _moving(bound: inspect.BoundArguments) -> Iterator[tuple[tuple[str, int | None], NormedTensor]]:
-    """Arguments that carry a perturbation: (name, index in a list or None), tensor."""
+def _moving(bound: inspect.BoundArguments) -> Iterator[tuple[tuple[str, int | None], torch.Tensor]]:
+    """The perturbations that arguments carry: (name, index in a list or None), perturbation_size."""
     for name, value in bound.arguments.items():
         if isinstance(value, NormedTensor) and value.perturbation_size is not None:
-            yield (name, None), value
+            yield (name, None), value.perturbation_size
         elif isinstance(value, list | tuple):
             for i, v in enumerate(value):
                 if isinstance(v, NormedTensor) and v.perturbation_size is not None:
-                    yield (name, i), v
+                    yield (name, i), v.perturbation_size
 
 
 def _partial_derivatives(rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor, slots: list) -> dict[str, Any]:
@@ -618,6 +620,6 @@ def missing_rule(func: Callable, args: tuple, kwargs: dict) -> MissingNormRuleEr
             called_with=_describe_call(args, kwargs),
             at=_environment.get().user_location(),
             registered="\n".join(signatures) or "(none)",
-            to_add_one=f"@thunder_norm.normed_op({op_name(func)}).register_norm   -- see CONTRIBUTING.md, \"Adding a rule\"",
+            to_add_one=f'@thunder_norm.normed_op({op_name(func)}).register_norm   -- see CONTRIBUTING.md, "Adding a rule"',
         )
     )

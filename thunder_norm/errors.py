@@ -27,7 +27,7 @@ class NormMapKeyError(NormMismatchError, KeyError):
 
 
 class UnsupportedSubclassError(ThunderNormError, TypeError):
-    """A tensor subclass cannot be interpreted: it does not follow the wrapper subclass protocol, or uses it in a way we refuse."""
+    """A tensor subclass cannot be interpreted: it breaks the wrapper subclass protocol, or uses it in a way we refuse."""
 
 
 class UnsupportedOpError(ThunderNormError, NotImplementedError):

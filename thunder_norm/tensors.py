@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -39,22 +39,27 @@ class NormedTensor(torch.Tensor):
         NormMismatchError: the size is negative, NaN, not a scalar or not floating, or elem_dims do not fit the backing.
     """
 
-    backing: torch.Tensor | None
+    # backing is None and elem_dims may be while unfinalized; operations refuse such a tensor, so rules rely on both
+    backing: torch.Tensor
     norm_size: torch.Tensor
     perturbation_size: torch.Tensor | None
-    elem_dims: ed.Dims | None
+    elem_dims: ed.Dims
+    _is_leaf_value: bool
+    _is_aliased: bool
+    _sensitivity: dict[str, Any] | None
+    _is_multilinear: bool
 
     norm_formula: ClassVar[str] = ""
 
     @staticmethod
     def __new__(
         cls,
-        norm_size: Real | torch.Tensor,
+        norm_size: float | torch.Tensor,
         *,
         backing: torch.Tensor | None = None,
         elem_dims: int | Iterable[int] | None = None,
         norm_size_requires_grad: bool = False,
-        perturbation_size: Real | torch.Tensor | None = None,
+        perturbation_size: float | torch.Tensor | None = None,
         sensitivity: dict[str, Any] | None = None,
         multilinear: bool = False,
     ):
@@ -96,10 +101,10 @@ class NormedTensor(torch.Tensor):
         )
         if backing is not None:
             elem_dims = cls._canonical(cls.default_elem_dims(backing.ndim) if elem_dims is None else elem_dims, backing.ndim)
-        self.backing = backing
+        self.backing = cast(torch.Tensor, backing)
         self.norm_size = norm_size
         self.perturbation_size = perturbation_size
-        self.elem_dims = elem_dims
+        self.elem_dims = cast(ed.Dims, elem_dims)
         self._is_leaf_value = False  # an operation's result, which an in-place operation may replace
         self._is_aliased = False  # shares its storage with another normed tensor
         self._sensitivity = None
@@ -313,9 +318,9 @@ class RMSToRMSTensor(NormedTensor):
 
 
 class RMSToRMSConvTensor(RMSToRMSTensor):
-    """Norm of a convolution kernel [out, in, *taps] from RMS over channels to RMS over channels, maximum over positions:
-    ``K * max_k sigma_max(W_k) * sqrt(in / out)`` with K the number of taps.
+    """Norm of a convolution kernel [out, in, *taps] from RMS over channels to RMS over channels, maximum over positions.
 
+    ``K * max_k sigma_max(W_k) * sqrt(in / out)`` with K the number of taps.
     For a grouped convolution each group is an operator of its own, [out / groups, in / groups], and the maximum runs over
     groups too: construct with `RMSToRMSConvTensor.grouped(groups)`.
     """
