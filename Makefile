@@ -27,6 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@echo "installing into .venv (torch is several GB the first time)"
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test,dev,plot]"
+	@# pyright does not follow the editable install's mapping of transforms/
+	@mkdir -p .venv/typings/thunder_norm && ln -sfn ../../../transforms .venv/typings/thunder_norm/transforms
 	@touch $(STAMP)
 
 example: setup ## the main example: norms of GPT-2, layer by layer (ARGS=... for its options)
