@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.conversions import convert
+from thunder_norm.conversions import convert, factor
 from thunder_norm.dispatch import NormedOp, NormRule, current_mode
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
@@ -122,14 +122,18 @@ def is_constant_along(t: torch.Tensor, dims: ed.Dims) -> bool:
     return all(-d > t.ndim or t.shape[d] == 1 for d in dims)
 
 
-def as_kind(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> tuple[NormedTensor, Constant]:
-    """x converted, and the factor: sensitivities to the converted x must be multiplied by it."""
+def as_kind(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> tuple[NormedTensor, float]:
+    """x converted, and the factor: sensitivities to the converted x must be multiplied by it.
+
+    Raises:
+        NormMismatchError: there is no sound conversion.
+    """
     target = convert(x, kind, elem_dims)
+    c = factor(x, kind, target.elem_dims)
+    assert c is not None, "convert has refused already"
     if isinstance(x, RMSTensor) and issubclass(kind, RMSTensor):
-        factor = spread(ed.rms_factor(x.shape, x.elem_dims, target.elem_dims))
-    else:
-        factor = convert(type(x)._wrap(x.backing, torch.ones_like(x.norm_size), None, x.elem_dims), kind, elem_dims).norm_size
-    return kind._wrap(x.backing, times(x.norm_size, factor), None, target.elem_dims), factor
+        c = spread(c)
+    return kind._wrap(x.backing, times(x.norm_size, c), None, target.elem_dims), c
 
 
 # -- numbers --------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,105 @@
+"""Norm rules for powers, exponentials, roots and logarithms of each entry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from thunder_norm.dispatch import current_mode, normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._gaussian import absolute_moment
+from thunder_norm.rules._pointwise import Function, typical_pointwise
+from thunder_norm.rules._shared import like, refuse, scaled, times
+from thunder_norm.tensors import LinfTensor, RMSTensor
+
+
+@normed_op(torch.pow).register_norm
+def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
+    """x^p, p >= 1 (an integer, or x >= 0) or p = 0.
+
+    Value:       N^((p-1)/2) n^p            (attained: a spike)
+    Sensitivity: p N^((p-1)/2) n^(p-1)      (attained: a spike, along itself)
+    Raises NormMismatchError for 0 < p < 1 and p < 0, whose slope or value is unbounded next to 0.
+    """
+    if exponent == 0:
+        return like(input, torch.ones_like(input.norm_size), sensitivity={"input": 0})
+    if exponent < 1:
+        raise NormMismatchError(f"x ** {exponent} is not Lipschitz next to 0; add a rule of your own where x stays away from 0")
+    if exponent == 1:
+        return scaled(input, 1)
+    n, gain = input.norm_size, float(input.numel_normed) ** ((exponent - 1) / 2)
+    if current_mode() == "typical":
+        value, slope = math.sqrt(absolute_moment(2 * exponent)), exponent * math.sqrt(absolute_moment(2 * exponent - 2))
+    else:
+        value, slope = gain, exponent * gain
+    return like(input, times(n.pow(exponent), value), sensitivity={"input": n.pow(exponent - 1) * slope})
+
+
+@normed_op(torch.square).register_norm
+def square(input: RMSTensor) -> RMSTensor:
+    """x^2.  Value sqrt(N) n^2 and sensitivity 2 sqrt(N) n, attained by a spike."""
+    return pow(input, 2)
+
+
+@normed_op(torch.pow).register_norm
+def exponential(input: int | float, exponent: LinfTensor) -> LinfTensor:
+    """c^x, c > 0.  Value e^(|log c| n), attained; sensitivity |log c| times that."""
+    rate = math.fabs(math.log(input))
+    value = torch.exp(exponent.norm_size * rate)
+    return like(exponent, value, sensitivity={"exponent": value * rate})
+
+
+def _grows_exponentially(op: Callable, value: Function, slope: Function, f: Function, derivative: Function) -> None:
+    """Register op on LinfTensor; an RMS norm over N elements allows an entry sqrt(N) n, which is refused, not assumed."""
+
+    def on_largest_entry(input: LinfTensor) -> LinfTensor:
+        return like(input, value(input.norm_size), sensitivity={"input": slope(input.norm_size)})
+
+    def on_rms(input: RMSTensor) -> RMSTensor:
+        if current_mode() != "bound":
+            return on_largest_entry(input)
+        raise NormMismatchError(
+            f"an RMS norm over {input.numel_normed} elements allows an entry of {math.sqrt(input.numel_normed):.4g} times the "
+            f"norm, and {op.__name__} of that is rarely meant; convert to a LinfTensor first (thunder_norm.convert) if it is"
+        )
+
+    def typical(input: RMSTensor) -> RMSTensor:
+        return typical_pointwise(input, f, derivative)
+
+    for fn, mode in ((on_largest_entry, None), (on_rms, None), (typical, "typical")):
+        fn.__name__ = fn.__qualname__ = op.__name__
+        fn.__doc__ = f"{op.__name__} x, monotone in |x|: value and sensitivity at the largest entry, both attained."
+        normed_op(op).register_norm(mode=mode)(fn)
+
+
+_grows_exponentially(torch.exp, torch.exp, torch.exp, torch.exp, torch.exp)
+_grows_exponentially(torch.expm1, torch.expm1, torch.exp, torch.expm1, torch.exp)
+_grows_exponentially(torch.sinh, torch.sinh, torch.cosh, torch.sinh, torch.cosh)
+_grows_exponentially(torch.cosh, torch.cosh, torch.sinh, torch.cosh, torch.sinh)
+
+
+# -- functions with a singularity at 0 ------------------------------------------------------------------------------------
+
+
+@normed_op(torch.sqrt).register_norm
+def sqrt(input: RMSTensor) -> RMSTensor:
+    """Square root of x >= 0.
+
+    Value:       sqrt(n)        (attained by the constant n; Jensen: E x <= rms)
+    Sensitivity: none: the slope at 0 is infinite
+    Raises NormMismatchError where the input carries a perturbation_size.
+    """
+    if input.perturbation_size is not None:
+        raise NormMismatchError(_SINGULAR.format("sqrt"))
+    return like(input, input.norm_size.sqrt())
+
+
+_SINGULAR = (
+    "{} has an infinite slope or value at 0, and a norm gives no lower bound on entries; "
+    "use the fused operation (layer_norm, rms_norm, normalize, softmax), or register a rule with the lower bound you know"
+)
+
+for _op in (torch.rsqrt, torch.reciprocal, torch.log, torch.log2, torch.log10, torch.log1p):
+    refuse(normed_op(_op), _SINGULAR.format(_op.__name__))
