@@ -107,7 +107,7 @@ def _group_norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.
 
 
 def _matrices(kind: type[RMSToRMSTensor], t: torch.Tensor, dims: Dims) -> tuple[torch.Tensor, float]:
-    """t as a stack of matrices [out, in] and the factor that turns a spectral norm into the kind's norm."""
+    """A stack of matrices [out, in] and the factor that turns a spectral norm into the kind's norm."""
     m = t.movedim(dims, (-2, -1))
     scale = math.sqrt(m.shape[-1] / m.shape[-2])
     if issubclass(kind, RMSToRMSConvTensor):

@@ -1,0 +1,327 @@
+"""Matrix products: linear, matmul and its relatives, addmm and its relatives, einsum, outer, bilinear.
+
+All of them are one statement, `contraction.contract`, with the dimensions named.  What differs is which argument a plain
+tensor is taken for: next to an activation it is a weight, an operator from RMS to RMS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm import conversions
+from thunder_norm.dispatch import normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._shared import VectorKind, rms
+from thunder_norm.rules.contraction import contract, number, plus, rms_factor, scaled
+from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
+
+NAMES = ("input", "other")
+
+
+def _everywhere(t: torch.Tensor, args: dict[str, Any]) -> tuple[int, ...]:
+    """Lift over no dimension: the largest entry, for an addend whose elem_dims are not known beforehand."""
+    return ()
+
+
+def _transposed(t: torch.Tensor, args: dict[str, Any]) -> tuple[int, int]:
+    """Lift W in ``x @ W`` as the operator it is, from dimension -2 to dimension -1."""
+    return (-1, -2)
+
+
+def _beside(other: str):
+    """Lift a plain factor beside `other`: rows by their RMS, or by their largest entry if `other` takes weighted sums of them."""
+    return lambda t, args: () if isinstance(args[other], L1Tensor) else None
+
+
+@normed_op(F.linear).register_norm
+def linear(input: RMSTensor, weight: RMSToRMSTensor, bias: RMSTensor | None = None) -> RMSTensor:
+    """y = x W^T + b.
+
+    input:  [..., in],  RMS over the last dimension (and possibly others), maximum over the rest
+    weight: [out, in],  operator norm RMS -> RMS, i.e. sigma_max(W) sqrt(in / out)
+    bias:   [out],      RMS
+    Value:        |y| <= |x| |W| + |b|      (attained: rank-one W, b along W x)
+    Sensitivity:  |W|, |x|, 1
+    Source:       Large et al. 2024, "Scalable Optimization in the Modular Norm", section 3
+    Raises NormMismatchError when the weight is not an operator on the last dimension.
+    """
+    return _linear(input, weight, bias)
+
+
+@normed_op(F.linear).register_norm(lift_dims={"bias": _everywhere})
+def linear_rows(input: VectorKind, weight: VectorKind, bias: VectorKind | None = None) -> NormedTensor:
+    """y = x W^T + b for a weight of which rows are known, as when an embedding table is the un-embedding.
+
+    input:  [..., in];  weight: [out, in], both in RMS over the last dimension;  output: largest entry
+    Value:        |y| <= in |x| |W| + |b|   (attained: x along a row; Cauchy-Schwarz)
+    Sensitivity:  in |W|, in |x|, 1
+    With weight rows in L1 and x in Linf the factor `in` is 1; other elem_dims: see `contraction.contract`.
+    """
+    return _linear(input, weight, bias)
+
+
+def _linear(input: NormedTensor, weight: NormedTensor, bias: NormedTensor | None) -> NormedTensor:
+    batch = _batch(input.ndim - 1)
+    out = (*batch, "n") if weight.ndim == 2 else batch
+    result = scaled(contract(input, weight, (*batch, "k"), out[len(batch) :] + ("k",), out), input, weight, ("input", "weight"))
+    shape = (*input.shape[:-1], *weight.shape[:-1])
+    return result if bias is None else plus(result, bias, "bias", shape)
+
+
+def _batch(count: int) -> tuple[str, ...]:
+    """Names for that many leading dimensions, counted from the end so that they match when broadcast."""
+    return tuple(f"b{i}" for i in range(count, 0, -1))
+
+
+def _matmul_labels(a: NormedTensor, b: NormedTensor) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    batches = _batch(max(a.ndim, b.ndim) - 2)
+    rows = ("m",) if a.ndim > 1 else ()
+    columns = ("n",) if b.ndim > 1 else ()
+    left = (*batches[len(batches) - max(a.ndim - 2, 0) :], *rows, "k")
+    right = (*batches[len(batches) - max(b.ndim - 2, 0) :], "k", *columns)
+    return left, right, (*batches, *rows, *columns)
+
+
+def _matmul(a: NormedTensor, b: NormedTensor, names: tuple[str, str] = NAMES, scale: float = 1.0) -> NormedTensor:
+    return scaled(contract(a, b, *_matmul_labels(a, b)), a, b, names, scale)
+
+
+def matmul_weight(input: RMSTensor | RMSToRMSTensor, other: RMSToRMSTensor) -> NormedTensor:
+    """y = x W (or the composition of two operators).
+
+    input: [..., in], RMS over the last dimension;  other: [in, out], operator norm over (-1, -2), i.e. (out, in)
+    Value:        |y| <= |x| |W|      (attained: rank-one W)
+    Sensitivity:  |W|, |x|
+    """
+    return _matmul(input, other)
+
+
+def weight_matmul(input: RMSToRMSTensor, other: RMSTensor) -> NormedTensor:
+    """y = W x.
+
+    input: [out, in], operator norm;  other: [..., in, tokens], RMS over dimension -2
+    Value:        |y| <= |W| |x|      (attained: rank-one W)
+    Sensitivity:  |x|, |W|
+    """
+    return _matmul(input, other)
+
+
+def matmul(input: VectorKind, other: VectorKind) -> NormedTensor:
+    """y = A B for two activations, K the contracted size.
+
+    A rows RMS, B columns RMS -> largest entry (scores):   |y| <= K |A| |B|   (Cauchy-Schwarz; attained by constants)
+    A rows RMS, B rows RMS    -> rows RMS:                 |y| <= K |A| |B|   (attained by constants)
+    A rows L1,  B rows RMS    -> rows RMS (attention):     |y| <= |A| |B|     (triangle inequality; attained by one-hot rows)
+    both RMS over both dims   -> Frobenius:                |y| <= K |A| |B|   (attained by constants)
+    Sensitivity:  the value is bilinear.  Other elem_dims are converted, see `contraction.contract`.
+    """
+    return _matmul(input, other)
+
+
+for _op in (torch.matmul, torch.mm, torch.bmm, torch.mv):
+    normed_op(_op).register_norm(matmul_weight, lift_dims={"other": _transposed})
+    normed_op(_op).register_norm(weight_matmul)
+for _op in (torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.vdot):
+    normed_op(_op).register_norm(matmul, lift_dims={"input": _beside("other"), "other": _beside("input")})
+
+
+@normed_op(torch.Tensor.__rmatmul__).register_norm
+def rmatmul(input: RMSTensor, other: RMSToRMSTensor) -> NormedTensor:
+    """other @ input, for a plain weight on the left: as `weight_matmul`."""
+    return _matmul(other, input, ("other", "input"))
+
+
+@normed_op(torch.inner).register_norm
+def inner(input: VectorKind, other: VectorKind) -> NormedTensor:
+    """y = A B^T over the last dimensions of both: as `matmul`."""
+    rows, columns = (tuple(f"{name}{i}" for i in range(x.ndim - 1)) for name, x in (("m", input), ("n", other)))
+    return scaled(contract(input, other, (*rows, "k"), (*columns, "k"), rows + columns), input, other, NAMES)
+
+
+@normed_op(torch.outer).register_norm
+def outer(input: VectorKind, vec2: VectorKind) -> NormedTensor:
+    """y_ij = a_i b_j.
+
+    Value:        |y| <= |a| |b|, RMS over both dimensions   (an equality)
+    Sensitivity:  |b|, |a|
+    """
+    return scaled(contract(input, vec2, "i", "j", "ij"), input, vec2, ("input", "vec2"))
+
+
+# -- with an addend -------------------------------------------------------------------------------------------------------
+
+
+def _sum_of_products(labels: tuple[str, str, str]) -> Callable[..., NormedTensor]:
+    """The rule of ``beta input + alpha (a @ b)`` for an operation with these dimensions."""
+    left, right, out = labels
+
+    def combine(
+        input: NormedTensor, a: NormedTensor, b: NormedTensor, names: tuple[str, str], beta: Any, alpha: Any
+    ) -> NormedTensor:
+        sizes = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
+        product = scaled(contract(a, b, left, right, out), a, b, names, number(alpha))
+        return plus(product, input, "input", [sizes[name] for name in out], number(beta))
+
+    return combine
+
+
+_addmm = _sum_of_products(("mk", "kn", "mn"))
+_addmv = _sum_of_products(("mk", "k", "m"))
+_baddbmm = _sum_of_products(("bmk", "bkn", "bmn"))
+
+
+@normed_op(torch.addmm).register_norm(lift_dims={"mat2": _transposed})
+def addmm(input: RMSTensor, mat1: RMSTensor, mat2: RMSToRMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+    """y = beta b + alpha x W, the layout of GPT-2's Conv1D.
+
+    mat1: [tokens, in], RMS over the last dimension;  mat2: [in, out], operator norm over (-1, -2);  input: RMS
+    Value:        |y| <= |beta| |b| + |alpha| |x| |W|    (attained: rank-one W, b along x W)
+    Sensitivity:  |beta|, |alpha| |W|, |alpha| |x|
+    """
+    return _addmm(input, mat1, mat2, ("mat1", "mat2"), beta, alpha)
+
+
+@normed_op(torch.addmm).register_norm(lift_dims={"input": lambda t, args: (-2,) if t.ndim == 2 else ()})
+def addmm_weight_first(input: RMSTensor, mat1: RMSToRMSTensor, mat2: RMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+    """y = beta b + alpha W x, features in dimension -2: as `addmm`."""
+    return _addmm(input, mat1, mat2, ("mat1", "mat2"), beta, alpha)
+
+
+@normed_op(torch.addmm).register_norm(lift_dims={"input": _everywhere})
+def addmm_activations(input: VectorKind, mat1: VectorKind, mat2: VectorKind, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+    """y = beta b + alpha A B for two activations: `matmul` and the triangle inequality."""
+    return _addmm(input, mat1, mat2, ("mat1", "mat2"), beta, alpha)
+
+
+@normed_op(torch.addmv).register_norm
+def addmv(input: RMSTensor, mat: RMSToRMSTensor, vec: RMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+    """y = beta b + alpha W x: as `addmm`."""
+    return _addmv(input, mat, vec, ("mat", "vec"), beta, alpha)
+
+
+@normed_op(torch.baddbmm).register_norm(lift_dims={"batch2": _transposed})
+def baddbmm(input: RMSTensor, batch1: RMSTensor, batch2: RMSToRMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+    """y = beta b + alpha x W, one weight for each batch entry: as `addmm`."""
+    return _baddbmm(input, batch1, batch2, ("batch1", "batch2"), beta, alpha)
+
+
+@normed_op(torch.baddbmm).register_norm(lift_dims={"input": _everywhere})
+def baddbmm_activations(
+    input: VectorKind, batch1: VectorKind, batch2: VectorKind, *, beta: Any = 1, alpha: Any = 1
+) -> NormedTensor:
+    """y = beta b + alpha A B for two activations: `matmul` and the triangle inequality."""
+    return _baddbmm(input, batch1, batch2, ("batch1", "batch2"), beta, alpha)
+
+
+# -- einsum and bilinear --------------------------------------------------------------------------------------------------
+
+
+def _equation(equation: str, *ndims: int) -> tuple[list[list[str]], list[str]]:
+    """The labels of each input and of the output; an ellipsis becomes labels counted from the end."""
+    inputs, arrow, out = equation.replace(" ", "").replace("...", ".").partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(ndims):
+        raise NormMismatchError(f"einsum equation {equation!r} has {len(terms)} inputs, got {len(ndims)}")
+    if not arrow:
+        letters = sorted(set(inputs) - set(",."))
+        out = ("." if "." in inputs else "") + "".join(c for c in letters if inputs.count(c) == 1)
+    widths = [n - len(term.replace(".", "")) for n, term in zip(ndims, terms, strict=True)]
+
+    def expand(term: str, width: int) -> list[str]:
+        return [name for c in term for name in (_batch(width) if c == "." else (c,))]
+
+    return [expand(t, w) for t, w in zip(terms, widths, strict=True)], expand(out, max(widths))
+
+
+def _operator_labels(labels: list[str], other: list[str], out: list[str]) -> tuple[int, int] | None:
+    """(out dim, in dim) of an einsum input read as an operator on the other one, heads before them; None if it is not one."""
+    inner = [name for name in labels if name in other and name not in out]
+    ends = [name for name in labels if name not in other and name in out]
+    if len(inner) != 1 or not ends:
+        return None
+    return labels.index(ends[-1]) - len(labels), labels.index(inner[0]) - len(labels)
+
+
+def _einsum_weight(name: str, other: str) -> Callable[[torch.Tensor, dict[str, Any]], tuple[int, int] | None]:
+    def dims(t: torch.Tensor, args: dict[str, Any]) -> tuple[int, int] | None:
+        names = ("left", "right")
+        terms, out = _equation(args["equation"], *(args[n].ndim for n in names))
+        found = _operator_labels(terms[names.index(name)], terms[names.index(other)], out)
+        if found is None:
+            raise NormMismatchError(
+                f"einsum {args['equation']!r}: a plain {name} input is taken for a weight and must contract one dimension and add"
+                " another; reshape it to a matrix, or wrap it, RMSTensor.of(...)"
+            )
+        return found
+
+    return dims
+
+
+def _einsum(equation: str, left: NormedTensor, right: NormedTensor) -> NormedTensor:
+    (a, b), out = _equation(equation, left.ndim, right.ndim)
+    return scaled(contract(left, right, a, b, out), left, right, ("left", "right"))
+
+
+@normed_op(torch.einsum).register_norm(lift_dims={"right": _einsum_weight("right", "left")})
+def einsum(equation: str, left: RMSTensor | RMSToRMSTensor, right: RMSToRMSTensor) -> NormedTensor:
+    """A product of an activation and a weight, of any layout.
+
+    right: an operator from its contracted dimension to its own one
+    Value:        |y| <= |x| |W|, as `linear`
+    Sensitivity:  |W|, |x|
+    Raises NormMismatchError for diagonals, sums over one input alone, and weights that are no matrices.
+    """
+    return _einsum(equation, left, right)
+
+
+@normed_op(torch.einsum).register_norm(lift_dims={"left": _einsum_weight("left", "right")})
+def einsum_weight_first(equation: str, left: RMSToRMSTensor, right: RMSTensor) -> NormedTensor:
+    """The same with the weight first."""
+    return _einsum(equation, left, right)
+
+
+@normed_op(torch.einsum).register_norm
+def einsum_activations(equation: str, left: VectorKind, right: VectorKind) -> NormedTensor:
+    """A product of two activations, of any layout: as `matmul`, K the number of contracted elements."""
+    return _einsum(equation, left, right)
+
+
+@normed_op(torch.einsum).register_norm
+def einsum_one(equation: str, input: RMSTensor) -> NormedTensor:
+    """Transpose, or sum over dimensions of K elements.
+
+    Value:        |y| <= K |x|      (attained by constants)
+    Sensitivity:  K
+    """
+    (labels,), out = _equation(equation, input.ndim)
+    if len(set(labels)) != len(labels):
+        raise NormMismatchError(f"einsum {equation!r}: a diagonal has no norm rule here")
+    count = math.prod(n for n, name in zip(input.shape, labels, strict=True) if name not in out)
+    normed = {labels[d] for d in input.elem_dims}
+    dims = tuple(i - len(out) for i, name in enumerate(out) if name in normed)
+    return rms(input.norm_size * count, dims, sensitivity={"input": count})
+
+
+@normed_op(F.bilinear).register_norm(lift_dims={"bias": _everywhere})
+def bilinear(input1: RMSTensor, input2: RMSTensor, weight: RMSToRMSTensor, bias: RMSTensor | None = None) -> LinfTensor:
+    """y_k = x1^T A_k x2 + b_k.
+
+    input1: [..., d1], input2: [..., d2], RMS over the last dimension;  weight: [out, d1, d2], largest operator norm of an A_k
+    Value:        |y|_inf <= d1 |x1| |x2| |A| + |b|    (attained: rank-one A_k; Cauchy-Schwarz)
+    Sensitivity:  the products of the other sizes
+    """
+    d1 = input1.shape[-1]
+    c_weight = conversions.factor(weight, RMSToRMSTensor, (-2, -1)) or 1.0
+    c = d1 * c_weight * rms_factor(input1, (-1,)) * rms_factor(input2, (-1,))
+    n1, n2, n_weight = input1.norm_size, input2.norm_size, weight.norm_size
+    value = n1 * n2 * n_weight * c
+    sensitivity = {"input1": n2 * n_weight * c, "input2": n1 * n_weight * c, "weight": n1 * n2 * c}
+    if bias is not None:
+        sensitivity["bias"] = rms_factor(bias, ())
+        value = value + bias.norm_size * sensitivity["bias"]
+    return LinfTensor(value, sensitivity=sensitivity)
