@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from thunder.core.compile_data import get_compile_stats
 from thunder.core.transform_common import Transform
 
-from thunder_norm.dispatch import Environment
 from thunder_norm.subclass import boundary, patches
-from thunder_norm.subclass.acquisition import Acquisition, location_of_user
-from thunder_norm.subclass.record import Recorder
-
-
-class TracingEnvironment(Environment):
-    """Rules run on fakes: real operations are recorded as one operation each."""
-
-    def __init__(self, acquisition: Acquisition, recorder: Recorder):
-        self.acquisition = acquisition
-        self.recorder = recorder
-
-    def run_real(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Run `func` on plain fakes and record it as one operation."""
-        return self.recorder.call(func, args, kwargs)
-
-    def user_location(self) -> str | None:
-        """The user's line the interpreter is at."""
-        return location_of_user()
+from thunder_norm.subclass.broadcast import broadcast_scalars
+from thunder_norm.subclass.acquisition import Acquisition
 
 
 class SubclassTransform(Transform):
@@ -43,7 +25,6 @@ class SubclassTransform(Transform):
     """
 
     interprets_subclasses = True
-    intercepts_plain = False
 
     def __init__(self) -> None:
         patches.install()
@@ -55,19 +36,16 @@ class SubclassTransform(Transform):
 
     def new_acquisition(self) -> Acquisition:
         """The state for one acquisition."""
-        return Acquisition(self)
-
-    def environment(self, acquisition: Acquisition, recorder: Recorder) -> Environment:
-        """What norm rules see around them while an operation is recorded."""
-        return TracingEnvironment(acquisition, recorder)
+        return Acquisition()
 
     def transform_traces_pre_prologue(self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, **kwargs: Any):
         """Lower wrappers to their inner tensors; see `thunder_norm.subclass.boundary`."""
         acquisition = patches.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
-        lowered = boundary.lower(acquisition, prologue_trace, computation_trace, epilogue_trace)
+        acquisition.is_finished = True
+        prologue, computation, epilogue = boundary.lower(acquisition, prologue_trace, computation_trace, epilogue_trace)
         if acquisition.has_wrappers:
-            # what precedes still mentions wrappers; the first trace users see is the program on plain tensors
-            get_compile_stats().last_traces.clear()
-        return lowered
+            patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors
+            computation = broadcast_scalars(computation)
+        return prologue, computation, epilogue

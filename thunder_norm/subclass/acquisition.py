@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from thunder.core.interpreter import get_interpreterruntimectx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from thunder_norm.dispatch import Environment, environment
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -24,8 +26,10 @@ class Acquisition:
     operation simply points to the newer proxy.
     """
 
-    def __init__(self, transform: Any):
-        self.transform = transform
+    intercepts_plain = False  # whether operations on plain tensors may be taken over (`wants` says which)
+
+    def __init__(self) -> None:
+        self.is_finished = False
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.has_wrappers = False
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
@@ -34,6 +38,20 @@ class Acquisition:
         self._subclass_proxies: dict[int, SubclassProxy] = {}
         self.input_fakes: set[int] = set()
         self.input_specs: dict[int, WrapperSpec] = {}  # of input wrappers, by the identity of their fakes
+
+    # -- what a transform may change ----------------------------------------------------------------------------------
+
+    def run(self, recorder: Any, fn: Callable, args: Any, kwargs: Any) -> Any:
+        """Run one operation on fakes while `recorder` logs."""
+        with environment(TracingEnvironment(self, recorder)):
+            return fn(*args, **kwargs)
+
+    def write_hoisted(self, recorder: Any) -> None:
+        """Write what must stand in the trace before the operation just recorded."""
+
+    def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
+        """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
+        return False
 
     # -- fakes of inputs ----------------------------------------------------------------------------------------------
 
@@ -122,6 +140,22 @@ class Acquisition:
         if is_wrapper(value):
             raise UnsupportedOpError(f"a {type(value).__name__} that is not an input of the jitted function is used inside it")
         return value
+
+
+class TracingEnvironment(Environment):
+    """What norm rules see around them while tracing: a real operation is recorded as one operation."""
+
+    def __init__(self, acquisition: Acquisition, recorder: Any):
+        self.acquisition = acquisition
+        self.recorder = recorder
+
+    def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run `func` on plain fakes and record it as one operation."""
+        return self.recorder.call(func, args, kwargs)
+
+    def user_location(self) -> str | None:
+        """The user's line the interpreter is at."""
+        return location_of_user()
 
 
 def location_of_user() -> str | None:

@@ -234,14 +234,14 @@ def _lower_epilogue(trace: TraceCtx, inner: Inner) -> TraceCtx:
     arguments: list[Any] = []
     body: list[BoundSymbol] = []
     for p in trace.args:
-        if p not in wrappers:
+        if not any(p is w for w in wrappers):
             arguments.append(p)
             continue
         leaves = [_renamed(q, arguments, new) for q in inner[p.name]]
         arguments.extend(leaves)
         body.append(_unflatten_operator(p.fake)(*leaves, output=p))
     new.args = tuple(arguments)
-    kept = [b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and b.output in wrappers)]
+    kept = [b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and any(b.output is w for w in wrappers))]
     unpacks = [b for b in kept if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
     rest = [b for b in kept if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
     new.bound_symbols = [*unpacks, *body, *rest]

@@ -25,7 +25,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thunder_norm.dispatch import NormedOp, environment
+from thunder_norm.dispatch import NormedOp
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition, location_of_user
@@ -50,17 +50,39 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return _isinstance
     if fn is type and len(args) == 1 and isinstance(args[0].value, SubclassProxy):
         return _type_of
-    if fn is bool and args and isinstance(args[0].value, SubclassProxy):
-        return _refuse_bool
+    if fn in (bool, float, int) and args and isinstance(args[0].value, SubclassProxy):
+        return functools.partial(_refuse_value, fn)
     if isinstance(fn, type):
         if not is_wrapper_class(fn):
             return None
         return _operation(acquisition, fn)
-    if not (acquisition.is_normed_call(fn) if acquisition.transform.intercepts_plain else False):
-        if not acquisition.has_wrappers or not _has_wrapper(args, kwargs):
-            return None
-    torch_fn = torch_callable(fn)
-    return None if torch_fn is None else _operation(acquisition, torch_fn)
+    if acquisition.has_wrappers and _has_wrapper(args, kwargs):
+        if _is_autograd_function(fn):
+            return _refuse_autograd_function
+        torch_fn = torch_callable(fn)
+        return None if torch_fn is None else _operation(acquisition, torch_fn)
+    if acquisition.intercepts_plain:
+        torch_fn = torch_callable(fn)
+        if torch_fn is not None and acquisition.wants(torch_fn, args, kwargs):
+            return _operation(acquisition, torch_fn)
+    return None
+
+
+def _is_autograd_function(fn: Callable) -> bool:
+    owner = getattr(fn, "__self__", None)
+    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply"
+
+
+def _refuse_autograd_function(*args: Any, **kwargs: Any) -> Any:
+    return do_raise(
+        UnsupportedOpError(
+            with_details(
+                "a torch.autograd.Function is applied to a wrapper subclass",
+                at=location_of_user(),
+                why="its backward would have to be dispatched to the class",
+            )
+        )
+    )
 
 
 def _has_wrapper(args: tuple, kwargs: dict) -> bool:
@@ -133,10 +155,11 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     """
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     before = trace.leaves_of_wrappers(acquisition, (fake_args, fake_kwargs))
-    with recording(acquisition) as recorder, environment(acquisition.transform.environment(acquisition, recorder)):
-        result = fn(*fake_args, **fake_kwargs)
+    with recording(acquisition) as recorder:
+        result = acquisition.run(recorder, fn, fake_args, fake_kwargs)
+    acquisition.write_hoisted(recorder)
     name = trace.operation_name(fn, fake_args, fake_kwargs, result)
-    return trace.write(acquisition, name, recorder.log, result, before, static=(args, kwargs))
+    return trace.write(acquisition, name, recorder.log, result, before)
 
 
 # -- attributes and types ---------------------------------------------------------------------------------------------
@@ -229,8 +252,20 @@ def _type_of(obj: WrappedValue) -> Any:
     return _result(result, [obj.provenance], type)
 
 
-def _refuse_bool(obj: WrappedValue) -> Any:
-    return do_raise(data_dependent(f"a {type(obj.value.fake).__name__} was used as a condition"))
+def _refuse_value(fn: type, obj: WrappedValue, *_: Any) -> Any:
+    what = "used as a condition" if fn is bool else f"turned into a Python {fn.__name__}"
+    return do_raise(data_dependent(f"a {type(obj.value.fake).__name__} was {what}"))
+
+
+def _compare(name: str, a: SubclassProxy, b: Any) -> Any:
+    try:
+        acquisition = a.acquisition
+    except ReferenceError:  # after the acquisition a proxy is only ever compared for identity
+        return (a is b) == (name == "__eq__")
+    return call(acquisition, getattr(torch.Tensor, name), (a, b), {})
+
+
+SubclassProxy.compare = staticmethod(_compare)
 
 
 def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None, history: Any) -> SubclassProxy:
@@ -243,7 +278,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     fake = acquisition.fake_wrapper(x)
     if getattr(x, "_is_param", False):
         fake._is_param = True
-    proxy = acquisition.register(SubclassProxy(fake, name=name, history=history))
+    proxy = acquisition.register(SubclassProxy(fake, acquisition, name=name, history=history))
     trace.open_input(acquisition, proxy, x)
     return proxy
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from thunder.core import jit_ext
+from thunder.core import compile_data, jit_ext
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy
 
@@ -64,6 +64,16 @@ def take_acquisition() -> Acquisition | None:
     if found is not None:
         delattr(cd, _ATTRIBUTE)
     return found
+
+
+def forget_earlier_traces() -> None:
+    """Drop the traces recorded so far for this compilation: they precede the lowering and still mention wrappers.
+
+    Relies on ``thunder.core.compile_data._compile_data`` holding the pair (compile data, compile stats), and on ``jit``
+    appending what a transform returns to ``cs.last_traces`` after the call.
+    """
+    _, stats = compile_data._compile_data.get()
+    stats.last_traces.clear()
 
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:

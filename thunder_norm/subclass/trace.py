@@ -7,6 +7,7 @@ symbols `flatten`, `unflatten` and `rebind`, which `boundary.lower` takes out of
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -61,7 +62,7 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
 
 def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> SubclassProxy:
     """The proxy of a wrapper found inside another one (nested wrappers share their leaves)."""
-    proxy = acquisition.register(SubclassProxy(fake))
+    proxy = acquisition.register(SubclassProxy(fake, acquisition))
     _append_top_level(UNFLATTEN.bind(*leaf_proxies(acquisition, fake), output=proxy))
     return proxy
 
@@ -105,7 +106,7 @@ def operation_name(fn: Callable, args: Any, kwargs: Any, result: Any) -> tuple[s
 
 
 def write(
-    acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorded], result: Any, before: dict, static: Any = ()
+    acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorded], result: Any, before: dict
 ) -> Any:
     """Write one operation: a composite for what was recorded, then one `unflatten` per wrapper it returned.
 
@@ -202,6 +203,8 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         proxy = acquisition.proxy_of(result)
         return proxy if proxy is not None else _constant_result(acquisition, result)
+    if type(result).__module__ == "torch.return_types":
+        return namedtuple(type(result).__name__, type(result).__match_args__)(*(_to_proxies(acquisition, v) for v in result))
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_to_proxies(acquisition, v) for v in result))
     if isinstance(result, tuple | list):
