@@ -1,0 +1,96 @@
+"""The version check that runs when thunder_norm is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+import thunder
+import torch
+
+import thunder_norm
+from thunder_norm import _versions
+from thunder_norm.errors import UntestedVersionWarning
+
+ROOT = Path(thunder_norm.__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "thunder_version", "tested"),
+    [
+        ("2.9.0", "0.2.6", True),
+        ("2.11.0+cpu", "0.2.6", True),
+        ("2.12.1", "0.2.6", True),
+        ("2.8.0", "0.2.6", False),
+        ("2.13.0", "0.2.6", False),
+        ("2.110.0", "0.2.6", False),
+        ("3.9.0", "0.2.6", False),
+        ("2.11.0", "0.2.5", False),
+        ("2.11.0", "0.2.7.dev20251101", False),
+        ("2.11.0", "0.2.60", False),
+    ],
+)
+def test_tested_versions(torch_version: str, thunder_version: str, tested: bool):
+    assert _versions.is_tested(torch_version, thunder_version) is tested
+
+
+def test_tested_versions_do_not_warn(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cpu")
+    monkeypatch.setattr(thunder, "__version__", "0.2.6")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _versions.check()
+
+
+@pytest.mark.parametrize(("module", "version"), [(torch, "2.14.0"), (thunder, "0.3.0")])
+def test_untested_version_warns_with_the_versions(monkeypatch: pytest.MonkeyPatch, module, version: str):
+    monkeypatch.setattr(module, "__version__", version)
+    with pytest.warns(UntestedVersionWarning, match=rf"tested with torch 2\.9 to 2\.12 .* 0\.2\.6, not with .*{version}"):
+        _versions.check()
+
+
+def import_with_stubs(tmp_path: Path, **sources: str) -> subprocess.CompletedProcess[str]:
+    """Import thunder_norm in a new process where the named top-level modules have the given source."""
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    return subprocess.run([sys.executable, "-c", "import thunder_norm"], env=env, capture_output=True, text=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "AttributeError(\"type object 'Tensor' has no attribute 'align_as'\")",  # what torch 2.13 does to Thunder 0.2.6
+        "ImportError('cannot import name')",
+    ],
+)
+def test_thunder_that_cannot_be_imported_is_a_version_error(tmp_path: Path, failure: str):
+    result = import_with_stubs(tmp_path, torch="__version__ = '2.13.0'", thunder=f"raise {failure}")
+    assert result.returncode == 1
+    assert "thunder_norm.errors.VersionError" in result.stderr
+    headline = result.stderr[result.stderr.rindex("VersionError") :]
+    assert failure.split("(")[0] in headline  # the cause
+    assert "torch 2.13.0" in headline  # what is installed
+    assert "torch 2.9 to 2.12 with lightning-thunder 0.2.6" in headline  # what works
+    assert 'pip install "torch==' in headline  # how to get it
+
+
+def test_pyproject_allows_the_tested_versions_only():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    first, last = _versions.TESTED_TORCH[0], _versions.TESTED_TORCH[-1]
+    after_last = f"2.{int(last.split('.')[1]) + 1}"
+    assert f"torch>={first},<{after_last}" in project["dependencies"]
+    assert [f"lightning-thunder=={v}" for v in _versions.TESTED_THUNDER] == project["dependencies"][1:]
+
+
+def test_every_package_is_listed_in_pyproject():
+    """Packages are listed by hand because of transforms/: one that is missing would be missing from a wheel only."""
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "thunder_norm").rglob("__init__.py")}
+    found |= {f"thunder_norm.{'.'.join(p.parent.relative_to(ROOT).parts)}" for p in (ROOT / "transforms").rglob("__init__.py")}
+    assert set(packages) == found
