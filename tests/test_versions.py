@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,12 @@ def test_pyproject_allows_the_tested_versions_only():
     after_last = f"2.{int(last.split('.')[1]) + 1}"
     assert f"torch>={first},<{after_last}" in project["dependencies"]
     assert [f"lightning-thunder=={v}" for v in _versions.TESTED_THUNDER] == project["dependencies"][1:]
+
+
+def test_transforms_are_found_in_a_source_tree_without_an_installation():
+    """As after a plain install, with the repository's root as the current folder: there the source hides what is installed."""
+    spec = PathFinder.find_spec("thunder_norm.transforms", thunder_norm.__path__)
+    assert spec is not None and spec.origin == str(ROOT / "transforms" / "__init__.py")
 
 
 def test_every_package_is_listed_in_pyproject():

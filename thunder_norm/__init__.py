@@ -4,9 +4,15 @@ A `NormedTensor` is a tensor together with a bound on its norm.  Torch operation
 with `normed_op`, says how.
 """
 
+from pathlib import Path as _Path
+
 from thunder_norm import _versions
 
 _versions.check()  # before anything that would fail with a less helpful message
+
+# In a source tree thunder_norm.transforms is the folder transforms/ beside this one; in an installation it is inside.
+if not (_Path(__file__).parent / "transforms").is_dir():
+    __path__.append(str(_Path(__file__).parents[1]))
 
 from thunder_norm import errors
 from thunder_norm import rules as _rules  # registers the norm rules  # noqa: F401
