@@ -7,6 +7,7 @@ are Python's.
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,14 @@ def over_dims_of(*names: str) -> Callable[[torch.Tensor, dict[str, Any]], ed.Dim
         return (-1,) if t.ndim else ()
 
     return dims
+
+
+def annotated(rule: Callable, **kinds: Any) -> Callable:
+    """A copy of `rule` for other kinds of its arguments (and the result, as ``returns``)."""
+    copy = types.FunctionType(rule.__code__, rule.__globals__, rule.__name__, rule.__defaults__, rule.__closure__)
+    copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = rule.__kwdefaults__, rule.__doc__, rule.__qualname__
+    copy.__annotations__ = {**rule.__annotations__, **{("return" if k == "returns" else k): v for k, v in kinds.items()}}
+    return copy
 
 
 def is_constant_along(t: torch.Tensor, dims: ed.Dims) -> bool:

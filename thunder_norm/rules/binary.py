@@ -1,0 +1,366 @@
+"""Norm rules for entrywise operations of two and three tensors: sums, products, quotients, selections, comparisons.
+
+Operands are broadcast.  Copies along a broadcast dimension leave every mean and every maximum unchanged, so an operand's norm
+may be read as running over such a dimension or not, whichever suits the other operand.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm import elem_dims as ed
+from thunder_norm.dispatch import lift, normed_op, run_real
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._shared import (
+    align,
+    annotated,
+    as_kind,
+    broadcast,
+    is_constant_along,
+    like,
+    maximum,
+    negative,
+    over_dims_of,
+    own_dims,
+    refined,
+    register_refusal,
+    rms,
+    root,
+    root_sum_squares,
+    scalar,
+    scaled,
+    spread,
+    times,
+)
+from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
+
+Number = int | float
+_SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
+
+
+def _gain(t: torch.Tensor, x: NormedTensor) -> NormedTensor:
+    """A plain tensor of any dtype as a factor beside x: by its largest entry."""
+    return lift(t if t.is_floating_point() else run_real(torch.Tensor.to, (t, x.dtype), {}), LinfTensor)
+
+
+# -- sums -----------------------------------------------------------------------------------------------------------------
+
+
+def _sum(a: NormedTensor, b: NormedTensor, by_a: float, by_b: float) -> tuple[torch.Tensor, ed.Dims, float, float]:
+    """Value, elem_dims and the sensitivities of ``by_a a + by_b b`` for RMS operands."""
+    dims, (to_a, to_b) = align(broadcast(a.shape, b.shape), a, b)
+    by_a, by_b = by_a * to_a, by_b * to_b
+    return times(a.norm_size, by_a) + times(b.norm_size, by_b), dims, by_a, by_b
+
+
+@normed_op(torch.sub).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.add).register_norm(lift_dims=_SAME_DIMS)
+def add(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
+    """A + alpha b (and a - alpha b); a plain tensor is measured over the dims of the other.
+
+    Value:       |a| + |alpha| |b|, once both run over the same dims   (attained: a along b)
+    Sensitivity: 1 to a, |alpha| to b
+    Source:      triangle inequality
+    """
+    value, dims, by_input, by_other = _sum(input, other, 1.0, math.fabs(alpha))
+    return rms(value, dims, sensitivity={"input": by_input, "other": by_other})
+
+
+@normed_op(torch.rsub).register_norm(lift_dims=_SAME_DIMS)
+def rsub(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
+    """B - alpha a, as `add`."""
+    value, dims, by_input, by_other = _sum(input, other, math.fabs(alpha), 1.0)
+    return rms(value, dims, sensitivity={"input": by_input, "other": by_other})
+
+
+def _add_same_kind(input: NormedTensor, other: NormedTensor, alpha: Number = 1) -> NormedTensor:
+    """A + alpha b of one kind: value |a| + |alpha| |b|, sensitivities 1 and |alpha|."""
+    c = math.fabs(alpha)
+    if input.shape == other.shape and input.elem_dims == other.elem_dims:
+        return like(input, input.norm_size + times(other.norm_size, c), sensitivity={"input": 1, "other": c})
+    if isinstance(input, RMSToRMSTensor):
+        raise NormMismatchError("operators can be added only where their shapes and elem_dims agree")
+    (a, to_a), (b, to_b) = as_kind(input, RMSTensor, input.elem_dims), as_kind(other, RMSTensor, other.elem_dims)
+    value, dims, by_input, by_other = _sum(a, b, 1.0, c)
+    return rms(value, dims, sensitivity={"input": by_input * to_a, "other": by_other * to_b})
+
+
+for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
+    for _op in (torch.add, torch.sub):
+        normed_op(_op).register_norm(annotated(_add_same_kind, input=_kind, other=_kind), lift_dims=_SAME_DIMS)
+
+
+@normed_op(torch.sub).register_norm
+@normed_op(torch.add).register_norm
+def add_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
+    """A + alpha c: value |a| + |alpha c|, attained by a constant; sensitivity 1."""
+    return like(input, input.norm_size + math.fabs(alpha * other), sensitivity={"input": 1})
+
+
+@normed_op(torch.rsub).register_norm
+def rsub_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
+    """C - alpha a: value |c| + |alpha| |a|; sensitivity |alpha|."""
+    c = math.fabs(alpha)
+    return like(input, times(input.norm_size, c) + math.fabs(other), sensitivity={"input": c})
+
+
+@normed_op(torch.add).register_norm
+def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
+    """C + alpha b: value |c| + |alpha| |b|; sensitivity |alpha|."""
+    c = math.fabs(alpha)
+    return like(other, times(other.norm_size, c) + math.fabs(input), sensitivity={"other": c})
+
+
+@normed_op(torch.sub).register_norm(allow_plain_tensors=True)
+@normed_op(torch.add).register_norm(allow_plain_tensors=True)
+def add_integers(input: RMSTensor, other: torch.Tensor, alpha: Number = 1) -> RMSTensor:
+    """A + alpha b with a plain tensor of integers or bools: value |a| + |alpha| max |b|; sensitivity 1."""
+    value, dims, by_input, _ = _sum(input, _gain(other, input), 1.0, math.fabs(alpha))
+    return rms(value, dims, sensitivity={"input": by_input})
+
+
+# -- products -------------------------------------------------------------------------------------------------------------
+
+
+def _product(a: NormedTensor, b: NormedTensor) -> tuple[ed.Dims, float]:
+    """elem_dims of ``a b`` and the smallest known c with ``|a b| <= c |a| |b|``, for RMS operands."""
+    of_a, of_b = own_dims(a), own_dims(b)
+    # mean over of_b of (b^2 mean over of_a of a^2): one of them is a factor of the other's mean
+    if is_constant_along(b, of_a) or is_constant_along(a, of_b):
+        dims = tuple(sorted({*of_a, *of_b}))
+        named = next((x.elem_dims for x in (a, b) if ed.is_same(broadcast(a.shape, b.shape), x.elem_dims, dims)), dims)
+        return named, 1.0
+    keep_a, keep_b = root(ed.numel(b.shape, of_b)), root(ed.numel(a.shape, of_a))
+    return (a.elem_dims, spread(keep_a)) if keep_a <= keep_b else (b.elem_dims, spread(keep_b))
+
+
+@normed_op(torch.mul).register_norm
+def mul(input: LinfTensor, other: LinfTensor) -> LinfTensor:
+    """A b.  Value |a| |b|, attained; sensitivities |b| and |a|."""
+    return LinfTensor(
+        input.norm_size * other.norm_size, elem_dims=(), sensitivity={"input": other.norm_size, "other": input.norm_size}
+    )
+
+
+def _multiply(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """A b, entry by entry.
+
+    Value:       |a| |b| if one of them is a LinfTensor (a gain, a gate) or constant along the other's elem_dims,
+                 else sqrt(N) |a| |b|       (all attained; the last by coinciding spikes)
+    Sensitivity: c |b| to a, c |a| to b, with the same constant c
+    Source:      Hoelder's inequality
+    """
+    dims, c = _product(input, other)
+    value = times(input.norm_size * other.norm_size, c)
+    return rms(value, dims, sensitivity={"input": times(other.norm_size, c), "other": times(input.norm_size, c)})
+
+
+# A plain tensor that multiplies is a gain: LinfTensor comes first.
+for _kinds in ((RMSTensor, LinfTensor), (LinfTensor, RMSTensor), (RMSTensor, RMSTensor)):
+    normed_op(torch.mul).register_norm(annotated(_multiply, input=_kinds[0], other=_kinds[1]))
+
+
+def _scale(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | None = None) -> NormedTensor:
+    """The result of x times a gain, in x's kind: |x| |gain|.
+
+    A matrix keeps its kind if the gain scales whole rows or columns; else its entries are bounded first.
+    """
+    fits = broadcast(x.shape, gain.shape) == tuple(x.shape) and any(is_constant_along(gain, (d,)) for d in x.elem_dims)
+    dims, c, to_entries, kind = own_dims(x), 1.0, 1.0, type(x)
+    if isinstance(x, RMSTensor):
+        dims, c = _product(x, gain)
+    elif isinstance(x, RMSToRMSTensor) and fits:
+        dims = x.elem_dims
+    elif isinstance(x, RMSToRMSTensor):
+        entries, to_entries = as_kind(x, RMSTensor, x.elem_dims)
+        (dims, c), kind = _product(entries, gain), RMSTensor
+    c *= to_entries
+    sensitivity = {name: times(gain.norm_size, c)}
+    if gain_name is not None:
+        sensitivity[gain_name] = times(x.norm_size, c)
+    value = times(x.norm_size * gain.norm_size, c)
+    return (
+        rms(value, dims, sensitivity=sensitivity)
+        if issubclass(kind, RMSTensor)
+        else kind(value, elem_dims=dims, sensitivity=sensitivity)
+    )
+
+
+@normed_op(torch.mul).register_norm
+def mul_gain(input: L1Tensor | L2Tensor | RMSToRMSTensor, other: LinfTensor) -> NormedTensor:
+    """A b with a gain b.  Value |a| |b|, attained, in a's kind; a matrix only if b scales whole rows or columns."""
+    return _scale(input, other, "input", "other")
+
+
+@normed_op(torch.mul).register_norm
+def gain_mul(input: LinfTensor, other: L1Tensor | L2Tensor | RMSToRMSTensor) -> NormedTensor:
+    """A b with a gain a: as `mul_gain`."""
+    return _scale(other, input, "other", "input")
+
+
+@normed_op(torch.mul).register_norm
+def mul_number(input: NormedTensor, other: Number) -> NormedTensor:
+    """C a.  Value |c| |a|, sensitivity |c|, in every kind."""
+    return scaled(input, math.fabs(other))
+
+
+@normed_op(torch.mul).register_norm
+def number_mul(input: Number, other: NormedTensor) -> NormedTensor:
+    """C b.  Value |c| |b|, sensitivity |c|, in every kind."""
+    return scaled(other, math.fabs(input), name="other")
+
+
+@normed_op(torch.mul).register_norm(allow_plain_tensors=True)
+def mul_integers(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
+    """A b with a plain tensor of integers or bools, such as a mask: by its largest entry."""
+    return _scale(input, _gain(other, input), "input")
+
+
+@normed_op(torch.mul).register_norm(allow_plain_tensors=True)
+def integers_mul(input: torch.Tensor, other: NormedTensor) -> NormedTensor:
+    """A b with a plain tensor a of integers or bools: as `mul_integers`."""
+    return _scale(other, _gain(input, other), "other")
+
+
+def _add_product(input: RMSTensor, a: RMSTensor, b: NormedTensor, v: float) -> tuple[torch.Tensor, ed.Dims, tuple]:
+    """Value, elem_dims and the three sensitivities of ``input + v a b``."""
+    shape = broadcast(input.shape, a.shape, b.shape)
+    dims, c = _product(a, b)
+    target, (_, to_product) = ed.align(shape, own_dims(input), ed.nontrivial(shape, dims))
+    c *= v * spread(to_product)
+    to_input = refined(input, target)
+    value = times(input.norm_size, to_input) + times(a.norm_size * b.norm_size, c)
+    return value, target, (to_input, times(b.norm_size, c), times(a.norm_size, c))
+
+
+def _addcmul(input: RMSTensor, tensor1: RMSTensor, tensor2: RMSTensor, value: Number = 1) -> RMSTensor:
+    """T + v a b.  Value |t| + |v| |a b|, sensitivities 1, c |v| |b|, c |v| |a|: `add` of `mul`."""
+    size, dims, constants = _add_product(input, tensor1, tensor2, math.fabs(value))
+    return rms(size, dims, sensitivity=dict(zip(("input", "tensor1", "tensor2"), constants, strict=True)))
+
+
+for _kind in (LinfTensor, RMSTensor):  # a plain tensor2 is a gain
+    normed_op(torch.addcmul).register_norm(
+        annotated(_addcmul, tensor2=_kind), lift_dims={"input": over_dims_of("tensor1", "tensor2")}
+    )
+
+
+# -- quotients ------------------------------------------------------------------------------------------------------------
+
+
+@normed_op(torch.div).register_norm
+def div_number(input: NormedTensor, other: Number) -> NormedTensor:
+    """A / c.  Value |a| / |c|, sensitivity 1 / |c|, in every kind."""
+    return scaled(input, 1 / math.fabs(other))
+
+
+@normed_op(torch.div).register_norm(allow_plain_tensors=True)
+def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
+    """A / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
+    return _scale(input, _gain(run_real(torch.reciprocal, (other,), {}), input), "input")
+
+
+def _refuse_division(input: NormedTensor | torch.Tensor | Number, other: NormedTensor) -> NormedTensor:
+    """Refused: a norm bounds entries from above, not from below."""
+    raise NormMismatchError(
+        "division by a normed tensor: its norm gives no lower bound on entries; use the fused operation (layer_norm, rms_norm, "
+        "normalize, softmax), or register a rule with the lower bound you know"
+    )
+
+
+register_refusal(normed_op(torch.div), _refuse_division)
+
+
+@normed_op(torch.addcdiv).register_norm(allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")})
+def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: Number = 1) -> RMSTensor:
+    """T + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
+    gain = _gain(run_real(torch.reciprocal, (tensor2,), {}), tensor1)
+    size, dims, (by_input, by_tensor1, _) = _add_product(input, tensor1, gain, math.fabs(value))
+    return rms(size, dims, sensitivity={"input": by_input, "tensor1": by_tensor1})
+
+
+# -- selections -----------------------------------------------------------------------------------------------------------
+
+
+def _either(a: NormedTensor | Number, b: NormedTensor | Number, is_blockwise: bool) -> RMSTensor:
+    """Each entry from a or from b: energies add, unless whole groups of elem_dims come from one of them."""
+    operands = {"input": a, "other": b}
+    tensors = {name: x for name, x in operands.items() if isinstance(x, NormedTensor)}
+    dims, factors = align(broadcast(*(x.shape for x in tensors.values())), *tensors.values())
+    sizes = [times(x.norm_size, c) for x, c in zip(tensors.values(), factors, strict=True)]
+    sizes += [scalar(math.fabs(x), sizes[0]) for x in operands.values() if not isinstance(x, NormedTensor) and x != 0]
+    value = maximum(sizes) if is_blockwise or not dims else root_sum_squares(*sizes)
+    return rms(value if len(sizes) > 1 else sizes[0], dims, sensitivity=dict(zip(tensors, factors, strict=True)))
+
+
+@normed_op(torch.fmax).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.fmin).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.max).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.min).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.maximum).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.minimum).register_norm(lift_dims=_SAME_DIMS)
+def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """max(a, b) and min(a, b).
+
+    Value:       sqrt(|a|^2 + |b|^2), for LinfTensors max(|a|, |b|)    (attained: disjoint supports)
+    Sensitivity: 1 to each
+    Source:      max(a, b)^2 <= a^2 + b^2
+    """
+    return _either(input, other, is_blockwise=False)
+
+
+@normed_op(torch.where).register_norm(allow_plain_tensors=True, lift_dims=_SAME_DIMS)
+def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor | Number) -> RMSTensor:
+    """A where the condition holds, b elsewhere; the condition is a plain tensor, a and b may be numbers.
+
+    Value:       sqrt(|a|^2 + |b|^2), for LinfTensors or a condition that does not vary along elem_dims max(|a|, |b|)
+                 (attained: disjoint supports)
+    Sensitivity: 1 to each
+    """
+    operands = [x for x in (input, other) if isinstance(x, NormedTensor)]
+    dims, _ = align(broadcast(condition.shape, *(x.shape for x in operands)), *operands)
+    return _either(input, other, is_blockwise=is_constant_along(condition, dims))
+
+
+@normed_op(torch.lerp).register_norm(lift_dims={"input": over_dims_of("end"), "end": over_dims_of("input")})
+def lerp(input: RMSTensor, end: RMSTensor, weight: Number) -> RMSTensor:
+    """(1 - w) a + w b.  Value |1 - w| |a| + |w| |b|, attained; sensitivities |1 - w| and |w|."""
+    value, dims, by_input, by_end = _sum(input, end, math.fabs(1 - weight), math.fabs(weight))
+    return rms(value, dims, sensitivity={"input": by_input, "end": by_end})
+
+
+@normed_op(F.glu).register_norm
+def glu(input: RMSTensor, dim: int = -1) -> RMSTensor:
+    """A s(b) for the halves a and b along `dim`, s the logistic function.
+
+    Value:       c n s(reach), with reach the largest entry there can be; c = sqrt 2 if the halves share elem_dims, else 1
+    Sensitivity: s(reach) + reach / 4, if the halves share elem_dims sqrt 2 sqrt(s(reach)^2 + reach^2 / 16)
+    Source:      |d(a s(b))| <= s(b) |da| + |a| |db| / 4
+    """
+    n = input.norm_size
+    reach = n * math.sqrt(input.numel_normed)
+    gate, slope = torch.sigmoid(reach), reach / 4
+    if negative(dim, input.ndim) not in input.elem_dims:
+        return like(input, n * gate, sensitivity={"input": gate + slope})
+    c = spread(math.sqrt(2))
+    return like(input, times(n * gate, c), sensitivity={"input": times(root_sum_squares(gate, slope), c)})
+
+
+# -- comparisons ------------------------------------------------------------------------------------------------------------
+
+
+def _comparison(input: NormedTensor | torch.Tensor | Number, other: NormedTensor | torch.Tensor | Number) -> None:
+    """The plain tensor of bools: it has no norm."""
+
+
+def _test(input: NormedTensor) -> None:
+    """The plain tensor of bools: it has no norm."""
+
+
+for _op in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and, torch.logical_or, torch.logical_xor):
+    normed_op(_op).register_norm(_comparison, allow_plain_tensors=True)
+for _op in (torch.isnan, torch.isinf, torch.isfinite, torch.isposinf, torch.isneginf, torch.logical_not, torch.signbit):
+    normed_op(_op).register_norm(_test)
