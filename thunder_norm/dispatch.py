@@ -426,6 +426,24 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
 
 
+def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run the norm rule of `func` although no argument is normed yet: plain tensors are lifted.
+
+    Raises:
+        MissingNormRuleError: no rule fits.
+    """
+    op = _registry.get(_hashable_key(func))
+    if op is None or not op.rules:
+        raise missing_rule(func, args, kwargs)
+    return run_rule(op, func, args, kwargs)
+
+
+def is_factory(func: Callable) -> bool:
+    """Whether an operation makes a tensor from no tensor: none of its rules takes one."""
+    op = _registry.get(_hashable_key(func))
+    return op is not None and bool(op.rules) and not any(s.kinds or s.accepts_plain for r in op.rules for s in r.slots.values())
+
+
 def torch_dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     """An aten overload called with a NormedTensor, below autograd: its rule, run with autograd for norm sizes."""
     key = op_key(func)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from thunder.core import devices, dtypes
-from thunder.core.interpreter import get_interpreterruntimectx
+from thunder.core.interpreter import get_interpreterruntimectx, unwrap
 from thunder.core.proxies import NumberProxy, TensorProxy
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -48,6 +48,10 @@ class Acquisition:
 
     def write_hoisted(self, recorder: Any) -> None:
         """Write what must stand in the trace before the operation just recorded."""
+
+    def guards(self) -> list[Any]:
+        """Bound symbols the prologue must run besides the checks of its inputs."""
+        return []
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
@@ -158,14 +162,18 @@ class TracingEnvironment(Environment):
         return location_of_user()
 
 
+_NOT_USER = ("thunder", "torch")
+
+
 def location_of_user() -> str | None:
-    """``file.py:line:  text`` of the user's statement the interpreter is at."""
+    """``file.py:line:  text`` of the innermost statement being interpreted that is neither torch's nor Thunder's."""
     try:
-        filename, positions = get_interpreterruntimectx().get_current_user_source_location()
+        runtime = get_interpreterruntimectx()
     except LookupError:
         return None
-    if filename is None or positions is None or positions.lineno is None:
-        return None
-    return f"{filename}:{positions.lineno}:  {linecache.getline(filename, positions.lineno).strip()}"
-
-
+    for frame in reversed(runtime.frame_stack):
+        module = unwrap(frame.globals).get("__name__", "")
+        if module.split(".")[0] not in _NOT_USER and frame.positions is not None and frame.positions.lineno is not None:
+            filename, line = frame.code.co_filename, frame.positions.lineno
+            return f"{filename}:{line}:  {linecache.getline(filename, line).strip()}"
+    return None

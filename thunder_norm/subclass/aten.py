@@ -14,7 +14,7 @@ from typing import Any
 import thunder.torch as ltorch
 import torch
 from thunder.core import devices, dtypes, prims
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import ProxyTag, TensorProxy
 
 from thunder.core.trace import get_tracectx
 from thunder.core.transforms import augmented_forward_impls, backward_impls
@@ -163,6 +163,12 @@ def _convolution(a, weight, bias, stride, padding, dilation, transposed, output_
     return ltorch.convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
+def _detach(a: TensorProxy) -> TensorProxy:
+    detached = prims.shallow_copy(a)
+    detached.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
+    return detached
+
+
 _SPECIAL: dict[Any, Callable] = {
     aten.t.default: lambda a: ltorch.permute(a, tuple(reversed(range(a.ndim)))),
     aten.mm.default: ltorch.matmul,
@@ -170,7 +176,7 @@ _SPECIAL: dict[Any, Callable] = {
     aten.addmm.default: _addmm,
     aten._to_copy.default: _to_copy,
     aten.clone.default: lambda a: ltorch.clone(a),
-    aten.detach.default: lambda a: prims.stop_gradient(a),
+    aten.detach.default: _detach,
     aten.alias.default: prims.shallow_copy,
     aten._unsafe_view.default: ltorch.reshape,
     aten.view.default: ltorch.reshape,

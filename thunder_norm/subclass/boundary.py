@@ -8,7 +8,7 @@ torch.autograd, wraps them again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 from thunder.core.codeutils import SigInfo
+from thunder.core.dtypes import to_torch_dtype
 from thunder.extend import OperatorExecutor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.trace import FLATTEN, REBIND, UNFLATTEN
+from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
 
 # Carries the operators below; it is in no executor list.
 boundary_executor = OperatorExecutor("thunder_norm_boundary", version="1")
@@ -111,8 +112,9 @@ def lower(acquisition: Acquisition, prologue: TraceCtx, computation: TraceCtx, e
         UnsupportedOpError: an operation that was not interpreted still touches a wrapper.
     """
     inner: Inner = {}
-    new_computation = _lower_computation(computation, inner)
-    new_prologue = _lower_prologue(acquisition, prologue, inner, new_computation)
+    leaves = [bsym for bsym in computation.bound_symbols if bsym.sym.id == LEAF.id]
+    new_computation = _lower_computation(computation, inner, leaves)
+    new_prologue = _lower_prologue(acquisition, prologue, inner, leaves, new_computation)
     new_epilogue = None if epilogue is None else _lower_epilogue(epilogue, inner)
     return new_prologue, new_computation, new_epilogue
 
@@ -126,10 +128,13 @@ def _flat(tree: Any, inner: Inner) -> Iterator[Any]:
             yield leaf
 
 
-def _lower_computation(trace: TraceCtx, inner: Inner) -> TraceCtx:
+def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol]) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = []
+    given = [p for bsym in leaves for p in bsym.output]
     for bsym in trace.bound_symbols:
+        if bsym.sym.id == LEAF.id:
+            continue
         if bsym.sym.id == FLATTEN.id:
             inner[bsym.args[0].name] = tuple(bsym.output)
         elif bsym.sym.id == UNFLATTEN.id:
@@ -140,13 +145,13 @@ def _lower_computation(trace: TraceCtx, inner: Inner) -> TraceCtx:
             continue
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (returned,) = bsym.args
-            arguments = tuple(_unique(_flat(trace.args, inner)))
+            arguments = tuple(_unique(_flat((*trace.args, *given), inner)))
             lowered = {**returned, "output": tuple(_flat(returned["output"], inner)), "flat_args": list(arguments)}
             new.bound_symbols.append(bsym.from_bsym(args=(lowered,)))
         else:
             _refuse_wrapper(bsym)
             new.bound_symbols.append(bsym)
-    new.args = tuple(_unique(_flat(trace.args, inner)))
+    new.args = tuple(_unique(_flat((*trace.args, *given), inner)))
     _bind_arguments(new, "computation", [p for p in new.args if all(p is not q for q in trace.args)])
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
@@ -176,7 +181,9 @@ def _bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:
     trace.bound_symbols[:0] = unpacks
 
 
-def _lower_prologue(acquisition: Acquisition, trace: TraceCtx, inner: Inner, computation: TraceCtx) -> TraceCtx:
+def _lower_prologue(
+    acquisition: Acquisition, trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], computation: TraceCtx
+) -> TraceCtx:
     specs = {p.name: acquisition.spec_of(p) for p in _wrappers_in(trace) if p.name in inner}
     new = from_trace(trace)
     new.bound_symbols = []
@@ -191,7 +198,10 @@ def _lower_prologue(acquisition: Acquisition, trace: TraceCtx, inner: Inner, com
             checked.append(tensor)
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (to_computation, to_epilogue) = bsym.args[0]
+            for leaf in leaves:
+                _fetch(acquisition, new, leaf)
             with tracectx(new):
+                new.bound_symbols.extend(bsym for bsym in acquisition.guards())
                 if checked:
                     new.bound_symbols.append(_check_plain.bind(*checked, output=None))
             bsym = bsym.from_bsym(args=((tuple(computation.args), to_epilogue),))
@@ -213,17 +223,41 @@ def _open(trace: TraceCtx, spec: WrapperSpec, wrapper: SubclassProxy, leaves: tu
     """Guard, unpack and check one wrapper in the prologue; returns the inner proxies."""
     with tracectx(trace):
         trace.bound_symbols.append(_flatten_operator(spec)(wrapper, output=leaves))
-        for leaf in leaves:
-            prims.check_tensor_shape_and_metadata(
-                leaf, tuple(leaf.shape), leaf.device.device_str(), _torch_dtype(leaf), leaf.requires_grad
-            )
+        _check_metadata(leaves)
     return leaves
 
 
-def _torch_dtype(p: TensorProxy) -> torch.dtype:
-    from thunder.core.dtypes import to_torch_dtype
+def _fetch(acquisition: Acquisition, trace: TraceCtx, leaf: BoundSymbol) -> None:
+    """Take the scalars given for a parameter in the prologue, if what was given is still of the same kind."""
+    (name,) = leaf.args
+    given = acquisition.leaves
+    expected = given.signature(name)
 
-    return to_torch_dtype(p.dtype)
+    def fetch() -> tuple[torch.Tensor, ...]:
+        if given.signature(name) != expected:
+            raise GuardError(f"the norm given for parameter {name!r} is of another kind now")
+        return given.tensors(name)
+
+    for p in leaf.output:
+        trace.add_name(p.name)
+    with tracectx(trace):
+        trace.bound_symbols.append(_bindable(f"parameter_norm_{next(_counter)}", fetch)(output=tuple(leaf.output)))
+        _check_metadata(leaf.output)
+
+
+def _check_metadata(proxies: Iterable[TensorProxy]) -> None:
+    for p in proxies:
+        prims.check_tensor_shape_and_metadata(p, tuple(p.shape), p.device.device_str(), to_torch_dtype(p.dtype), p.requires_grad)
+
+
+def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:
+    """A prologue guard that does not depend on the inputs: raises when `check` is false."""
+
+    def run() -> None:
+        if not check():
+            raise GuardError(name)
+
+    return _bindable(name, run)(output=None)
 
 
 def _lower_epilogue(trace: TraceCtx, inner: Inner) -> TraceCtx:

@@ -42,6 +42,10 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.acquisition = acquisition
         self.log: list[Recorded] = []
+        self.hoisted: list[tuple[tuple[str, str], list[Recorded], list[torch.Tensor]]] = []
+        self.leaves: list[tuple[str, tuple[torch.Tensor, ...], tuple[bool, ...]]] = []
+        self.lifts: dict[tuple, Any] = {}
+        self.lifted_parameters: list[Any] = []
         self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -61,12 +65,28 @@ class Recorder(TorchDispatchMode):
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
-        self._is_paused = True
-        try:
+        with self.paused():
             result = func(*args, **kwargs)
-        finally:
-            self._is_paused = False
         self._append(func, args, kwargs, result)
+        return result
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations inside the block are not logged."""
+        was_paused, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was_paused
+
+    def hoist(self, name: tuple[str, str], make: Callable[[], Any]) -> Any:
+        """Run `make` and keep its log apart: it is written before the operation at hand, as an operation of its own."""
+        outer, self.log = self.log, []
+        try:
+            result = make()
+        finally:
+            own, self.log = self.log, outer
+        self.hoisted.append((name, own, [result.norm_size]))
         return result
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from thunder.core import devices, dtypes, prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.transforms.autocast import disable_autocast
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
@@ -34,6 +33,9 @@ from thunder_norm.subclass.record import Recorded
 FLATTEN = Symbol(name="flatten", id="thunder_norm.flatten", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
 UNFLATTEN = Symbol(name="unflatten", id="thunder_norm.unflatten", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
 REBIND = Symbol(name="rebind", id="thunder_norm.rebind", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
+
+# ``(n,) = parameter_norm("fc.weight")``: the size given for a parameter; `boundary.lower` moves it to the prologue.
+LEAF = Symbol(name="parameter_norm", id="thunder_norm.parameter_norm", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
 
 
 def proxy_like(fake: torch.Tensor, *, name: str | None = None, requires_grad: bool = False) -> TensorProxy:
@@ -60,6 +62,14 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
     _append_top_level(FLATTEN.bind(proxy, output=tuple(leaves)))
 
 
+def write_leaf(acquisition: Acquisition, name: str, fakes: Sequence[torch.Tensor], requires_grad: Sequence[bool]) -> None:
+    """Write the scalars given for parameter `name` as further inputs of the computation."""
+    proxies = tuple(proxy_like(f, requires_grad=r) for f, r in zip(fakes, requires_grad, strict=True))
+    for fake, proxy in zip(fakes, proxies, strict=True):
+        acquisition.bind(fake, proxy, is_input=True)
+    _append_top_level(LEAF.bind(name, output=proxies))
+
+
 def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> SubclassProxy:
     """The proxy of a wrapper found inside another one (nested wrappers share their leaves)."""
     proxy = acquisition.register(SubclassProxy(fake, acquisition))
@@ -67,7 +77,7 @@ def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> Subclass
     return proxy
 
 
-def _append_top_level(bsym: Any) -> None:
+def _append_top_level(bsym: BoundSymbol) -> None:
     get_jit_ctx().computation_trace.bound_symbols.append(bsym)
 
 
@@ -158,11 +168,15 @@ def emit_composite(
                     env[id(t)] = p
         return tuple(env[id(t)] for t in outputs)
 
-    cls, op = name
-    symbol = Symbol(name=op, meta=meta, id=f"{cls}.{op}", _module=ModuleType(cls))
+    full_name = ".".join(name)
+    symbol = Symbol(name=full_name, meta=meta, id=full_name, _bind_postprocess=_print_without_module)
     results = symbol(*(acquisition.proxy_of(t) for t in inputs))
     for t, p in zip(outputs, results, strict=True):
         acquisition.bind(t, p)
+
+
+def _print_without_module(bsym: BoundSymbol) -> None:
+    bsym._call_ctx = {}
 
 
 def _needed(log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> list[Recorded]:

@@ -1,0 +1,248 @@
+"""Normed mode: what happens to plain tensors while a program runs on normed ones.
+
+In normed mode parameters are lifted when an operation consumes them, also where no other argument is normed (an embedding of
+token ids).  Lifts are written into the trace before the operation that asked for them, once per parameter and kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from thunder.core.interpreter import PseudoInst, ProvenanceRecord
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_parameter_or_buffer_or_submodule_name_and_root
+from thunder.core.proxies import TensorProxy
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm import conversions, dispatch
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.parameters import Annotation, Leaves, Policy
+from thunder_norm.subclass import boundary, trace
+from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment
+from thunder_norm.subclass.protocol import is_wrapper
+from thunder_norm.subclass.record import Recorder
+from thunder_norm.tensors import NORM_DTYPE, NormedTensor, RMSTensor
+
+_is_normed_call: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_is_normed_call", default=False)
+
+
+@contextlib.contextmanager
+def normed_call() -> Iterator[None]:
+    """Jitted functions called inside the block run in normed mode, whatever their inputs."""
+    token = _is_normed_call.set(True)
+    try:
+        yield
+    finally:
+        _is_normed_call.reset(token)
+
+
+def is_normed_call() -> bool:
+    """Whether the call at hand was made through `normed`."""
+    return _is_normed_call.get()
+
+
+@dataclass(frozen=True)
+class LiftedParameter:
+    """For the report and for `ModularNorm`: which parameter was taken for what."""
+
+    name: str
+    kind: type[NormedTensor]
+    elem_dims: tuple[int, ...]
+
+
+class NormAcquisition(Acquisition):
+    """An acquisition whose operations run under norm rules."""
+
+    def __init__(self, policy: Policy, mode: dispatch.Mode, annotations: dict[str, Annotation]):
+        super().__init__()
+        self.policy = policy
+        self.leaves = None if isinstance(policy, str) else Leaves(policy)
+        self.mode_of_rules = mode
+        self.annotations = annotations
+        self.is_normed_call = is_normed_call()
+        self._lifted: dict[tuple, NormedTensor] = {}
+        self._derived: dict[int, tuple[Callable, tuple, dict]] = {}
+        self.lifted_parameters: list[LiftedParameter] = []
+
+    @property
+    def intercepts_plain(self) -> bool:
+        """Whether operations on parameters are taken over: in a normed call, or once a NormedTensor was met."""
+        return self.is_normed_call or self.has_wrappers
+
+    def guards(self) -> list[Any]:
+        """A trace is for calls through `normed` or for calls that are not."""
+        expected = self.is_normed_call
+        return [boundary.guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected)]
+
+    # -- which operations ---------------------------------------------------------------------------------------------
+
+    def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
+        """Operations that have a norm rule and consume a parameter, and factories that have one."""
+        if not dispatch.has_rule(fn):
+            return False
+        proxies = [v for v in tree_flatten(([_value(a) for a in args], [_value(v) for v in kwargs.values()]))[0] if _is_proxy(v)]
+        if not proxies:
+            return dispatch.is_factory(fn)
+        return any(self.is_parameter(p) for p in proxies)
+
+    def is_parameter(self, proxy: TensorProxy) -> bool:
+        """Whether a proxy is a floating parameter of a module, or derived from parameters alone."""
+        fake = self._fake_of.get(proxy.name)
+        if fake is not None and id(fake) in self._derived:
+            return True
+        found = parameter_name(proxy)
+        return found is not None and found[0] == "_parameters" and proxy.dtype.is_inexact
+
+    def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
+        """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""
+        with dispatch.norm_mode(self.mode_of_rules), dispatch.environment(NormEnvironment(self, recorder)):
+            args, kwargs = self._with_annotated(args), self._with_annotated(kwargs)
+            tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+            if any(is_wrapper(t) for t in tensors):
+                return fn(*args, **kwargs)
+            if tensors and all(self._is_parameter_fake(t) for t in tensors):
+                return self._derive(recorder, fn, args, kwargs)
+            return dispatch.run_registered(fn, args, kwargs)
+
+    def _is_parameter_fake(self, t: torch.Tensor) -> bool:
+        proxy = self.proxy_of(t)
+        return proxy is not None and self.is_parameter(proxy)
+
+    def _derive(self, recorder: Recorder, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        """An operation on parameters alone (a transpose, a cast): plain, but remembered."""
+        body = fn.body if isinstance(fn, dispatch.NormedOp) else fn
+        result = recorder.call(body, args, kwargs)
+        if isinstance(result, torch.Tensor):
+            self._derived[id(result)] = (fn, args, kwargs)
+        return result
+
+    def _with_annotated(self, values: Any) -> Any:
+        if not self.annotations:
+            return values
+        return torch.utils._pytree.tree_map(lambda v: self._annotated(v) if isinstance(v, torch.Tensor) else v, values)
+
+    def _annotated(self, t: torch.Tensor) -> torch.Tensor:
+        name = None if is_wrapper(t) else self.name_of(t)
+        annotation = None if name is None else self.annotations.get(name)
+        if annotation is None or annotation.kind is None:
+            return t
+        return dispatch.lift(t, annotation.kind, annotation.elem_dims)
+
+    # -- lifting ------------------------------------------------------------------------------------------------------
+
+    def name_of(self, t: torch.Tensor) -> str | None:
+        """The dotted name of the parameter or buffer a fake stands for."""
+        proxy = self.proxy_of(t)
+        found = None if proxy is None else parameter_name(proxy)
+        return None if found is None else found[1]
+
+    def lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
+        """The normed tensor for a plain one, by this acquisition's policy; written once."""
+        dims = kind._canonical(kind.default_elem_dims(t.ndim) if elem_dims is None else elem_dims, t.ndim)
+        if self.proxy_of(t) is None:  # a temporary of the operation being recorded
+            return kind.of(t, dims)
+        key = (id(t), kind, dims)
+        found = self._lifted.get(key) or recorder.lifts.get(key)
+        if found is None:
+            found = recorder.lifts[key] = self._new_lift(recorder, t, kind, dims)
+        return found
+
+    def _new_lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        derived = self._derived.get(id(t))
+        if derived is not None and self.policy != "measured":
+            return self._lift_derived(recorder, t, derived, kind, dims)
+        name = self.name_of(t)
+        if name is not None:
+            recorder.lifted_parameters.append(LiftedParameter(name, kind, dims))
+            if self.leaves is not None and name in self.leaves:
+                return self._leaf(recorder, t, name, kind, dims)
+            if self.policy == "unit" and self.is_parameter(self.proxy_of(t)):
+                return kind._wrap(t, torch.ones((), dtype=NORM_DTYPE), None, dims)
+        return recorder.hoist((kind.__name__, "of"), lambda: kind.of(t, dims))
+
+    def _leaf(self, recorder: Recorder, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        leaf_kind = self.leaves.kind(name) or kind
+        leaf_dims = self.leaves.elem_dims(name)
+        real = self.leaves.tensors(name)
+        with recorder.paused():
+            fakes = tuple(torch.empty((), dtype=r.dtype, device=r.device) for r in real)
+        recorder.leaves.append((name, fakes, tuple(r.requires_grad for r in real)))
+        own = leaf_kind._canonical(leaf_kind.default_elem_dims(t.ndim) if leaf_dims is None else leaf_dims, t.ndim)
+        if leaf_kind is kind and self.leaves.kind(name) is None:
+            own = dims
+        normed = leaf_kind._wrap(t, fakes[0], fakes[1] if len(fakes) > 1 else None, own)
+        if leaf_kind is kind and own == dims:
+            return normed
+        try:
+            return conversions.convert(normed, kind, dims)
+        except NormMismatchError as e:
+            raise NormMismatchError(f"the norm given for parameter {name!r} does not fit its use: {e}") from e
+
+    def _lift_derived(
+        self, recorder: Recorder, t: torch.Tensor, derived: tuple[Callable, tuple, dict], kind: type[NormedTensor], dims: tuple[int, ...]
+    ) -> NormedTensor:
+        """Lift what `t` was made from and send the norm through the operation's own rule."""
+        fn, args, kwargs = derived
+
+        def lifted(v: Any, order: tuple[int, ...] | None) -> Any:
+            return dispatch.lift(v, kind if order or kind is not NormedTensor else RMSTensor, order) if isinstance(v, torch.Tensor) else v
+
+        source = next(v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor))
+        default = kind.default_elem_dims(source.ndim)
+        for order in dict.fromkeys((default, default[::-1])):
+            normed_args, normed_kwargs = torch.utils._pytree.tree_map(lambda v, o=order: lifted(v, o), (args, kwargs))
+            result = dispatch.run_registered(fn, normed_args, normed_kwargs)
+            if isinstance(result, NormedTensor) and isinstance(result, kind) and result.elem_dims == dims:
+                break
+        result = conversions.convert(result, kind, dims)
+        return kind._wrap(t, result.norm_size, result.perturbation_size, dims)
+
+    def write_hoisted(self, recorder: Recorder) -> None:
+        """Write the leaves and lifts the operation just recorded asked for."""
+        for name, fakes, requires_grad in recorder.leaves:
+            trace.write_leaf(self, name, fakes, requires_grad)
+        for name, log, outputs in recorder.hoisted:
+            trace.emit_composite(self, name, log, outputs)
+        self._lifted.update(recorder.lifts)
+        self.lifted_parameters.extend(recorder.lifted_parameters)
+
+
+class NormEnvironment(TracingEnvironment):
+    """Rules run on fakes, and plain tensors are lifted by the transform's policy."""
+
+    acquisition: NormAcquisition
+
+    def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
+        """The normed tensor for a plain one, by the transform's policy."""
+        return self.acquisition.lift(self.recorder, t, kind, elem_dims)
+
+
+def parameter_name(proxy: TensorProxy) -> tuple[str, str] | None:
+    """("_parameters" | "_buffers", dotted name) if a proxy stands for a parameter or buffer of a module."""
+    provenance = proxy.history
+    if not isinstance(provenance, ProvenanceRecord) or provenance.inst is not PseudoInst.BINARY_SUBSCR:
+        if not isinstance(provenance, ProvenanceRecord) or len(provenance.inputs) != 2:
+            return None
+    container = provenance.inputs[0]
+    if (
+        container.inst is not PseudoInst.LOAD_ATTR
+        or container.inputs[1].inst is not PseudoInst.CONSTANT
+        or container.inputs[1].value not in ("_parameters", "_buffers")
+        or not container.inputs[0].ext_flag & EXT_FLAG_IS_MODULE
+    ):
+        return None
+    where, name, _ = get_parameter_or_buffer_or_submodule_name_and_root(provenance)
+    return where, ".".join(name)
+
+
+def _value(wrapped: Any) -> Any:
+    value = wrapped.value
+    return [_value(v) if hasattr(v, "value") else v for v in value] if isinstance(value, list | tuple) else value
+
+
+def _is_proxy(value: Any) -> bool:
+    return isinstance(value, TensorProxy)

@@ -1,0 +1,167 @@
+"""How plain tensors become normed ones inside a program: parameters, buffers and constants.
+
+A parameter's kind is that of the rule that consumes it (its *natural* kind), unless `annotate` says otherwise; its size is
+measured, one, or given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.tensors import NormedTensor
+
+Policy = Literal["measured", "unit"] | Mapping[str, Any]
+
+_ATTRIBUTE = "_thunder_norm_annotations"
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What a user said about one parameter: its kind, its elem_dims and its mass."""
+
+    kind: type[NormedTensor] | None = None
+    elem_dims: tuple[int, ...] | None = None
+
+
+@dataclass
+class Annotations:
+    """All that was said about the parameters of one module."""
+
+    kinds: dict[str, Annotation] = field(default_factory=dict)
+    mass: float | None = None
+
+
+def annotate(
+    module: torch.nn.Module,
+    *,
+    mass: float | None = None,
+    elem_dims: Mapping[str, tuple[int, ...]] | None = None,
+    **kinds: type[NormedTensor],
+) -> torch.nn.Module:
+    """State the norm kinds of a module's own parameters, overriding what rules would infer; returns the module.
+
+    Args:
+        module: the module that holds the parameters.
+        mass: share of the modular norm the module's parameters get together.
+        elem_dims: parameter name -> dimensions the norm runs over, for parameters named in `kinds`.
+        **kinds: parameter name -> kind, for instance ``weight=RMSToRMSTensor``.
+
+    Raises:
+        NormMapKeyError: the module has no parameter or buffer of that name.
+        NormMismatchError: a kind is not a NormedTensor class, or the mass is negative.
+    """
+    own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    for name, kind in kinds.items():
+        if name not in own:
+            raise NormMapKeyError(f"{type(module).__name__} has no parameter or buffer {name!r} of its own; it has {sorted(own)}")
+        if not (isinstance(kind, type) and issubclass(kind, NormedTensor)) or kind is NormedTensor:
+            raise NormMismatchError(f"the kind of {name!r} must be a kind of NormedTensor, got {kind!r}")
+    if mass is not None and not mass >= 0:
+        raise NormMismatchError(f"mass must be >= 0, got {mass}")
+    unknown = set(elem_dims or ()) - set(kinds)
+    if unknown:
+        raise NormMapKeyError(f"elem_dims given for {sorted(unknown)}, which have no kind in this call")
+    found = annotations_of(module)
+    for name, kind in kinds.items():
+        dims = (elem_dims or {}).get(name)
+        found.kinds[name] = Annotation(kind, None if dims is None else tuple(dims))
+    found.mass = found.mass if mass is None else mass
+    module.__dict__[_ATTRIBUTE] = found
+    return module
+
+
+def annotations_of(module: torch.nn.Module) -> Annotations:
+    """The annotations of a module itself (not of its children)."""
+    return module.__dict__.get(_ATTRIBUTE) or Annotations()
+
+
+def named_annotations(model: torch.nn.Module) -> dict[str, Annotation]:
+    """Annotations of all parameters of a model, by dotted name."""
+    found = {}
+    for prefix, module in model.named_modules():
+        for name, annotation in annotations_of(module).kinds.items():
+            found[f"{prefix}.{name}" if prefix else name] = annotation
+    return found
+
+
+def check_policy(policy: Any) -> Policy:
+    """`policy` itself, or an error that says what it may be."""
+    if policy in ("measured", "unit") or isinstance(policy, Mapping):
+        return policy
+    raise NormMismatchError(f"parameters must be 'measured', 'unit' or a mapping from names to sizes, got {policy!r}")
+
+
+def tensor_names(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by every dotted name they are reachable under (tied ones have several)."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+def check_names(mapping: Mapping[str, Any], model: torch.nn.Module, what: str) -> None:
+    """Refuse names the model does not have.
+
+    Raises:
+        NormMapKeyError: lists the unknown names and those that are close to them.
+    """
+    names = tensor_names(model)
+    unknown = [name for name in mapping if name not in names]
+    if unknown:
+        import difflib
+
+        close = sorted({c for name in unknown for c in difflib.get_close_matches(name, names, n=2)})
+        raise NormMapKeyError(
+            with_details(
+                f"{what} names {'a parameter or buffer' if len(unknown) == 1 else 'parameters or buffers'} the model does not have",
+                unknown=", ".join(map(repr, unknown)),
+                did_you_mean=", ".join(map(repr, close)) or None,
+                model=f"{type(model).__name__} with {len(names)} parameters and buffers",
+            )
+        )
+
+
+class Leaves:
+    """The current sizes given for parameters: a mapping whose values may be replaced between calls.
+
+    A value is a NormedTensor (its kind is then what the parameter is taken for), a number, or a 0-dim tensor.
+    """
+
+    def __init__(self, mapping: Mapping[str, Any]):
+        self._mapping = mapping
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._mapping
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mapping)
+
+    def kind(self, name: str) -> type[NormedTensor] | None:
+        """The kind a leaf asks for, or None if it is only a size."""
+        value = self._mapping[name]
+        return type(value) if isinstance(value, NormedTensor) else None
+
+    def elem_dims(self, name: str) -> tuple[int, ...] | None:
+        """The elem_dims a leaf asks for, or None for its kind's default."""
+        value = self._mapping[name]
+        return value.elem_dims if isinstance(value, NormedTensor) else None
+
+    def tensors(self, name: str) -> tuple[torch.Tensor, ...]:
+        """norm_size and, if the leaf has one, perturbation_size."""
+        value = self._mapping[name]
+        if not isinstance(value, NormedTensor):
+            from thunder_norm.tensors import LinfTensor
+
+            value = LinfTensor(value)  # checks that it is a size
+        found = (value.norm_size, value.perturbation_size)
+        return tuple(t for t in found if t is not None)
+
+    def signature(self, name: str) -> tuple:
+        """What a trace relies on: it must be the same in the next call."""
+        has_perturbation = len(self.tensors(name)) > 1
+        return self.kind(name), self.elem_dims(name), has_perturbation
