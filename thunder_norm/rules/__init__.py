@@ -3,6 +3,6 @@
 Within one operation the rule registered first is tried first, hence the fixed order.
 """
 
-from thunder_norm.rules import linear
+from thunder_norm.rules import attention, linear, softmax
 
-__all__ = ["linear"]
+__all__ = ["attention", "linear", "softmax"]

@@ -1,0 +1,168 @@
+"""Scaled dot product attention, as one operation.
+
+The unfused chain (scores by `matmul`, `softmax`, weights by `matmul`) has the same constants; one node is shorter to read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm import elem_dims as ed
+from thunder_norm.dispatch import normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._shared import refined, rms, spread
+from thunder_norm.tensors import NormedTensor, RMSTensor
+
+
+def _attention(
+    query: RMSTensor,
+    key: RMSTensor,
+    value: RMSTensor,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    mask: RMSTensor | None = None,
+) -> RMSTensor:
+    """The bound, see `scaled_dot_product_attention`."""
+    if scale is not None and not isinstance(scale, int | float):
+        raise NormMismatchError("the scale of an attention must be a number")
+    width, tokens = query.shape[-1], key.shape[-2]
+    scale = 1 / math.sqrt(width) if scale is None else abs(scale)
+    # heads and batches in value's norm stay in the output's; its features stay as they are
+    kept = tuple(d for d in ed.nontrivial(value.shape, value.elem_dims) if d != -2)
+    batch = tuple(d for d in kept if d < -2)
+    averaged = tokens if -2 in value.elem_dims else 1
+    of_value = spread(math.sqrt(averaged * min(ed.numel(value.shape, batch), tokens // max(averaged, 1))))
+    of_query, of_key = refined(query, (-1,)), refined(key, (-1,))
+    product = of_query * of_key * of_value
+    if set(ed.nontrivial(query.shape, query.elem_dims)) <= {*batch, -1}:
+        # the mean over heads may stay with the query: mean_h |q_h|^2 max_h |k_h|^2 max_h |v_h|^2
+        product = min(product, of_key * refined(value, tuple(d for d in kept if d == -1)))
+    gain = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
+    c = scale * width * product * gain
+    nq, nk, nv = query.norm_size, key.norm_size, value.norm_size
+    sensitivity: dict[str, Any] = {"query": nk * nv * c, "key": nq * nv * c, "value": of_value * gain}
+    if mask is not None:
+        sensitivity["attn_mask"] = nv * (of_value * refined(mask, ()) * gain)
+    return rms(nv * (of_value * gain), kept, sensitivity=sensitivity)
+
+
+@normed_op(F.scaled_dot_product_attention).register_norm(allow_plain_tensors=True)
+def scaled_dot_product_attention(
+    query: RMSTensor,
+    key: RMSTensor,
+    value: RMSTensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> RMSTensor:
+    """softmax(s q k^T + mask) v for each head.
+
+    query, key, value: [..., heads, tokens, d], RMS over the last dimension: maximum over tokens, heads and batches
+    attn_mask: plain, additive or boolean, of any size: each row of weights remains a convex combination
+    Value:        |y| <= |v|                              (attained: equal values)
+    Sensitivity:  s d |k| |v|,  s d |q| |v|,  1           (attained at weights 1/2, 1/2 on keys +-k and values +-v, q orthogonal)
+                  from d y = s Cov_p(v, k) dq and |Cov_p(v, k)| <= sup |v| sup |k|; s = 1 / sqrt(d) unless given
+    Norms over heads: the mean stays with the values at factor sqrt(min(heads, tokens)), each head looking at a position of
+    its own; queries and keys are converted.  Dropout multiplies everything by 1 / (1 - p), the worst mask's.
+    Source:       Large et al. 2024, "Scalable Optimization in the Modular Norm" (functional attention: the case s = 1 / d)
+    """
+    return _attention(query, key, value, dropout_p, scale)
+
+
+@normed_op(F.scaled_dot_product_attention).register_norm
+def scaled_dot_product_attention_with_bias(
+    query: RMSTensor,
+    key: RMSTensor,
+    value: RMSTensor,
+    attn_mask: RMSTensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> RMSTensor:
+    """The same with an additive mask that moves, a position bias: sensitivity |v| to its largest entry."""
+    return _attention(query, key, value, dropout_p, scale, attn_mask)
+
+
+# -- ATen's names: the same function, further outputs without a norm -------------------------------------------------------
+
+
+@normed_op(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default).register_norm(allow_plain_tensors=True)
+def _flash_attention_for_cpu(
+    query: RMSTensor,
+    key: RMSTensor,
+    value: RMSTensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[NormedTensor | None, ...]:
+    return _attention(query, key, value, dropout_p, scale), None
+
+
+@normed_op(torch.ops.aten._scaled_dot_product_flash_attention.default).register_norm
+def _flash_attention(
+    query: RMSTensor,
+    key: RMSTensor,
+    value: RMSTensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[NormedTensor | None, ...]:
+    return (_attention(query, key, value, dropout_p, scale), *[None] * 8)
+
+
+@normed_op(torch.ops.aten._scaled_dot_product_efficient_attention.default).register_norm(allow_plain_tensors=True)
+def _efficient_attention(
+    query: RMSTensor,
+    key: RMSTensor,
+    value: RMSTensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[NormedTensor | None, ...]:
+    return (_attention(query, key, value, dropout_p, scale), *[None] * 3)
+
+
+@normed_op(torch.ops.aten._scaled_dot_product_cudnn_attention.default).register_norm(allow_plain_tensors=True)
+def _cudnn_attention(
+    query: RMSTensor,
+    key: RMSTensor,
+    value: RMSTensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[NormedTensor | None, ...]:
+    return (_attention(query, key, value, dropout_p, scale), *[None] * 8)
+
+
+@normed_op(torch.ops.aten._scaled_dot_product_attention_math.default).register_norm(allow_plain_tensors=True)
+def _attention_math(
+    query: RMSTensor,
+    key: RMSTensor,
+    value: RMSTensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[NormedTensor | None, ...]:
+    return _attention(query, key, value, dropout_p, scale), None
