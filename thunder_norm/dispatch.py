@@ -228,6 +228,8 @@ _NORM_NEUTRAL = frozenset({"inplace", "_stacklevel", "memory_format", "non_block
 
 # From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).
 LiftDims = Callable[[torch.Tensor, dict[str, Any]], "tuple[int, ...] | None"]
+# The same for the kind it should be lifted to, a subclass of the slot's (None: the slot's own).
+LiftKind = Callable[[torch.Tensor, dict[str, Any]], "type[NormedTensor] | None"]
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,8 @@ class NormRule:
     slots: dict[str, Slot]
     mode: Mode | None
     lift_dims: dict[str, LiftDims] = field(default_factory=dict)
+    lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
+    when: Callable[[dict[str, Any]], bool] | None = None
 
     def bind(self, args: tuple, kwargs: dict) -> inspect.BoundArguments | str:
         """The call's arguments by the rule's own names, or why they do not fit its signature."""
@@ -255,8 +259,10 @@ class NormRule:
         return bound
 
     def fits(self, bound: inspect.BoundArguments, *, converting: bool) -> bool:
-        """Whether every argument fits its slot."""
-        return all(self.slots[name].fits(value, converting=converting) for name, value in _named_values(bound))
+        """Whether every argument fits its slot, and all of them the rule's condition."""
+        if not all(self.slots[name].fits(value, converting=converting) for name, value in _named_values(bound)):
+            return False
+        return self.when is None or self.when(bound.arguments)
 
     def prepare(self, bound: inspect.BoundArguments) -> inspect.BoundArguments:
         """Lift plain tensors and convert kinds so that each argument is what the rule's annotation says."""
@@ -273,7 +279,8 @@ class NormRule:
                 return conversions.convert(value, kind)
             if isinstance(value, torch.Tensor) and slot.kinds and not slot.accepts_plain:
                 dims = self.lift_dims[name](value, given) if name in self.lift_dims else None
-                kind = slot.kinds[0]
+                kind = self.lift_kinds[name](value, given) if name in self.lift_kinds else None
+                kind = kind or slot.kinds[0]
                 return lift(value, RMSTensor if kind is NormedTensor else kind, dims)
             return value
 
@@ -326,6 +333,8 @@ class NormedOp:
         mode: Mode | None = None,
         allow_plain_tensors: bool = False,
         lift_dims: dict[str, LiftDims] | None = None,
+        lift_kinds: dict[str, LiftKind] | None = None,
+        when: Callable[[dict[str, Any]], bool] | None = None,
     ) -> Callable:
         """Register a norm rule; usable as ``@op.register_norm`` and ``@op.register_norm(...)``.
 
@@ -334,13 +343,17 @@ class NormedOp:
             mode: only for this mode; for all modes without a rule of their own if None.
             allow_plain_tensors: arguments annotated ``torch.Tensor`` take plain tensors as they are.
             lift_dims: for a plain tensor in a normed slot, argument name -> function giving its elem_dims.
+            lift_kinds: the same for its kind, where the annotated one is not exact enough.
+            when: a condition on the arguments by name, as given; a rule with one goes before the others.
 
         Raises:
             NormMismatchError: ``torch.Tensor`` in the annotations without `allow_plain_tensors`, no tensor annotation at
                 all in a rule that takes arguments of unknown kind, or an unknown mode.
         """
         if rule is None:
-            return lambda fn: self.register_norm(fn, mode=mode, allow_plain_tensors=allow_plain_tensors, lift_dims=lift_dims)
+            return lambda fn: self.register_norm(
+                fn, mode=mode, allow_plain_tensors=allow_plain_tensors, lift_dims=lift_dims, lift_kinds=lift_kinds, when=when
+            )
         if mode is not None:
             check_mode(mode)
         signature = inspect.signature(rule)
@@ -352,16 +365,20 @@ class NormedOp:
                 f"norm rule for {self.__qualname__}: {plain} annotated torch.Tensor; "
                 "annotate a kind, or register with allow_plain_tensors=True"
             )
-        unknown = set(lift_dims or ()) - set(slots)
+        unknown = {*(lift_dims or ()), *(lift_kinds or ())} - set(slots)
         if unknown:
-            raise NormMismatchError(f"norm rule for {self.__qualname__}: lift_dims names no argument of it: {sorted(unknown)}")
-        self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}))
+            raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
+        self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when))
         return rule
 
     def find(self, args: tuple, kwargs: dict) -> tuple[NormRule, inspect.BoundArguments] | None:
-        """The rule for these arguments: of the current mode first, then of all modes; exact kinds first, then converted."""
+        """The rule for these arguments.
+
+        Exact kinds go before converted ones, then rules with a condition before the others, then those of the current mode.
+        """
         mode = current_mode()
-        ordered = [r for r in self.rules if r.mode == mode] + [r for r in self.rules if r.mode is None]
+        ordered = [r for r in self.rules if r.mode in (mode, None)]
+        ordered.sort(key=lambda r: (r.when is None, r.mode is None))
         for converting in (False, True):
             for rule in ordered:
                 bound = rule.bind(args, kwargs)
@@ -538,6 +555,7 @@ def _attach(
     if kind is RMSTensor and result.elem_dims == ():
         kind = LinfTensor
     out = kind._wrap(real, size, perturbation, result.elem_dims)
+    out._facts = result._facts
     _track_aliases(out, real, args, kwargs)
     return out
 

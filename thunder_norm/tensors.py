@@ -48,6 +48,7 @@ class NormedTensor(torch.Tensor):
     _is_aliased: bool
     _sensitivity: dict[str, Any] | None
     _is_multilinear: bool
+    _facts: Any
 
     norm_formula: ClassVar[str] = ""
 
@@ -109,6 +110,7 @@ class NormedTensor(torch.Tensor):
         self._is_aliased = False  # shares its storage with another normed tensor
         self._sensitivity = None
         self._is_multilinear = False
+        self._facts = None  # what the rule that made it knows about it beyond its norm, for rules that come next
         return self
 
     @classmethod
@@ -207,6 +209,7 @@ class NormedTensor(torch.Tensor):
             raise UnsupportedOpError(f"in-place operation would turn {describe(self)} into {describe(result)}")
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
+        self._facts = result._facts
         return self
 
     def requires_grad_(self, requires_grad: bool = True):
