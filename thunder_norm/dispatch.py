@@ -12,7 +12,7 @@ import contextvars
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -240,7 +240,7 @@ class NormRule:
     signature: inspect.Signature
     slots: dict[str, Slot]
     mode: Mode | None
-    lift_dims: dict[str, LiftDims] = field(default_factory=dict)
+    lift_dims: Mapping[str, LiftDims] = field(default_factory=dict)
     lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
     when: Callable[[dict[str, Any]], bool] | None = None
 
@@ -332,7 +332,7 @@ class NormedOp:
         *,
         mode: Mode | None = None,
         allow_plain_tensors: bool = False,
-        lift_dims: dict[str, LiftDims] | None = None,
+        lift_dims: Mapping[str, LiftDims] | None = None,
         lift_kinds: dict[str, LiftKind] | None = None,
         when: Callable[[dict[str, Any]], bool] | None = None,
     ) -> Callable:

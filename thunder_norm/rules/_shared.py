@@ -10,7 +10,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, R
 # The kinds whose norm depends on the moduli of the entries only, and grows with them.
 VectorKind = RMSTensor | L1Tensor | L2Tensor
 Constant = float | torch.Tensor
+Kind = TypeVar("Kind", bound=NormedTensor)
 
 
 def spread(factor: float) -> float:
@@ -39,13 +40,13 @@ def times(size: torch.Tensor, c: Constant) -> torch.Tensor:
     return size if isinstance(c, float | int) and c == 1 else size * c
 
 
-def like(x: NormedTensor, size: Constant, elem_dims: ed.Dims | None = None, **claims: Any) -> NormedTensor:
+def like(x: Kind, size: Constant, elem_dims: ed.Dims | None = None, **claims: Any) -> Kind:
     """A rule's result of x's kind, over `elem_dims` of the output (x's own if None)."""
     dims = x.elem_dims if elem_dims is None else elem_dims
     return type(x)(size, elem_dims=() if isinstance(x, LinfTensor) else dims, **claims)
 
 
-def scaled(x: NormedTensor, c: Constant, elem_dims: ed.Dims | None = None, name: str = "input") -> NormedTensor:
+def scaled(x: Kind, c: Constant, elem_dims: ed.Dims | None = None, name: str = "input") -> Kind:
     """The result of a map linear in x (or 1-homogeneous and Lipschitz): value ``c |x|``, sensitivity c."""
     return like(x, times(x.norm_size, c), elem_dims, sensitivity={name: c})
 
@@ -57,7 +58,9 @@ def rms(size: Constant, elem_dims: ed.Dims, **claims: Any) -> RMSTensor:
 
 def root_sum_squares(*terms: torch.Tensor) -> torch.Tensor:
     """``sqrt(sum t^2)`` with derivative 0, not NaN, where all terms are 0."""
-    square = sum(t.square() for t in terms)
+    square = terms[0].square()
+    for t in terms[1:]:
+        square = square + t.square()
     is_positive = square > 0
     return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square)
 
@@ -80,9 +83,9 @@ def scalar(value: float, like: torch.Tensor) -> torch.Tensor:
 
 def broadcast(*shapes: Iterable[int]) -> tuple[int, ...]:
     """The shape that tensors of these shapes broadcast to."""
-    shapes = [tuple(s) for s in shapes]
-    ndim = max(map(len, shapes))
-    padded = [(1,) * (ndim - len(s)) + s for s in shapes]
+    given = [tuple(s) for s in shapes]
+    ndim = max(map(len, given))
+    padded = [(1,) * (ndim - len(s)) + s for s in given]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
 
 
