@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from thunder.core import dtypes
 from thunder.core.interpreter import PseudoInst, ProvenanceRecord
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_parameter_or_buffer_or_submodule_name_and_root
 from thunder.core.proxies import TensorProxy
@@ -95,7 +97,7 @@ class NormAcquisition(Acquisition):
         if fake is not None and id(fake) in self._derived:
             return True
         found = parameter_name(proxy)
-        return found is not None and found[0] == "_parameters" and proxy.dtype.is_inexact
+        return found is not None and found[0] == "_parameters" and dtypes.is_float_dtype(proxy.dtype)
 
     def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""
@@ -246,3 +248,26 @@ def _value(wrapped: Any) -> Any:
 
 def _is_proxy(value: Any) -> bool:
     return isinstance(value, TensorProxy)
+
+
+def normed(jitted: Callable) -> Callable:
+    """A callable that runs a jitted function or module in normed mode, whatever its inputs.
+
+    A model whose inputs are token ids has nothing to wrap; ``normed(jm)(ids)`` lifts its parameters where they are consumed
+    and returns NormedTensors.  It shares parameters, cache and ``thunder.last_traces(jm)`` with `jitted`.
+
+    Raises:
+        NormMismatchError: `jitted` was not made by ``thunder.jit(..., transforms=[NormTransform()])``.
+    """
+    from thunder_norm.transforms import NormTransform
+
+    if not any(isinstance(t, NormTransform) for t in getattr(jitted, "_lc_transforms", ())):
+        raise NormMismatchError(
+            f"normed() needs a function made by thunder.jit(..., transforms=[NormTransform()]), got {type(jitted).__name__}"
+        )
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with normed_call():
+            return jitted(*args, **kwargs)
+
+    return functools.update_wrapper(call, jitted, updated=()) if hasattr(jitted, "__name__") else call

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from thunder.core.dtypes import to_torch_dtype
 from thunder.core.module import ThunderModule
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 from thunder_norm.dispatch import Mode, check_mode
+from thunder_norm.higher_order import Replay, differentiable_twice
 from thunder_norm.normed_mode import NormAcquisition
 from thunder_norm.parameters import Annotation, Policy, check_names, check_policy, named_annotations
+from thunder_norm.scalar_fusion import fuse_scalars
+from thunder_norm.subclass import boundary, patches
+from thunder_norm.tensors import NORM_DTYPE
 from thunder_norm.transforms.subclass import SubclassTransform
 
 
@@ -48,5 +55,30 @@ class NormTransform(SubclassTransform):
         """The state for one acquisition."""
         return NormAcquisition(self.parameters, self.mode, self._annotations)
 
+    def transform_lowered(self, acquisition: NormAcquisition, traces: boundary.Traces) -> boundary.Traces:
+        """Let derivatives of norm sizes be differentiated again."""
+        _, computation, epilogue = traces
+        if epilogue is None:
+            return traces
+        names = {p.name for p in computation.bound_symbols[-1].args[0]["output"] if is_norm_scalar(p)}
+        scalars = tuple(p for p in epilogue.args if isinstance(p, TensorProxy) and p.name in names)
+        if not scalars or not any(p.requires_grad for p in computation.args if isinstance(p, TensorProxy)):
+            return traces
+        replay = Replay(computation, scalars)
+
+        def again(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return differentiable_twice(replay, tensors[: len(scalars)], tensors[len(scalars) :])
+
+        return boundary.pass_through_epilogue(traces, scalars, "differentiable_twice", again)
+
+    def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
+        """Fuse the norm arithmetic of a normed program; leave the others alone."""
+        return fuse_scalars(computation_trace) if patches.is_interpreted() else computation_trace
+
     def __repr__(self) -> Any:
         return f"NormTransform(parameters={self.parameters!r}, mode={self.mode!r})"
+
+
+def is_norm_scalar(p: Any) -> bool:
+    """Whether a proxy is a norm_size or perturbation_size: 0-dim float64."""
+    return isinstance(p, TensorProxy) and p.ndim == 0 and to_torch_dtype(p.dtype) is NORM_DTYPE

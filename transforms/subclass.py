@@ -48,4 +48,9 @@ class SubclassTransform(Transform):
         if acquisition.has_wrappers:
             patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             computation = broadcast_scalars(computation)
+            return self.transform_lowered(acquisition, (prologue, computation, epilogue))
         return prologue, computation, epilogue
+
+    def transform_lowered(self, acquisition: Acquisition, traces: boundary.Traces) -> boundary.Traces:
+        """What a derived transform does once there are only plain tensors left."""
+        return traces

@@ -42,6 +42,8 @@ def emit(recorded: Recorded, to_proxy: Callable[[torch.Tensor], TensorProxy]) ->
     args, kwargs = tree_map(lambda v: to_proxy(v) if isinstance(v, torch.Tensor) else v, (recorded.args, recorded.kwargs))
     if recorded.func in (aten.lift_fresh.default, aten.lift_fresh_copy.default) and isinstance(args[0], TensorProxy):
         return (args[0],)
+    if _is_identity(recorded.func, args, kwargs, recorded.outputs):
+        return (args[0],)
     for symbol, symbol_args, symbol_kwargs in _candidates(recorded.func, args, kwargs):
         outputs = _try(symbol, symbol_args, symbol_kwargs, recorded.outputs)
         if outputs is not None:
@@ -56,6 +58,17 @@ def emit(recorded: Recorded, to_proxy: Callable[[torch.Tensor], TensorProxy]) ->
         )
     outputs = fallback(recorded.func)(*args, **kwargs)
     return tuple(v for v in tree_flatten(outputs)[0] if isinstance(v, TensorProxy))
+
+
+def _is_identity(func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...]) -> bool:
+    """Multiplication by the number 1, which generic norm rules produce and a reader of the trace would not write."""
+    return (
+        func in (aten.mul.Tensor, aten.mul.Scalar)
+        and isinstance(args[1], int | float)
+        and args[1] == 1
+        and not kwargs
+        and _same_metadata(args[0], outputs[0])
+    )
 
 
 def constant(t: torch.Tensor) -> TensorProxy:

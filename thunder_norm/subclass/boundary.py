@@ -250,6 +250,37 @@ def _check_metadata(proxies: Iterable[TensorProxy]) -> None:
         prims.check_tensor_shape_and_metadata(p, tuple(p.shape), p.device.device_str(), to_torch_dtype(p.dtype), p.requires_grad)
 
 
+def pass_through_epilogue(
+    traces: Traces, outputs: tuple[TensorProxy, ...], name: str, function: Callable[..., tuple[torch.Tensor, ...]]
+) -> Traces:
+    """Replace, in the epilogue, the computed `outputs` by ``function(*outputs, *inputs of the computation)``.
+
+    The inputs of the computation become further arguments of the epilogue.
+    """
+    prologue, computation, epilogue = traces
+    given = list({p.name: p for p in computation.args}.values())
+    new_prologue = from_trace(prologue)
+    (to_computation, to_epilogue) = prologue.bound_symbols[-1].args[0]
+    returned = prologue.bound_symbols[-1].from_bsym(args=((to_computation, (*to_epilogue, *given)),))
+    new_prologue.bound_symbols = [*prologue.bound_symbols[:-1], returned]
+
+    new = from_trace(epilogue)
+    swaps, inputs = {}, []
+    with tracectx(new):
+        for p in given:
+            inputs.append(TensorProxy(like=p) if isinstance(p, TensorProxy) else p)
+        passed = tuple(TensorProxy(like=p) for p in outputs)
+    swaps = {variableify(p): q for p, q in zip(outputs, passed, strict=True)}
+    unpacks = [b for b in epilogue.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
+    rest = [b.from_bsym_swap_proxies(swaps) for b in epilogue.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
+    call = _bindable(f"{name}_{next(_counter)}", function)(*outputs, *inputs, output=passed)
+    new.bound_symbols = [*unpacks, call, *rest]
+    # the epilogue takes what the prologue sends it first, then what the computation returns
+    new.args = (*epilogue.args[: len(to_epilogue)], *inputs, *epilogue.args[len(to_epilogue) :])
+    _bind_arguments(new, "epilogue", inputs)
+    return new_prologue, computation, new
+
+
 def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:
     """A prologue guard that does not depend on the inputs: raises when `check` is false."""
 
@@ -290,6 +321,6 @@ def _renamed(p: TensorProxy, taken: list[Any], trace: TraceCtx) -> TensorProxy:
         trace.add_name(p.name)
         return p
     with tracectx(trace):
-        return p.replace(name=trace.make_name())
+        return TensorProxy(like=p)
 
 

@@ -30,6 +30,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_claimed_by_thunder, is_wrapper
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
+_INTERPRETED = "_thunder_norm_is_interpreted"
 
 _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
@@ -63,7 +64,13 @@ def take_acquisition() -> Acquisition | None:
     found = getattr(cd, _ATTRIBUTE, None)
     if found is not None:
         delattr(cd, _ATTRIBUTE)
+        setattr(cd, _INTERPRETED, found.has_wrappers)
     return found
+
+
+def is_interpreted() -> bool:
+    """Whether the program being compiled has wrappers in it."""
+    return getattr(get_compile_data(), _INTERPRETED, False)
 
 
 def forget_earlier_traces() -> None:

@@ -1,0 +1,192 @@
+"""Fusion of norm arithmetic: 0-dim float64 operations on CPU become one Python function on floats.
+
+A norm is a scalar, and a kernel launch per scalar operation would cost a hundred times the arithmetic.  Python floats are IEEE
+doubles, so ``+ - * / sqrt``, comparisons, maximum and minimum give bit for bit what torch gives; other functions are called
+in torch.  On CUDA the scalars stay tensors and nvFuser fuses them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from thunder.core import dtypes, prims
+from thunder.core.devices import DeviceType
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol
+from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
+from thunder.executors.passes import del_last_used
+from thunder.extend import OperatorExecutor
+
+scalar_executor = OperatorExecutor("thunder_norm_scalars", version="1")
+_counter = itertools.count()
+
+
+def maximum(a: float, b: float) -> float:
+    """torch.maximum on floats: NaN wins."""
+    return a + b if a != a or b != b else (a if a >= b else b)
+
+
+def minimum(a: float, b: float) -> float:
+    """torch.minimum on floats: NaN wins."""
+    return a + b if a != a or b != b else (a if a <= b else b)
+
+
+def divide(a: float, b: float) -> float:
+    """IEEE division: by zero it is an infinity or NaN, where Python raises."""
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
+
+
+def square_root(a: float) -> float:
+    """torch.sqrt on floats: NaN for a negative number."""
+    return math.sqrt(a) if a >= 0 else math.nan
+
+
+def in_torch(function: Callable) -> Callable[..., float]:
+    """A function whose last bit is the library's own, called in torch."""
+
+    def call(*args: float) -> float:
+        return function(*(torch.tensor(float(a), dtype=torch.float64) for a in args)).item()
+
+    return call
+
+
+_HELPERS = {"maximum": maximum, "minimum": minimum, "divide": divide, "square_root": square_root}
+_BINARY = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "true_divide": "divide({0}, {1})", "div": "divide({0}, {1})"}
+_BINARY |= {"gt": "{0} > {1}", "ge": "{0} >= {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "eq": "{0} == {1}", "ne": "{0} != {1}"}
+_BINARY |= {"maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})"}
+_UNARY = {"neg": "-{0}", "abs": "abs({0})", "sqrt": "square_root({0})", "reciprocal": "divide(1.0, {0})", "clone": "{0}"}
+_UNARY |= {"shallow_copy": "{0}"}
+_IN_TORCH = {
+    name: in_torch(getattr(torch, name))
+    for name in "exp exp2 expm1 log log1p log2 tanh sigmoid erf erfc sin cos tan atan sinh cosh rsqrt pow atan2".split()
+}
+
+
+def fuse_scalars(trace: TraceCtx) -> TraceCtx:
+    """Group the scalar operations of an execution trace into few Python functions; the trace itself if there are none."""
+    bsyms = [b for b in trace.bound_symbols if b.sym.id != prims.PrimIDs.DEL]
+    if sum(_expression(b) is not None for b in bsyms) < 2:
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = []
+    groups = _schedule(bsyms)
+    for position, group in enumerate(groups):
+        if len(group) == 1 or _expression(group[0]) is None:
+            new.bound_symbols.extend(group)
+        else:
+            later = (b for g in groups[position + 1 :] for b in g)
+            new.bound_symbols.append(_fuse(new, group, {p.name for b in later for p in b.flat_proxy_args}))
+    new.set_provenance(TraceProvenance("Fusion of norm arithmetic"))
+    return del_last_used(new, clear_mutable_collections=_is_backward(bsyms))
+
+
+def _is_backward(bsyms: Sequence[BoundSymbol]) -> bool:
+    return any(b.sym.name == "clear_mutable_collection" for b in bsyms)
+
+
+def _schedule(bsyms: Sequence[BoundSymbol]) -> list[list[BoundSymbol]]:
+    """Reorder into alternating runs: everything else in its own order, then all scalar operations that are ready."""
+    produced_by = {p.name: b for b in bsyms for p in b.flat_proxy_outs}
+    done: set[int] = set()
+
+    def is_ready(b: BoundSymbol) -> bool:
+        return all(id(produced_by[p.name]) in done or produced_by[p.name] is b for p in b.flat_proxy_args if p.name in produced_by)
+
+    scalars = [b for b in bsyms if _expression(b) is not None]
+    others = [b for b in bsyms if _expression(b) is None]
+    groups: list[list[BoundSymbol]] = []
+    while scalars or others:
+        while others and is_ready(others[0]):
+            groups.append([others.pop(0)])
+            done.add(id(groups[-1][0]))
+        group, waiting = [], []
+        for b in scalars:
+            (group if is_ready(b) else waiting).append(b)
+            if group and group[-1] is b:
+                done.add(id(b))
+        scalars = waiting
+        if group:
+            groups.append(group)
+    return groups
+
+
+def _is_scalar(value: Any) -> bool:
+    return (
+        isinstance(value, TensorProxy)
+        and value.ndim == 0
+        and value.device.devicetype is DeviceType.CPU
+        and dtypes.to_torch_dtype(value.dtype) in (torch.float64, torch.bool)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, Proxy)
+
+
+def _expression(bsym: BoundSymbol) -> str | None:
+    """The operation as a Python expression with {0}, {1}, ... for its operands, or None if it is not one of ours."""
+    if not _is_scalar(bsym.output) or BoundSymbolTag.BACKWARD in bsym.tags and bsym.sym.id == prims.PrimIDs.GET_GRAD:
+        return None
+    name = bsym.sym.name
+    operands = [a for a in bsym.args if a is not None]
+    if not all(_is_scalar(a) or _is_number(a) for a in operands):
+        return None
+    extra = {k: v for k, v in bsym.kwargs.items() if v is not None and not (k == "alpha" and v == 1)}
+    if name == "where" and len(operands) == 3:
+        return "{1} if {0} else {2}"
+    if name == "full" and dtypes.to_torch_dtype(bsym.output.dtype) is torch.float64:
+        return None
+    if extra:
+        return None
+    if len(operands) == 2 and name in _BINARY:
+        return _BINARY[name]
+    if len(operands) == 1 and name in _UNARY:
+        return _UNARY[name]
+    if name in _IN_TORCH and operands:
+        return f"{name}({', '.join('{%d}' % i for i in range(len(operands)))})"
+    return None
+
+
+def _fuse(trace: TraceCtx, group: Sequence[BoundSymbol], used_later: set[str]) -> BoundSymbol:
+    """One bound symbol for a group of scalar operations."""
+    made = {b.output.name for b in group}
+    inputs = list({p.name: p for b in group for p in b.flat_proxy_args if p.name not in made}.values())
+    outputs = [b.output for b in group if b.output.name in used_later]
+    name = f"NormFusion{next(_counter)}"
+    source = _source(name, group, inputs, outputs)
+    namespace: dict[str, Any] = {**_HELPERS, **_IN_TORCH, "tensor": torch.tensor, "float64": torch.float64, "inf": math.inf, "nan": math.nan}
+    exec(compile(source, f"<{name}>", "exec"), namespace)  # noqa: S102 - our own source, built from names and numbers
+    function = namespace[name]
+
+    def with_call_ctx(bsym: BoundSymbol) -> None:
+        bsym._call_ctx = {name: function}
+
+    symbol = Symbol(name=name, id=name, is_prim=True, is_fusion=True, executor=scalar_executor, _bind_postprocess=with_call_ctx)
+    with tracectx(trace):
+        return symbol.bind(*inputs, output=tuple(outputs), subsymbols=tuple(group))
+
+
+def _source(name: str, group: Sequence[BoundSymbol], inputs: Sequence[TensorProxy], outputs: Sequence[TensorProxy]) -> str:
+    """Python source of a fused group: numbers out of tensors, plain arithmetic, numbers into tensors at once."""
+    lines = [f"def {name}({', '.join(p.name for p in inputs)}):"]
+    lines += [f"    {p.name} = {p.name}.item()" for p in inputs]
+    for b in group:
+        operands = [a.name if isinstance(a, Proxy) else _literal(a) for a in b.args if a is not None]
+        lines.append(f"    {b.output.name} = {_expression(b).format(*operands)}")
+    floats = [p for p in outputs if dtypes.to_torch_dtype(p.dtype) is torch.float64]
+    flags = [p for p in outputs if dtypes.to_torch_dtype(p.dtype) is torch.bool]
+    if floats:
+        lines.append(f"    ({''.join(p.name + ', ' for p in floats)}) = tensor([{', '.join(p.name for p in floats)}], dtype=float64).unbind()")
+    lines += [f"    {p.name} = tensor({p.name})" for p in flags]
+    lines.append(f"    return ({''.join(p.name + ', ' for p in outputs)})")
+    return "\n".join(lines)
+
+
+def _literal(value: float) -> str:
+    return repr(float(value)) if not isinstance(value, bool) else repr(value)
