@@ -1,0 +1,107 @@
+"""Norm rules for copies and for other dtypes and devices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from thunder_norm.dispatch import normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._shared import like, scaled, times
+from thunder_norm.tensors import NormedTensor, RMSToRMSTensor
+
+# Significant bits; rounding to nearest errs by at most 2^-bits of the entry, in the normal range.
+_PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+
+def cast(x: NormedTensor, dtype: torch.dtype | None, **ignored: Any) -> NormedTensor:
+    """The result of x as another dtype.
+
+    Raises:
+        NormMismatchError: the dtype is not a floating one.
+    """
+    source, target = _PRECISION.get(x.dtype), _PRECISION.get(x.dtype if dtype is None else dtype)
+    sensitivity = {"input": 1, **ignored}
+    if target is None:
+        raise NormMismatchError(f"a tensor of {dtype} is not covered by a norm: rounding to it has no useful bound")
+    if source is None or target >= source:
+        return like(x, x.norm_size, sensitivity=sensitivity)
+    error = 2.0**-target
+    if isinstance(x, RMSToRMSTensor):  # errors of up to |w| u in every entry: by their Euclidean length
+        error *= math.sqrt(min(x.in_features, x.out_features))
+    return like(x, times(x.norm_size, 1 + error), sensitivity=sensitivity)
+
+
+def _dtype_among(values: tuple) -> torch.dtype | None:
+    return next((v for v in values if isinstance(v, torch.dtype)), None)
+
+
+@normed_op(torch.Tensor.to).register_norm
+@normed_op(torch.ops.aten._to_copy.default).register_norm
+def to(input: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor:
+    """x in another dtype or on another device.
+
+    Value:       n; rounded to fewer bits n (1 + u), u the unit roundoff: 2^-8 for bfloat16, 2^-11 for float16, 2^-24 for float32
+                 (attained to 0.998; an operator: u sqrt(min(in, out)))
+    Sensitivity: 1 in exact arithmetic
+    Source:      IEEE rounding to nearest, in the normal range
+    Raises NormMismatchError for a dtype that is not floating.
+    """
+    return cast(input, _dtype_among((*args, *kwargs.values())))
+
+
+@normed_op(torch.Tensor.to).register_norm(allow_plain_tensors=True)
+@normed_op(torch.Tensor.type_as).register_norm(allow_plain_tensors=True)
+def type_as(input: NormedTensor, other: NormedTensor | torch.Tensor, *args: Any, **kwargs: Any) -> NormedTensor:
+    """x in the dtype and on the device of another tensor: `to`."""
+    return cast(input, other.dtype, other=0)
+
+
+@normed_op(torch.Tensor.type).register_norm
+def type_of(input: NormedTensor, dtype: torch.dtype | str | None = None, **kwargs: Any) -> NormedTensor | None:
+    """x in another dtype: `to`; without one, the name of its type."""
+    if isinstance(dtype, str):
+        raise NormMismatchError("name the dtype as a torch.dtype")
+    return None if dtype is None else cast(input, dtype)
+
+
+def _register_cast(name: str, dtype: torch.dtype) -> None:
+    def rule(input: NormedTensor) -> NormedTensor:
+        return cast(input, dtype)
+
+    rule.__name__ = rule.__qualname__ = name
+    rule.__doc__ = f"x as {dtype}: `to`."
+    normed_op(getattr(torch.Tensor, name)).register_norm(rule)
+
+
+_register_cast("float", torch.float32)
+_register_cast("double", torch.float64)
+_register_cast("half", torch.float16)
+_register_cast("bfloat16", torch.bfloat16)
+
+
+def copy(input: NormedTensor) -> NormedTensor:
+    """The same entries.  Value n, sensitivity 1: detach changes what autograd sees, not the function."""
+    return scaled(input, 1)
+
+
+_COPIES = (
+    torch.clone, torch.detach, torch.Tensor.contiguous, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default,
+    torch.Tensor.cpu, torch.Tensor.resolve_conj, torch.Tensor.resolve_neg, torch.Tensor.conj,
+)  # fmt: skip
+for _op in _COPIES:
+    normed_op(_op).register_norm(copy)
+
+
+@normed_op(torch.Tensor.cuda).register_norm
+def cuda(input: NormedTensor, device: Any = None) -> NormedTensor:
+    """The same entries on a CUDA device."""
+    return scaled(input, 1)
+
+
+@normed_op(torch.ops.prims.convert_element_type.default).register_norm
+def convert_element_type(input: NormedTensor, dtype: torch.dtype) -> NormedTensor:
+    """x as another dtype: `to`."""
+    return cast(input, dtype)

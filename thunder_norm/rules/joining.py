@@ -1,0 +1,225 @@
+"""Norm rules for putting tensors together: cat, stack, pad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm import elem_dims as ed
+from thunder_norm.dispatch import normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._shared import (
+    align,
+    annotated,
+    like,
+    maximum,
+    negative,
+    over_dims_of,
+    rms,
+    root,
+    root_sum_squares,
+    scalar,
+    scaled,
+    spread,
+    times,
+)
+from thunder_norm.tensors import L1Tensor, L2Tensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+
+_SAME_DIMS = {"tensors": over_dims_of("tensors")}
+
+
+@normed_op(torch.cat).register_norm(lift_dims=_SAME_DIMS)
+def cat(tensors: list[RMSTensor], dim: int = 0) -> RMSTensor:
+    """Tensors one after the other along `dim`, K_i positions each.
+
+    Value:       sqrt(sum_i K_i n_i^2 / sum_i K_i) if the norm runs over `dim`, else max_i n_i     (both attained)
+    Sensitivity: sqrt(K_i / sum_i K_i), else 1 (a bound of the maximum by the sum)
+    Source:      energies add
+    """
+    # torch lets vectors of no element pass beside tensors of any shape
+    present = [i for i, t in enumerate(tensors) if not (t.ndim == 1 and t.numel() == 0)]
+    if not present:
+        return like(tensors[0], tensors[0].norm_size, sensitivity={"tensors": [1] * len(tensors)})
+    operands = [tensors[i] for i in present]
+    along = negative(dim, operands[0].ndim)
+    lengths = [t.shape[along] for t in operands]
+    shape = list(operands[0].shape)
+    shape[along] = sum(lengths)
+    dims, factors = align(shape, *operands)
+    if along in dims:
+        factors = [c * math.sqrt(k / max(sum(lengths), 1)) for c, k in zip(factors, lengths, strict=True)]
+    sizes = [times(t.norm_size, c) for t, c in zip(operands, factors, strict=True)]
+    value = root_sum_squares(*sizes) if along in dims else maximum(sizes)
+    constants = dict(zip(present, factors, strict=True))
+    return rms(value, dims, sensitivity={"tensors": [constants.get(i, 0) for i in range(len(tensors))]})
+
+
+def _cat_same_kind(tensors: list, dim: int = 0) -> NormedTensor:
+    """Tensors of one kind one after the other along `dim`: sums (L1) and energies (L2, operators) add.
+
+    Operators: stacked rows have ``n^2 = sum_i (d_i / d) n_i^2`` for d = sum d_i, columns ``n^2 = sum_i (d / d_i) n_i^2``.
+    """
+    first = tensors[0]
+    along, dims = negative(dim, first.ndim), first.elem_dims
+    if any(t.elem_dims != dims or type(t) is not type(first) for t in tensors):
+        raise NormMismatchError(f"cat of {type(first).__name__}s needs the same elem_dims in all of them")
+    if isinstance(first, RMSToRMSConvTensor):
+        raise NormMismatchError("convolution kernels cannot be concatenated: measure the result")
+    lengths = [max(t.shape[along], 1) for t in tensors]
+    factors = [1.0] * len(tensors)
+    if isinstance(first, RMSToRMSTensor) and along in dims:
+        ratios = [k / sum(lengths) for k in lengths]
+        factors = [math.sqrt(r) if along == dims[0] else math.sqrt(1 / r) for r in ratios]
+    sizes = [times(t.norm_size, c) for t, c in zip(tensors, factors, strict=True)]
+    if along not in dims:
+        value = maximum(sizes)
+    else:
+        value = torch.stack(sizes).sum() if isinstance(first, L1Tensor) else root_sum_squares(*sizes)
+    return like(first, value, sensitivity={"tensors": factors})
+
+
+for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
+    normed_op(torch.cat).register_norm(annotated(_cat_same_kind, tensors=list[_kind]), lift_dims=_SAME_DIMS)
+
+
+@normed_op(torch.stack).register_norm(lift_dims=_SAME_DIMS)
+def stack(tensors: list[RMSTensor], dim: int = 0) -> RMSTensor:
+    """Tensors of one shape along a new dimension, which is in no norm.
+
+    Value:       max_i n_i      (attained)
+    Sensitivity: 1              (a bound of the maximum by the sum)
+    """
+    ndim = tensors[0].ndim
+    dims, factors = align(tensors[0].shape, *tensors)
+    value = maximum([times(t.norm_size, c) for t, c in zip(tensors, factors, strict=True)])
+    return rms(value, tuple(ed.insert((d,), dim, ndim)[0] for d in dims), sensitivity={"tensors": factors})
+
+
+def _stack_same_kind(tensors: list, dim: int = 0) -> NormedTensor:
+    """Tensors of one kind along a new dimension: value max_i n_i, sensitivity 1."""
+    first = tensors[0]
+    if any(t.elem_dims != first.elem_dims or type(t) is not type(first) for t in tensors) or isinstance(
+        first, RMSToRMSConvTensor
+    ):
+        raise NormMismatchError(f"stack of {type(first).__name__}s needs the same elem_dims in all of them")
+    dims = tuple(ed.insert((d,), dim, first.ndim)[0] for d in first.elem_dims)
+    return like(first, maximum([t.norm_size for t in tensors]), dims, sensitivity={"tensors": [1] * len(tensors)})
+
+
+for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
+    normed_op(torch.stack).register_norm(annotated(_stack_same_kind, tensors=list[_kind]), lift_dims=_SAME_DIMS)
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """What happens along one dimension: it is cropped to `size` positions, then `left` and `right` are added."""
+
+    cropped_from: int
+    size: int
+    left: int
+    right: int
+
+    @property
+    def total(self) -> int:
+        return self.size + self.left + self.right
+
+
+def _paddings(x: NormedTensor, pad: Sequence[int]) -> dict[int, _Padding]:
+    """By dimension (negative), those that `pad` changes."""
+    result = {}
+    for i, (left, right) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        size = x.shape[-1 - i]
+        if left or right:
+            result[-1 - i] = _Padding(size, size + min(left, 0) + min(right, 0), max(left, 0), max(right, 0))
+    return result
+
+
+def _padded(x: RMSTensor, pad: Sequence[int], mode: str, v: float) -> RMSTensor:
+    paddings = _paddings(x, pad)
+    inside = {d: p for d, p in paddings.items() if d in x.elem_dims}
+    cropped = spread(math.prod(root(p.cropped_from / max(p.size, 1)) for p in inside.values()))
+    ratio = math.prod(p.size / max(p.total, 1) for p in inside.values())
+    if mode == "constant":
+        c = math.sqrt(ratio) * cropped
+        return rms(_filled(times(x.norm_size, c), ratio, v, len(paddings) > len(inside)), x.elem_dims, sensitivity={"input": c})
+    c = cropped * spread(math.sqrt(ratio * math.prod(_most_often(mode, p) for p in inside.values())))
+    return scaled(x, c)
+
+
+@normed_op(F.pad).register_norm
+def pad(input: RMSTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> RMSTensor:
+    """Positions added around x: of value v, or taken from x (reflect, replicate, circular).
+
+    Value:       with N entries of elem_dims becoming N', sqrt((N n^2 + (N' - N) v^2) / N'), and at least |v| if there are
+                 positions outside of elem_dims; taken from x, n sqrt(mu N / N') where an entry occurs at most mu times
+    Sensitivity: sqrt(N / N'), sqrt(mu N / N')
+    Source:      energies add
+    """
+    return _padded(input, pad, mode, math.fabs(value or 0.0))
+
+
+def _filled(size: torch.Tensor, ratio: float, v: float, has_blocks_of_v: bool) -> torch.Tensor:
+    if v == 0:
+        return size
+    if ratio < 1:
+        size = root_sum_squares(size, scalar(v * math.sqrt(1 - ratio), size))
+    return size.clamp(min=v) if has_blocks_of_v else size
+
+
+def _most_often(mode: str, padding: _Padding) -> int:
+    """How often an entry occurs along a padded dimension, at most."""
+    size = padding.size
+    source: Callable[[int], int] = {
+        "reflect": lambda i: (size - 1) - abs((size - 1) - i % (2 * size - 2)) if size > 1 else 0,
+        "replicate": lambda i: min(max(i, 0), size - 1),
+        "circular": lambda i: i % size,
+    }[mode]
+    counts = [0] * size
+    for i in range(-padding.left, size + padding.right):
+        counts[source(i)] += 1
+    return max(counts)
+
+
+@normed_op(F.pad).register_norm
+def pad_zeros(
+    input: L1Tensor | L2Tensor | RMSToRMSTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> NormedTensor:
+    """Zeros around x in other kinds: a sum stays; a matrix with out' rows and in' columns has sqrt(out in' / (out' in)) n."""
+    paddings = _paddings(input, pad)
+    if mode != "constant" or value or any(p.cropped_from != p.size for p in paddings.values()):
+        raise NormMismatchError(f"only zeros can be added around a {type(input).__name__}")
+    c = 1.0
+    if isinstance(input, RMSToRMSTensor):
+        growth = {d: p.total / p.size for d, p in paddings.items()}
+        if getattr(input, "groups", 1) > 1 and set(growth) & set(input.elem_dims):
+            raise NormMismatchError("the kernel of a grouped convolution cannot be padded along its channels")
+        rows, columns = (growth.pop(d, 1.0) for d in input.elem_dims)
+        c = math.sqrt(columns / rows) * (math.prod(growth.values()) if isinstance(input, RMSToRMSConvTensor) else 1)
+    return scaled(input, c)
+
+
+@normed_op(torch.constant_pad_nd).register_norm
+def constant_pad_nd(input: RMSTensor, pad: Sequence[int], value: float = 0) -> RMSTensor:
+    """`pad` with a constant, as ATen names it."""
+    return _padded(input, pad, "constant", math.fabs(value))
+
+
+def _register_aten_padding(mode: str, name: str) -> None:
+    def padded(input: RMSTensor, padding: Any) -> RMSTensor:
+        return _padded(input, padding, mode, 0.0)
+
+    padded.__doc__ = f"`pad` in mode {mode}, as ATen names it."
+    for rank in (1, 2, 3):
+        normed_op(getattr(torch.ops.aten, f"{name}{rank}d").default).register_norm(padded)
+
+
+_register_aten_padding("reflect", "reflection_pad")
+_register_aten_padding("replicate", "replication_pad")

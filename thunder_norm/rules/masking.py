@@ -1,0 +1,125 @@
+"""Norm rules for setting entries aside: masked_fill, tril and triu, dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm.dispatch import current_mode, lift, normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._shared import (
+    VectorKind,
+    is_constant_along,
+    like,
+    own_dims,
+    root_sum_squares,
+    scalar,
+    scaled,
+)
+from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
+
+
+@normed_op(torch.tril).register_norm
+@normed_op(torch.triu).register_norm
+def triangle(input: VectorKind, diagonal: int = 0) -> VectorKind:
+    """Zeros above or below a diagonal.  Value n, attained; sensitivity 1: a coordinate projection.
+
+    (A projection of entries can increase an operator norm; an operator is read through its entries.)
+    """
+    return scaled(input, 1)
+
+
+@normed_op(torch.masked_fill).register_norm(allow_plain_tensors=True)
+def masked_fill(input: RMSTensor, mask: torch.Tensor, value: float | torch.Tensor) -> RMSTensor:
+    """v where the plain mask is set, x elsewhere.
+
+    Value:       sqrt(n^2 + v^2); max(n, |v|) for a LinfTensor or a mask that does not vary along elem_dims; n if v = 0
+                 (attained: the mask covers what x does not need).  v = -inf is inf, which softmax does not read.
+    Sensitivity: 1
+    """
+    if isinstance(value, int | float) and value == 0:
+        return scaled(input, 1)
+    n = input.norm_size
+    if isinstance(value, torch.Tensor):
+        v = lift(value, LinfTensor).norm_size
+    else:
+        v = scalar(math.fabs(value), n)
+    is_blockwise = is_constant_along(mask, own_dims(input))
+    return like(input, torch.maximum(n, v) if is_blockwise else root_sum_squares(n, v), sensitivity={"input": 1})
+
+
+@normed_op(torch.masked_fill).register_norm(allow_plain_tensors=True)
+def masked_fill_zero(input: L1Tensor | L2Tensor, mask: torch.Tensor, value: float) -> NormedTensor:
+    """0 where the plain mask is set, in kinds of sums: value n, sensitivity 1."""
+    if value != 0:
+        raise NormMismatchError(f"a {type(input).__name__} can only be filled with 0: convert it to an RMSTensor first")
+    return scaled(input, 1)
+
+
+# -- dropout ----------------------------------------------------------------------------------------------------------------
+
+
+def _dropout(x: NormedTensor, p: float, training: bool) -> NormedTensor:
+    if not training or p == 0:
+        return scaled(x, 1)
+    if p >= 1:
+        return scaled(x, 0.0)
+    return scaled(x, math.sqrt(1 / (1 - p)) if current_mode() == "typical" else 1 / (1 - p))
+
+
+def dropout(input: VectorKind, p: float = 0.5, training: bool = True) -> VectorKind:
+    """Entries (or channels) set to 0 with probability p, the others divided by 1 - p; x itself if not training.
+
+    Value:       n / (1 - p) in training, n otherwise       (attained: x where the mask is not)
+    Sensitivity: the same factor
+    Typical:     sqrt(1 / (1 - p)), the expected energy
+    """
+    return _dropout(input, p, training)
+
+
+def dropout_aten(input: VectorKind, p: float, train: bool) -> VectorKind:
+    """`dropout`, as torch.dropout and ATen name its arguments."""
+    return _dropout(input, p, train)
+
+
+for _op in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout):
+    normed_op(_op).register_norm(dropout)
+    normed_op(_op).register_norm(dropout_aten)
+
+
+@normed_op(torch.native_dropout).register_norm
+def native_dropout(input: VectorKind, p: float, train: bool | None = True) -> tuple:
+    """`dropout` and its mask."""
+    return _dropout(input, p, train is not False), None
+
+
+_SELU_FLOOR = -1.7580993408473766  # what selu tends to below, the value a dropped entry gets
+
+
+def alpha_dropout(input: RMSTensor, p: float = 0.5, training: bool = False) -> RMSTensor:
+    """a (x where kept, else -1.758) + b, so that mean 0 and variance 1 stay as they are; x itself if not training.
+
+    Value:       a n + max(|b|, |1.758 a - b|)
+    Sensitivity: a = ((1 - p) (1 + 1.758^2 p))^(-1/2)
+    """
+    if not training or p == 0:
+        return scaled(input, 1)
+    if p >= 1:
+        return scaled(input, 0.0)
+    a = ((1 - p) * (1 + p * _SELU_FLOOR**2)) ** -0.5
+    b = -a * _SELU_FLOOR * p
+    return like(input, input.norm_size * a + max(math.fabs(b), math.fabs(a * _SELU_FLOOR + b)), sensitivity={"input": a})
+
+
+def alpha_dropout_aten(input: RMSTensor, p: float, train: bool) -> RMSTensor:
+    """`alpha_dropout`, as ATen names its arguments."""
+    return alpha_dropout(input, p, train)
+
+
+_ALPHA: tuple[Callable, ...] = (F.alpha_dropout, F.feature_alpha_dropout)
+for _op in _ALPHA:
+    normed_op(_op).register_norm(alpha_dropout)
+    normed_op(_op).register_norm(alpha_dropout_aten)

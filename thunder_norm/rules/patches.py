@@ -1,0 +1,67 @@
+"""Norm rules for windows and for moving between channels and positions: unfold, pixel_shuffle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder_norm import elem_dims as ed
+from thunder_norm.dispatch import normed_op
+from thunder_norm.rules._shared import as_kind, negative, rms, root, scaled, spread, times
+from thunder_norm.tensors import RMSTensor
+
+
+@normed_op(torch.Tensor.unfold).register_norm
+def unfold(input: RMSTensor, dimension: int, size: int, step: int) -> RMSTensor:
+    """Windows of `size` positions along a dimension of K, as a new last dimension.
+
+    Value:       n where the norm does not run over the dimension; sqrt(K / size) n where it does: then it runs over the window
+    Sensitivity: the same factor
+    """
+    along = negative(dimension, input.ndim)
+    dims = tuple(d - 1 for d in input.elem_dims if d != along)
+    if along not in input.elem_dims:
+        return scaled(input, 1, dims)
+    c = spread(root(input.shape[along] / size))
+    return rms(times(input.norm_size, c), (*dims, -1), sensitivity={"input": c})
+
+
+@normed_op(torch.ops.aten.im2col.default).register_norm
+def im2col(input: RMSTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> RMSTensor:
+    """Patches of an image [.., C, H, W] as columns [.., C taps, positions], zeros around it.
+
+    Value:       n, RMS over channels and taps, from RMS over channels (other elem_dims are converted to that)
+    Sensitivity: 1
+    Source:      the mean over taps of an RMS at each position is at most the maximum
+    """
+    channels = tuple(d for d in input.elem_dims if d == -3)
+    x, c = as_kind(input, RMSTensor, channels)
+    return rms(x.norm_size, (-2,) if channels else (), sensitivity={"input": c})
+
+
+@normed_op(torch.pixel_shuffle).register_norm
+def pixel_shuffle(input: RMSTensor, upscale_factor: int) -> RMSTensor:
+    """[.., C r^2, H, W] to [.., C, H r, W r].
+
+    Value:       n if the norm runs over channels and positions, or over none of them; r n from RMS over channels: all energy of
+                 a position may be in the channels that go to one of its r^2 pixels
+    Sensitivity: the same factor
+    """
+    # without channels, each pixel has channels of its own: a mean over positions becomes one over their pixels
+    outside = [d for d in (-2, -1) if d not in input.elem_dims] if -3 in input.elem_dims else []
+    return scaled(input, spread(float(upscale_factor) ** (len(outside) / 2)))
+
+
+@normed_op(torch.pixel_unshuffle).register_norm
+def pixel_unshuffle(input: RMSTensor, downscale_factor: int) -> RMSTensor:
+    """[.., C, H r, W r] to [.., C r^2, H, W].
+
+    Value:       n: channels are averaged over the r^2 pixels of a position too
+    Sensitivity: 1, once the norm does not run over some of the positions only
+    """
+    image = ed.nontrivial(input.shape, (-3, -2, -1))
+    if set(image) <= set(input.elem_dims):
+        return scaled(input, 1, tuple({*input.elem_dims, -3, -2, -1}))
+    x, c = as_kind(input, RMSTensor, tuple(d for d in input.elem_dims if d not in (-2, -1)))
+    return rms(x.norm_size, x.elem_dims, sensitivity={"input": c})
