@@ -106,10 +106,10 @@ def _average(weights: _Operand, x: _Operand, out: Labels) -> Bound:
     ``mean_s max_k |x_sk|^2 <= min(S, K) |x|^2``.
     """
     contracted = {n for n in weights.labels if n not in out}
-    c = conversions.factor(weights.tensor, L1Tensor, weights.dims(contracted))
+    c = conversion_factor(weights.tensor, L1Tensor, weights.dims(contracted))
     if isinstance(x.tensor, L1Tensor):
         kept = x.normed & set(out) - set(weights.labels)
-        c *= conversions.factor(x.tensor, L1Tensor, x.dims(kept))
+        c *= conversion_factor(x.tensor, L1Tensor, x.dims(kept))
         return Bound(L1Tensor if kept else LinfTensor, _out_dims(kept, out), c)
     averaged = x.normed & contracted
     batch = x.normed & set(weights.labels) - contracted
@@ -126,7 +126,7 @@ def _apply(w: _Operand, x: _Operand, out: Labels) -> Bound:
     if len(contracted) != 1 or not contracted < ends or ends - contracted <= set(x.labels):
         raise NormMismatchError(f"an operator between dims {w.tensor.elem_dims} cannot be applied over {sorted(contracted)}")
     (inner,), (output,) = contracted, ends - contracted
-    c = conversions.factor(w.tensor, RMSToRMSTensor, (w.dim(output), w.dim(inner)))
+    c = conversion_factor(w.tensor, RMSToRMSTensor, (w.dim(output), w.dim(inner)))
     normed = x.normed | contracted
     c *= _rms_factor(x, normed)
     return Bound(RMSTensor, _out_dims(normed - contracted | {output}, out), c)
@@ -144,7 +144,7 @@ def _compose(a: _Operand, b: _Operand, out: Labels) -> Bound:
     a_is_outer = a.labels[a.tensor.elem_dims[1]] == inner
     for operand, end in ((a, first), (b, last)):
         order = (end, inner) if (operand is a) == a_is_outer else (inner, end)
-        c *= conversions.factor(operand.tensor, RMSToRMSTensor, (operand.dim(order[0]), operand.dim(order[1])))
+        c *= conversion_factor(operand.tensor, RMSToRMSTensor, (operand.dim(order[0]), operand.dim(order[1])))
     dims = (first, last) if a_is_outer else (last, first)
     return Bound(RMSToRMSTensor, tuple(out.index(n) - len(out) for n in dims), c)
 
@@ -155,10 +155,22 @@ def _rms_factor(x: _Operand, labels: set[str]) -> float:
 
 def rms_factor(x: NormedTensor, elem_dims: ed.Dims) -> float:
     """What it costs to read x's norm as an RMS norm over `elem_dims`."""
-    c = conversions.factor(x, RMSTensor, elem_dims)
-    if c is None:
-        raise NormMismatchError(f"no conversion from {type(x).__name__} over dims {x.elem_dims} to RMS over dims {elem_dims}")
+    c = conversion_factor(x, RMSTensor, elem_dims)
     return spread(c) if isinstance(x, RMSTensor) else c
+
+
+def conversion_factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> float:
+    """What it costs to read x's norm as a `kind` over `elem_dims`.
+
+    Raises:
+        NormMismatchError: there is no sound conversion.
+    """
+    c = conversions.factor(x, kind, elem_dims)
+    if c is None:
+        raise NormMismatchError(
+            f"no conversion from {type(x).__name__} over dims {x.elem_dims} to {kind.__name__} over dims {elem_dims}"
+        )
+    return c
 
 
 def _out_dims(labels: set[str], out: Labels) -> ed.Dims:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import conversions
 from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import VectorKind, rms
-from thunder_norm.rules.contraction import contract, number, plus, rms_factor, scaled
+from thunder_norm.rules.contraction import contract, conversion_factor, number, plus, rms_factor, scaled
 from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 
 NAMES = ("input", "other")
@@ -39,7 +38,7 @@ def _beside(other: str):
 
 
 @normed_op(F.linear).register_norm
-def linear(input: RMSTensor, weight: RMSToRMSTensor, bias: RMSTensor | None = None) -> RMSTensor:
+def linear(input: RMSTensor, weight: RMSToRMSTensor, bias: RMSTensor | None = None) -> NormedTensor:
     """y = x W^T + b.
 
     input:  [..., in],  RMS over the last dimension (and possibly others), maximum over the rest
@@ -316,11 +315,11 @@ def bilinear(input1: RMSTensor, input2: RMSTensor, weight: RMSToRMSTensor, bias:
     Sensitivity:  the products of the other sizes
     """
     d1 = input1.shape[-1]
-    c_weight = conversions.factor(weight, RMSToRMSTensor, (-2, -1)) or 1.0
+    c_weight = conversion_factor(weight, RMSToRMSTensor, (-2, -1))
     c = d1 * c_weight * rms_factor(input1, (-1,)) * rms_factor(input2, (-1,))
     n1, n2, n_weight = input1.norm_size, input2.norm_size, weight.norm_size
     value = n1 * n2 * n_weight * c
-    sensitivity = {"input1": n2 * n_weight * c, "input2": n1 * n_weight * c, "weight": n1 * n2 * c}
+    sensitivity: dict[str, Any] = {"input1": n2 * n_weight * c, "input2": n1 * n_weight * c, "weight": n1 * n2 * c}
     if bias is not None:
         sensitivity["bias"] = rms_factor(bias, ())
         value = value + bias.norm_size * sensitivity["bias"]
