@@ -3,6 +3,41 @@
 Within one operation the rule registered first is tried first, hence the fixed order.
 """
 
-from thunder_norm.rules import attention, linear, softmax
+# isort: off
+from thunder_norm.rules import (
+    linear,
+    conv,
+    embedding,
+    attention,
+    softmax,
+    normalization,
+    mean_square,
+    elementwise,
+    powers,
+    binary,
+    shape,
+    indexing,
+    joining,
+    masking,
+    casts,
+    patches,
+)
 
-__all__ = ["attention", "linear", "softmax"]
+__all__ = [
+    "attention",
+    "binary",
+    "casts",
+    "conv",
+    "elementwise",
+    "embedding",
+    "indexing",
+    "joining",
+    "linear",
+    "masking",
+    "mean_square",
+    "normalization",
+    "patches",
+    "powers",
+    "shape",
+    "softmax",
+]

@@ -115,7 +115,7 @@ def plus_eps(input: RMSTensor, other: int | float, alpha: int | float = 1) -> No
 
 @normed_op(torch.sqrt).register_norm(when=_follows("shifted"))
 def sqrt(input: RMSTensor) -> NormedTensor:
-    """The root of mean x^2 + eps.  Value sqrt(n), attained; sensitivity 1 / (2 sqrt(eps)), at x = 0."""
+    """The root of mean x^2 + eps.  Its value is that of the root of n, attained; sensitivity 1 / (2 eps^0.5), at x = 0."""
     fact = _fact(input, "shifted")
     assert fact is not None
     result = like(input, input.norm_size.sqrt(), sensitivity={"input": 0.5 / fact.eps**0.5})
