@@ -108,6 +108,9 @@ _ALIASES = {
     "__setitem__": "setitem_", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge", "__eq__": "eq", "__ne__": "ne",
 }  # fmt: skip
 
+# Functions that share their name with another operation.
+_RENAMED = {torch.nn.functional.unfold: "im2col", torch.nn.functional.fold: "col2im"}
+
 _METADATA = frozenset(
     "size shape ndim dim numel nelement dtype device layout requires_grad is_cuda is_cpu is_meta is_floating_point "
     "is_complex is_contiguous stride storage_offset is_leaf grad_fn grad __len__ __hash__ __repr__ __str__ element_size "
@@ -128,6 +131,8 @@ def op_key(func: Callable) -> Any:
         packet = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
         namespace, name = packet._qualified_op_name.split("::")
         return _ALIASES.get(name, name) if namespace in ("aten", "prims") else packet._qualified_op_name
+    if isinstance(func, types.FunctionType) and func in _RENAMED:
+        return _RENAMED[func]
     name = getattr(func, "__name__", None)
     if name in ("__get__", "__set__"):  # a property of torch.Tensor: x.T
         name = getattr(func.__self__, "__name__", name) if name == "__get__" else f"{func.__self__.__name__}_"
@@ -206,7 +211,13 @@ class Slot:
         if value is None:
             return self.is_optional or self.is_unconstrained
         if isinstance(value, list | tuple) and tree_any(lambda v: isinstance(v, torch.Tensor), value):
-            element = Slot(self.kinds, accepts_plain=self.accepts_plain, accepts_number=self.accepts_number)
+            # a list that may hold plain tensors holds indices: numbers, slices and None go along
+            element = Slot(
+                self.kinds,
+                accepts_plain=self.accepts_plain,
+                accepts_number=self.accepts_number,
+                is_unconstrained=self.accepts_plain,
+            )
             return self.is_list and all(element.fits(v, converting=converting) for v in value)
         if isinstance(value, NormedTensor):
             if isinstance(value, self.kinds):
