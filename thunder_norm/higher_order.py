@@ -34,6 +34,21 @@ class Replay:
         with torch.enable_grad():
             return self._function(*inputs)
 
+    def gradients(self, inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Vector-Jacobian products with a graph, one for each input (None where there is none)."""
+        outputs = self(*inputs)
+        wanted = [t for t in inputs if t.requires_grad]
+        differentiable = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+        found = torch.autograd.grad(
+            [o for o, _ in differentiable],
+            wanted,
+            [g for _, g in differentiable],
+            create_graph=True,
+            allow_unused=True,
+        )
+        by_input = iter(found)
+        return [next(by_input) if t.requires_grad else None for t in inputs]
+
     def _compile(self) -> Callable:
         new = from_trace(self._trace)
         *body, returned = self._trace.bound_symbols
@@ -58,18 +73,27 @@ class Twice(torch.autograd.Function):
         inputs = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return (None, None, *grads, *(None for _ in inputs))
-        outputs = ctx.replay(*inputs)
-        wanted = [t for t in inputs if t.requires_grad]
-        differentiable = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
-        found = torch.autograd.grad(
-            [o for o, _ in differentiable],
-            wanted,
-            [g for _, g in differentiable],
-            create_graph=True,
-            allow_unused=True,
-        )
-        by_input = iter(found)
-        return (None, None, *(None for _ in grads), *(next(by_input) if t.requires_grad else None for t in inputs))
+        return (None, None, *(None for _ in grads), *ctx.replay.gradients(inputs, grads))
+
+
+class RunCompiled(torch.autograd.Function):
+    """A compiled computation of scalars, whose backward is the compiled one and can itself be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, entry: Any, replay: Replay, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`entry` is Thunder's cache entry for the computation of `inputs`."""
+        for_autograd, (saved_tensors, saved_other) = entry.computation_fn(*inputs)
+        ctx.entry, ctx.replay, ctx.saved_other, ctx.num_saved = entry, replay, saved_other, len(saved_tensors)
+        ctx.save_for_backward(*saved_tensors, *inputs)
+        return tuple(for_autograd["output"])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        """The compiled gradients, or torch's own with a graph if one is asked for."""
+        tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (None, None, *ctx.replay.gradients(tensors[ctx.num_saved :], grads))
+        return (None, None, *ctx.entry.backward_fn([list(tensors[: ctx.num_saved]), ctx.saved_other], list(grads)))
 
 
 def differentiable_twice(replay: Replay, scalars: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

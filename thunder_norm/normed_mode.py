@@ -75,6 +75,14 @@ class NormAcquisition(Acquisition):
         """Whether operations on parameters are taken over: in a normed call, or once a NormedTensor was met."""
         return self.is_normed_call or self.has_wrappers
 
+    @property
+    def is_unit(self) -> bool:
+        """Whether parameters without a given norm have norm 1."""
+        return self.policy == "unit"
+
+    def check_measurable(self, name: str) -> None:
+        """Raise if the parameter `name` must not be measured."""
+
     def guards(self) -> list[Any]:
         """A trace is for calls through `normed` or for calls that are not."""
         expected = self.is_normed_call
@@ -162,8 +170,9 @@ class NormAcquisition(Acquisition):
             recorder.lifted_parameters.append(LiftedParameter(name, kind, dims))
             if self.leaves is not None and name in self.leaves:
                 return self._leaf(recorder, t, name, kind, dims)
-            if self.policy == "unit" and self.is_parameter(self.proxy_of(t)):
+            if self.is_unit and self.is_parameter(self.proxy_of(t)):
                 return kind._wrap(t, torch.ones((), dtype=NORM_DTYPE), None, dims)
+            self.check_measurable(name)
         return recorder.hoist((kind.__name__, "of"), lambda: kind.of(t, dims))
 
     def _leaf(self, recorder: Recorder, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
-from thunder_norm.tensors import NormedTensor
+from thunder_norm.tensors import LinfTensor, NormedTensor
 
 Policy = Literal["measured", "unit"] | Mapping[str, Any]
 
@@ -126,6 +126,18 @@ def check_names(mapping: Mapping[str, Any], model: torch.nn.Module, what: str) -
         )
 
 
+def size_tensors(value: Any) -> tuple[torch.Tensor, ...]:
+    """norm_size and, if there is one, perturbation_size of a NormedTensor; of a bare size, itself as a tensor.
+
+    Raises:
+        NormMismatchError: the value cannot be a size.
+    """
+    normed = value if isinstance(value, NormedTensor) else LinfTensor(value)
+    if normed.perturbation_size is None:
+        return (normed.norm_size,)
+    return (normed.norm_size, normed.perturbation_size)
+
+
 class Leaves:
     """The current sizes given for parameters: a mapping whose values may be replaced between calls.
 
@@ -153,13 +165,7 @@ class Leaves:
 
     def tensors(self, name: str) -> tuple[torch.Tensor, ...]:
         """norm_size and, if the leaf has one, perturbation_size."""
-        value = self._mapping[name]
-        if not isinstance(value, NormedTensor):
-            from thunder_norm.tensors import LinfTensor
-
-            value = LinfTensor(value)  # checks that it is a size
-        found = (value.norm_size, value.perturbation_size)
-        return tuple(t for t in found if t is not None)
+        return size_tensors(self._mapping[name])
 
     def signature(self, name: str) -> tuple:
         """What a trace relies on: it must be the same in the next call."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
+from dataclasses import dataclass
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +19,22 @@ from thunder_norm.dispatch import Environment, environment
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
+
+
+@dataclass(frozen=True)
+class LeafOrigin:
+    """An input of the computation that is a norm given for a parameter."""
+
+    name: str
+    index: int
+
+
+@dataclass(frozen=True)
+class WrapperOrigin:
+    """An input of the computation that is an inner tensor of an input wrapper."""
+
+    wrapper: torch.Tensor
+    leaf_name: str
 
 
 class Acquisition:
@@ -37,6 +55,8 @@ class Acquisition:
         self._fake_of: dict[str, FakeTensor] = {}
         self._subclass_proxies: dict[int, SubclassProxy] = {}
         self.input_fakes: set[int] = set()
+        self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
+        self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
         self.input_specs: dict[int, WrapperSpec] = {}  # of input wrappers, by the identity of their fakes
 
     # -- what a transform may change ----------------------------------------------------------------------------------
@@ -69,6 +89,15 @@ class Acquisition:
         spec = WrapperSpec.of(x)
         with torch.no_grad(), self.mode:
             return spec.build(tuple(self.new_fake(t) for t in spec.leaves(x)))
+
+    def note_input(self, key: Any, real: torch.Tensor) -> None:
+        """Remember the real tensor an input proxy (by its history) or fake wrapper stands for."""
+        self._real_inputs[id(key)] = real
+
+    def real_input(self, proxy: TensorProxy) -> torch.Tensor | None:
+        """The real tensor an input proxy stands for."""
+        key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
+        return self._real_inputs.get(id(key))
 
     # -- fakes and proxies --------------------------------------------------------------------------------------------
 

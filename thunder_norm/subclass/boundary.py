@@ -8,7 +8,7 @@ torch.autograd, wraps them again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from thunder.core.dtypes import to_torch_dtype
 from thunder.extend import OperatorExecutor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
@@ -84,6 +84,16 @@ def _unflatten_operator(fake: torch.Tensor) -> Callable:
     return _bindable(f"unflatten_{spec.cls.__name__}_{next(_counter)}", unflatten)
 
 
+def wrap_output(proxy: SubclassProxy, leaves: Sequence[TensorProxy], wrap: Callable[..., torch.Tensor]) -> BoundSymbol:
+    """An epilogue operation that makes the wrapper `proxy` from `leaves` in another way than its class does."""
+
+    def with_history(*tensors: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return wrap(*tensors)
+
+    return _bindable(f"wrap_{type(proxy.fake).__name__}_{next(_counter)}", with_history)(*leaves, output=proxy)
+
+
 def _bindable(name: str, fn: Callable) -> Callable:
     """A function that binds a one-off operator with given proxies as its output."""
     from thunder.core.symbol import Symbol
@@ -113,10 +123,22 @@ def lower(acquisition: Acquisition, prologue: TraceCtx, computation: TraceCtx, e
     """
     inner: Inner = {}
     leaves = [bsym for bsym in computation.bound_symbols if bsym.sym.id == LEAF.id]
+    _note_origins(acquisition, computation, leaves)
     new_computation = _lower_computation(computation, inner, leaves)
     new_prologue = _lower_prologue(acquisition, prologue, inner, leaves, new_computation)
     new_epilogue = None if epilogue is None else _lower_epilogue(epilogue, inner)
     return new_prologue, new_computation, new_epilogue
+
+
+def _note_origins(acquisition: Acquisition, trace: TraceCtx, leaves: list[BoundSymbol]) -> None:
+    for bsym in leaves:
+        for index, p in enumerate(bsym.output):
+            acquisition.origins[p.name] = LeafOrigin(bsym.args[0], index)
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id == FLATTEN.id:
+            (wrapper,) = bsym.args
+            for p, name in zip(bsym.output, acquisition.spec_of(wrapper).leaf_names(), strict=True):
+                acquisition.origins[p.name] = WrapperOrigin(acquisition.real_input(wrapper), name)
 
 
 def _flat(tree: Any, inner: Inner) -> Iterator[Any]:
@@ -171,11 +193,16 @@ def _refuse_wrapper(bsym: BoundSymbol) -> None:
         )
 
 
-def _bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:
-    """Declare `trace.args` in the signature, and unpack those that are new."""
+def declare_arguments(trace: TraceCtx, name: str) -> None:
+    """Make `trace.args` the signature of the function a trace prints."""
     info = SigInfo(name)
     info.args = [(p.name, None) for p in trace.args]
     trace._siginfo = info
+
+
+def _bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:
+    """Declare `trace.args` in the signature, and unpack those that are new."""
+    declare_arguments(trace, name)
     with tracectx(trace):
         unpacks = [prims.unpack_trivial.bind(p, output=p, name=p.name) for p in added]
     trace.bound_symbols[:0] = unpacks

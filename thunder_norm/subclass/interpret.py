@@ -276,6 +276,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     """
     _check_requires_grad(x)
     fake = acquisition.fake_wrapper(x)
+    acquisition.note_input(fake, x)
     if getattr(x, "_is_param", False):
         fake._is_param = True
     proxy = acquisition.register(SubclassProxy(fake, acquisition, name=name, history=history))

@@ -93,6 +93,7 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     p = _original_proxy(x, name=name, history=history)
     if isinstance(p, TensorProxy) and x.layout is torch.strided:
         acquisition.strides[p.name] = x.stride()
+        acquisition.note_input(p.history, x)
     return p
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from thunder.core import devices, dtypes, prims
@@ -28,6 +28,13 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded
+
+
+class OperationId(NamedTuple):
+    """The id of a composite: the class and the operation; what an executor registers a grad rule of its own for."""
+
+    cls: str
+    op: str
 
 
 FLATTEN = Symbol(name="flatten", id="thunder_norm.flatten", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
@@ -168,11 +175,31 @@ def emit_composite(
                     env[id(t)] = p
         return tuple(env[id(t)] for t in outputs)
 
-    full_name = ".".join(name)
-    symbol = Symbol(name=full_name, meta=meta, id=full_name, _bind_postprocess=_print_without_module)
+    symbol = Symbol(name=".".join(name), meta=meta, id=OperationId(*name), _bind_postprocess=_print_without_module)
     results = symbol(*(acquisition.proxy_of(t) for t in inputs))
     for t, p in zip(outputs, results, strict=True):
         acquisition.bind(t, p)
+
+
+def keep_only(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
+    """Dead code elimination that looks into composites: only what the proxies named in `wanted` need.
+
+    Composites stay, with fewer arguments, results and subsymbols.
+    """
+    wanted = set(wanted)
+    kept: list[BoundSymbol] = []
+    for bsym in reversed(bsyms):
+        if not any(p.name in wanted for p in bsym.flat_proxy_outs):
+            continue
+        if isinstance(bsym.sym.id, OperationId):
+            subsymbols = keep_only(bsym.subsymbols, wanted)
+            made = {p.name for b in subsymbols for p in b.flat_proxy_outs}
+            used = {p.name: p for b in subsymbols for p in b.flat_proxy_args if p.name not in made}
+            outputs = tuple(p for p in bsym.flat_proxy_outs if p.name in wanted)
+            bsym = bsym.from_bsym(args=tuple(used.values()), output=outputs, subsymbols=subsymbols)
+        wanted.update(p.name for p in bsym.flat_proxy_args)
+        kept.append(bsym)
+    return kept[::-1]
 
 
 def _print_without_module(bsym: BoundSymbol) -> None:

@@ -1,0 +1,218 @@
+"""Norm maps: (norms of inputs, norms of parameters) -> norms of outputs, as a function of scalars.
+
+A norm map is the normed program of a model with everything but the norms cut away.  It is acquired once per kinds of its
+arguments, through the same interpreter and rules as ``thunder.jit(model, transforms=[NormTransform()])``, needs no data and no
+weights, and a call costs little more than the scalar arithmetic it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import thunder
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from thunder_norm import norm_map_trace
+from thunder_norm.dispatch import Mode, check_mode
+from thunder_norm.dynamic_shapes import DynamicDims, parse_dynamic_shapes
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.higher_order import RunCompiled
+from thunder_norm.normed_mode import normed
+from thunder_norm.parameters import Policy, check_names, check_policy, tensor_names
+from thunder_norm.tensors import NormedTensor, describe
+
+
+def build_norm_map(
+    model: torch.nn.Module,
+    *example_args: Any,
+    dynamic_shapes: Any = None,
+    parameters: Policy | None = None,
+    mode: Mode = "bound",
+    **example_kwargs: Any,
+) -> NormMap:
+    """The norm map of a model: ``norm_map(*normed_args, normed_state_dict=None, **normed_kwargs) -> normed outputs``.
+
+    Args:
+        model: any module (or function) that Thunder can trace.
+        *example_args: arguments that say shapes and dtypes; tensors may live on the meta device, no weights are touched then.
+        dynamic_shapes: dimensions that may change between calls without a new acquisition, as for ``torch.export``: one
+            entry for each argument (a tuple or list in order, or a dict by name), each a dict from dimension to a name or
+            `torch.export.Dim`, or None.
+        parameters: sizes of parameters `normed_state_dict` does not name: "measured" (exact norm of the actual parameter),
+            "unit", or a mapping.  If None they are measured when no normed_state_dict is given, and required when it is.
+        mode: "bound", "typical" or "modula".
+        **example_kwargs: as `example_args`, by name.
+
+    Returns:
+        A `NormMap`.  Its outputs have meta backings; norm sizes are differentiable through torch.autograd, to any order.
+
+    Raises:
+        NormMismatchError: dynamic_shapes do not fit the arguments, or an unknown mode or policy.
+    """
+    leaves, spec = tree_flatten((example_args, example_kwargs))
+    dims = parse_dynamic_shapes(model, example_args, example_kwargs, dynamic_shapes, leaves)
+    policy = None if parameters is None else check_policy(parameters)
+    return NormMap(model, leaves, spec, dims, policy, check_mode(mode))
+
+
+@dataclass
+class NormMap:
+    """See `build_norm_map`."""
+
+    model: Callable
+    example_leaves: list[Any]
+    example_spec: TreeSpec
+    dynamic_dims: DynamicDims
+    parameters: Policy | None
+    mode: Mode
+    _programs: dict[Any, Program] = field(default_factory=dict, repr=False)
+    _last: Program | None = field(default=None, repr=False)
+
+    def __call__(self, *normed_args: Any, normed_state_dict: Mapping[str, Any] | None = None, **normed_kwargs: Any) -> Any:
+        """Map norms of inputs and parameters to norms of outputs.
+
+        Args:
+            *normed_args: in the structure of the example arguments; a NormedTensor (unfinalized or not) for each floating
+                tensor.  A plain tensor stands for itself: its exact norm is taken.
+            normed_state_dict: parameter or buffer name -> NormedTensor, number or 0-dim tensor.
+            **normed_kwargs: as `normed_args`, by name.
+
+        Raises:
+            NormMismatchError: arguments differ from the example in structure or shape.
+            NormMapKeyError: normed_state_dict names an unknown parameter, or misses one that is needed.
+        """
+        leaves, spec = tree_flatten((normed_args, normed_kwargs))
+        if spec != self.example_spec:
+            raise NormMismatchError(
+                with_details("arguments differ in structure from the example arguments", expected=self.example_spec, got=spec)
+            )
+        given = {} if normed_state_dict is None else normed_state_dict
+        key = (
+            tuple(map(_signature, leaves, self.example_leaves)),
+            None if normed_state_dict is None else tuple((name, _signature(v, None)) for name, v in given.items()),
+            torch.is_grad_enabled(),
+        )
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._acquire(leaves, normed_state_dict)
+        self._last = program
+        return program(leaves, given, self.dynamic_dims.sizes(leaves, self.example_leaves))
+
+    @property
+    def last_trace(self) -> Any:
+        """The execution trace of the last call's program: readable Python on scalars."""
+        return self.last_program.trace
+
+    @property
+    def last_program(self) -> Program:
+        """The program of the last call.
+
+        Raises:
+            NormMismatchError: the norm map has not been called yet.
+        """
+        if self._last is None:
+            raise NormMismatchError("this norm map has not been called yet")
+        return self._last
+
+    def _acquire(self, leaves: list[Any], normed_state_dict: Mapping[str, Any] | None) -> Program:
+        policy = self._policy(normed_state_dict)
+        inputs = [norm_map_trace.placeholder(leaf, example, self.model) for leaf, example in zip(leaves, self.example_leaves, strict=True)]
+        program = Program.acquire(self.model, inputs, self.example_spec, policy, self.mode)
+        for other in self.dynamic_dims.variants(inputs):
+            variant = Program.acquire(self.model, other.inputs, self.example_spec, policy, self.mode)
+            program.generalize(variant, other)
+        return program
+
+    def _policy(self, normed_state_dict: Mapping[str, Any] | None) -> norm_map_trace.Given:
+        is_module = isinstance(self.model, torch.nn.Module)
+        fallback = self.parameters
+        explicit: dict[str, Any] = dict(fallback) if isinstance(fallback, Mapping) else {}
+        if normed_state_dict is not None:
+            if not is_module:
+                raise NormMapKeyError(f"normed_state_dict given, but {describe(self.model)} is not a module")
+            check_names(normed_state_dict, self.model, "normed_state_dict")
+            names = tensor_names(self.model)
+            for name, value in normed_state_dict.items():
+                if isinstance(value, NormedTensor) and value.finalized and value.shape != names[name].shape:
+                    raise NormMismatchError(
+                        f"normed_state_dict[{name!r}] has shape {list(value.shape)}, the model's has {list(names[name].shape)}"
+                    )
+            explicit.update(normed_state_dict)
+        otherwise = fallback if isinstance(fallback, str) else "required" if normed_state_dict is not None else "measured"
+        return norm_map_trace.Given(explicit, otherwise)
+
+
+@dataclass
+class Program:
+    """One acquired norm map, for one choice of kinds: a compiled function of scalars."""
+
+    entry: Any
+    plan: norm_map_trace.Plan
+    static_epilogue_inputs: tuple
+
+    @staticmethod
+    def acquire(model: Callable, inputs: list[Any], spec: TreeSpec, policy: norm_map_trace.Given, mode: Mode) -> Program:
+        """Trace the model with `inputs` in place of its arguments."""
+        transform = norm_map_trace.NormMapTransform(policy, mode, inputs)
+        jitted = thunder.jit(model, transforms=[transform])
+        run = normed(jitted)
+
+        args, kwargs = tree_unflatten(inputs, spec)
+        entry, static = norm_map_trace.capture(jitted, lambda: run(*args, **kwargs), lambda: transform.plan)
+        return Program(entry, transform.plan, static)
+
+    @property
+    def trace(self) -> Any:
+        """The last computation trace."""
+        return self.entry.computation_traces[-1]
+
+    @property
+    def lifted_parameters(self) -> list[Any]:
+        """Which parameter was taken for which kind."""
+        return self.plan.lifted_parameters
+
+    def generalize(self, variant: Program, other: Any) -> None:
+        """Learn from an acquisition at other sizes which output dimensions follow, and that no norm does.
+
+        Raises:
+            NormMismatchError: a norm depends on the size of a dynamic dimension.
+        """
+        if self.plan.fingerprint != variant.plan.fingerprint:
+            raise NormMismatchError(
+                f"the norm depends on the size of the dynamic dimension {other.name!r}: leave it out of dynamic_shapes"
+            )
+        for own, theirs in zip(self.plan.outputs, variant.plan.outputs, strict=True):
+            own.learn(theirs, other)
+
+    def __call__(self, leaves: list[Any], given: Mapping[str, Any], sizes: dict[str, int]) -> Any:
+        """Run on the scalars of the arguments."""
+        inputs = [source(leaves, given) for source in self.plan.sources]
+        if self.entry.backward_fn is None:
+            result = self.entry.computation_fn(*inputs)
+        else:
+            result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
+        with norm_map_trace.sizes_of_call(sizes):
+            return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)
+
+
+def _signature(value: Any, example: Any) -> Any:
+    """What a program relies on about one argument, besides its norm."""
+    if isinstance(value, NormedTensor):
+        d = value.perturbation_size
+        return (
+            type(value),
+            value.elem_dims,
+            value.norm_size.requires_grad,
+            value.norm_size.device,
+            None if d is None else d.requires_grad,
+        )
+    if isinstance(value, torch.Tensor):
+        if example is None:
+            return ("size", value.requires_grad, value.device)
+        return ("plain", value.dtype, value.requires_grad, value.device, value.shape)
+    if example is None:
+        return "number"
+    return value

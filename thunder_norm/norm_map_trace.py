@@ -1,0 +1,310 @@
+"""Cutting a normed program down to its norms: the transform behind `build_norm_map`."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import thunder
+import torch
+from thunder.core import prims
+from thunder.core.module import ThunderModule
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
+
+from thunder_norm.dispatch import Mode
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.higher_order import Replay
+from thunder_norm.normed_mode import LiftedParameter, NormAcquisition, parameter_name
+from thunder_norm.parameters import named_annotations, size_tensors, tensor_names
+from thunder_norm.subclass import boundary
+from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin, location_of_user
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.trace import keep_only
+from thunder_norm.tensors import NormedTensor
+from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
+
+# From the call's flattened arguments and given parameter norms to one input of the computation.
+Source = Callable[[Sequence[Any], Mapping[str, Any]], torch.Tensor]
+
+_sizes: contextvars.ContextVar[dict[str, int]] = contextvars.ContextVar("thunder_norm_dynamic_sizes", default={})
+
+
+@contextlib.contextmanager
+def sizes_of_call(sizes: dict[str, int]) -> Iterator[None]:
+    """Outputs wrapped inside the block get these sizes in their dynamic dimensions."""
+    token = _sizes.set(sizes)
+    try:
+        yield
+    finally:
+        _sizes.reset(token)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Norms given for parameters, and what holds for the others: "measured", "unit" or "required"."""
+
+    norms: Mapping[str, Any]
+    otherwise: str
+
+
+def placeholder(leaf: Any, example: Any, model: Callable) -> Any:
+    """What stands for one argument while the program is acquired: norms over a backing without memory.
+
+    Raises:
+        NormMismatchError: a NormedTensor in place of something that is not a floating tensor.
+    """
+    if not isinstance(example, torch.Tensor):
+        if isinstance(leaf, NormedTensor):
+            raise NormMismatchError(f"a {type(leaf).__name__} was given in place of {example!r}, which is not a tensor")
+        return leaf
+    device = _device(example, model)
+    if isinstance(leaf, NormedTensor):
+        if not example.is_floating_point():
+            raise NormMismatchError(f"a {type(leaf).__name__} was given in place of a tensor of {example.dtype}")
+        backing = torch.zeros((), dtype=example.dtype, device=device).expand(example.shape)
+        return type(leaf)._wrap(backing, leaf.norm_size, leaf.perturbation_size, leaf.elem_dims)
+    if isinstance(leaf, torch.Tensor) and leaf.device == device:
+        return leaf
+    return torch.zeros((), dtype=example.dtype, device=device).expand(example.shape)
+
+
+def _device(example: torch.Tensor, model: Callable) -> torch.device:
+    """Where the program runs: with the parameters, unless there are none."""
+    if isinstance(model, torch.nn.Module):
+        for t in tensor_names(model).values():
+            return t.device
+    return example.device
+
+
+@dataclass
+class OutputShape:
+    """Shape and dtype of one normed output, with the dimensions that follow a dynamic one."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    follows: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # dim -> (name, factor, offset)
+    _backing: torch.Tensor | None = None
+
+    def learn(self, other: OutputShape, variant: Any) -> None:
+        """Find the dimensions that changed with one dynamic dimension: ``size = factor * dynamic + offset``."""
+        step = variant.other_size - variant.size
+        for d, (a, b) in enumerate(zip(self.shape, other.shape, strict=True)):
+            if a != b:
+                factor = (b - a) // step
+                self.follows[d] = (variant.name, factor, a - factor * variant.size)
+
+    def backing(self) -> torch.Tensor:
+        """A meta tensor of this shape for the call at hand."""
+        if not self.follows:
+            if self._backing is None:
+                self._backing = torch.empty(self.shape, dtype=self.dtype, device="meta")
+            return self._backing
+        sizes = _sizes.get()
+        shape = list(self.shape)
+        for d, (name, factor, offset) in self.follows.items():
+            if name in sizes:
+                shape[d] = factor * sizes[name] + offset
+        return torch.empty(shape, dtype=self.dtype, device="meta")
+
+
+@dataclass
+class Plan:
+    """Where the inputs of the compiled computation come from, and what its outputs are."""
+
+    sources: list[Source]
+    outputs: list[OutputShape]
+    fingerprint: str
+    lifted_parameters: list[LiftedParameter]
+    replay: Replay
+    num_results: int
+
+
+class GivenAcquisition(NormAcquisition):
+    """An acquisition in which parameters without a given norm may be an error."""
+
+    def __init__(self, given: Given, mode: Mode, annotations: dict):
+        super().__init__(given.norms, mode, annotations)
+        self.otherwise = given.otherwise
+
+    @property
+    def is_unit(self) -> bool:
+        """Parameters without a given norm have norm 1."""
+        return self.otherwise == "unit"
+
+    def check_measurable(self, name: str) -> None:
+        """Refuse to measure a parameter that was required, or that has no data."""
+        if self.otherwise == "required":
+            raise NormMapKeyError(
+                with_details(
+                    f"normed_state_dict has no norm for {name!r}",
+                    at=location_of_user(),
+                    instead="add it, or build the norm map with parameters='measured' or 'unit'",
+                )
+            )
+
+
+class NormMapTransform(NormTransform):
+    """`NormTransform` that keeps only what the norms of the outputs need."""
+
+    def __init__(self, given: Given, mode: Mode, inputs: Sequence[Any]):
+        super().__init__(parameters=given.norms, mode=mode)
+        self._given = given
+        self._inputs = list(inputs)
+        self._model: torch.nn.Module | None = None
+        self.plan: Plan
+
+    def transform_module(self, model: ThunderModule) -> None:
+        """Read the module's annotations."""
+        self._model = model._model
+        self._annotations = named_annotations(self._model)
+
+    def new_acquisition(self) -> NormAcquisition:
+        """The state for one acquisition."""
+        return GivenAcquisition(self._given, self.mode, self._annotations)
+
+    def transform_lowered(self, acquisition: NormAcquisition, traces: boundary.Traces) -> boundary.Traces:
+        """Return only norms, drop what they do not need, and give outputs meta backings."""
+        prologue, computation, epilogue = traces
+        computation = _keep_norms(computation)
+        outputs: list[OutputShape] = []
+        epilogue = _wrap_norms_only(epilogue, outputs)
+        sources = [self._source(acquisition, p) for p in computation.args]
+        prologue = _return_only(prologue, computation.args)
+        fingerprint = "\n".join(str(b) for b in computation.bound_symbols)
+        results = computation.bound_symbols[-1].args[0]["output"]
+        self.plan = Plan(
+            sources, outputs, fingerprint, list(acquisition.lifted_parameters), Replay(computation, results), len(results)
+        )
+        return prologue, computation, epilogue
+
+    def _source(self, acquisition: NormAcquisition, p: TensorProxy) -> Source:
+        origin = acquisition.origins.get(p.name)
+        if isinstance(origin, LeafOrigin):
+            return _from_given(origin, self._given.norms)
+        if isinstance(origin, WrapperOrigin):
+            position = next(i for i, v in enumerate(self._inputs) if v is origin.wrapper)
+            attribute = origin.leaf_name
+            if attribute == "backing":
+                raise self._depends_on_data("the values of an input", p)
+            return lambda leaves, state: getattr(leaves[position], attribute)
+        found = parameter_name(p)
+        if found is not None and self._model is not None:
+            tensor = tensor_names(self._model)[found[1]]
+            if tensor.device.type == "meta":
+                raise self._depends_on_data(f"the values of {found[1]!r}, which is on the meta device", p)
+            return lambda leaves, state: tensor
+        position = self._position_of(acquisition.real_input(p))
+        if position is None or self._inputs[position].device.type == "meta":
+            raise self._depends_on_data("the values of a plain tensor", p)
+        return lambda leaves, state: leaves[position]
+
+    def _position_of(self, t: torch.Tensor | None) -> int | None:
+        return None if t is None else next((i for i, v in enumerate(self._inputs) if v is t), None)
+
+    def _depends_on_data(self, what: str, p: TensorProxy) -> NormMismatchError:
+        return NormMismatchError(
+            with_details(
+                f"the norm of an output depends on {what}",
+                tensor=f"{p.name}: {p.type_string()}",
+                instead="give a NormedTensor for it (as an argument or in normed_state_dict), or real data",
+            )
+        )
+
+
+def _from_given(origin: LeafOrigin, norms: Mapping[str, Any]) -> Source:
+    name, index = origin.name, origin.index
+
+    def source(leaves: Sequence[Any], state: Mapping[str, Any]) -> torch.Tensor:
+        return size_tensors((state if name in state else norms)[name])[index]
+
+    return source
+
+
+def _keep_norms(trace: TraceCtx) -> TraceCtx:
+    """The computation of norms alone; its arguments are those it needs."""
+    *body, returned = trace.bound_symbols
+    value = returned.args[0]
+    norms = tuple(p for p in value["output"] if is_norm_scalar(p))
+    body = keep_only([b for b in body if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL], {p.name for p in norms})
+    made = {p.name for b in body for p in b.flat_proxy_outs}
+    used = {p.name for b in body for p in b.flat_proxy_args} | {p.name for p in norms} - made
+    arguments = tuple(p for p in trace.args if p.name in used)
+    new = from_trace(trace)
+    unpacks = [b for b in trace.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and b.output.name in used]
+    kept = {**value, "output": norms, "flat_args": list(arguments)}
+    new.bound_symbols = [*unpacks, *body, returned.from_bsym(args=(kept,))]
+    new.args = arguments
+    boundary.declare_arguments(new, "computation")
+    new.set_provenance(TraceProvenance("Norms only"))
+    return new
+
+
+def _return_only(trace: TraceCtx, arguments: Sequence[Any]) -> TraceCtx:
+    new = from_trace(trace)
+    *body, returned = trace.bound_symbols
+    (_, to_epilogue) = returned.args[0]
+    new.bound_symbols = [*body, returned.from_bsym(args=((tuple(arguments), to_epilogue),))]
+    return new
+
+
+def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
+    """The epilogue with each output wrapped around a meta backing, and plain tensor outputs refused."""
+    new = from_trace(trace)
+    new.bound_symbols = []
+    dropped: set[str] = set()
+    for bsym in trace.bound_symbols:
+        if isinstance(bsym.output, SubclassProxy) and isinstance(bsym.output.fake, NormedTensor) and bsym.args:
+            leaves = [p for p in bsym.args if is_norm_scalar(p)]
+            dropped |= {p.name for p in bsym.args if not any(p is q for q in leaves)}
+            new.bound_symbols.append(boundary.wrap_output(bsym.output, leaves, _wrapper_of_norms(bsym.output, outputs)))
+        else:
+            new.bound_symbols.append(bsym)
+    needed = {p.name for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL for p in b.flat_proxy_args}
+    plain = [p for p in trace.args if isinstance(p, TensorProxy) and not is_norm_scalar(p) and p.name in needed]
+    if plain:
+        raise NormMismatchError(
+            "the model returns plain tensors as well as normed ones; a norm map has no data to compute them from: "
+            + ", ".join(p.type_string() for p in plain)
+        )
+    new.bound_symbols = [b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in dropped - needed]
+    new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in dropped - needed)
+    boundary.declare_arguments(new, "epilogue")
+    return new
+
+
+def _wrapper_of_norms(proxy: SubclassProxy, outputs: list[OutputShape]) -> Callable[..., NormedTensor]:
+    fake = proxy.fake
+    shape = OutputShape(tuple(fake.shape), fake.dtype)
+    outputs.append(shape)
+    kind, dims = type(fake), fake.elem_dims
+
+    def wrap(norm_size: torch.Tensor, perturbation_size: torch.Tensor | None = None) -> NormedTensor:
+        return kind._wrap(shape.backing(), norm_size, perturbation_size, dims)
+
+    return wrap
+
+
+def capture(jitted: Callable, run: Callable[[], Any], plan: Callable[[], Plan]) -> tuple[Any, tuple]:
+    """Compile by running once; the cache entry, and what its prologue sends past the computation to the epilogue.
+
+    The latter is seen by running once more with an epilogue that looks at its arguments.
+    """
+    run()
+    cache = thunder.compile_stats(jitted).interpreter_cache
+    entry = cache[-1]
+    seen: list[tuple] = []
+
+    def spy(*args: Any) -> Any:
+        seen.append(args)
+        return entry.epilogue_fn(*args)
+
+    cache[-1] = entry._replace(epilogue_fn=spy)
+    try:
+        run()
+    finally:
+        cache[-1] = entry
+    return entry, seen[0][: len(seen[0]) - plan().num_results]
