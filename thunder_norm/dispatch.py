@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import inspect
 import types
 import typing
@@ -450,8 +451,29 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         return run_rule(op, func, args, kwargs)
     if isinstance(func, NormedOp) or not isinstance(key, str):
         raise missing_rule(func, args, kwargs)
+    body = _python_body(func)
+    if body is not None:
+        return body(*args, **kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
+
+
+@functools.cache
+def _python_body(func: Callable) -> Callable | None:
+    """What a torch function written in Python does after it has asked for ``__torch_function__``; None for others.
+
+    The torch functions it calls ask again and find their rules, which ATen's decomposition of them would not: `F.linear` has a
+    tighter one than the in-place operations it may become.
+    """
+    if not isinstance(func, types.FunctionType):
+        return None
+    asks = [name for name in func.__globals__ if name.startswith("has_torch_function")]
+    if not any(name in func.__code__.co_names for name in asks):
+        return None
+    names = {**func.__globals__, **dict.fromkeys(asks, lambda *args: False)}
+    body = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
 
 
 def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:

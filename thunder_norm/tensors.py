@@ -96,6 +96,7 @@ class NormedTensor(torch.Tensor):
         self = torch.Tensor._make_wrapper_subclass(
             cls,
             () if backing is None else backing.shape,
+            strides=() if backing is None else backing.stride(),  # contiguity decides which ATen operations a program becomes
             dtype=like.dtype,
             device=like.device,
             requires_grad=False,
