@@ -253,6 +253,36 @@ def check(call: Callable[..., torch.Tensor], balls: Sequence[Ball], *, tight: fl
     return found
 
 
+@dataclass(frozen=True)
+class Case:
+    """One row of a table of rules: an operation, its inputs, and how much of each claim the search must attain."""
+
+    name: str
+    call: Callable[..., torch.Tensor]
+    balls: tuple[Ball, ...]
+    tight: float = 0.99
+    options: dict = field(default_factory=dict)
+
+    def check(self) -> Found:
+        """Sound, and attained to `tight`."""
+        return check(self.call, self.balls, tight=self.tight, **{"restarts": 8, "steps": 20, **self.options})
+
+    def check_at(self, size: float) -> None:
+        """With all norms `size`, possibly 0: finite sizes, no NaN in their derivatives."""
+        sizes = [torch.tensor(size, dtype=torch.float64, requires_grad=True) for _ in self.balls]
+        generator = torch.Generator().manual_seed(0)
+        inputs = [
+            b.kind(n, backing=start(b, 0, generator) * size, elem_dims=b.elem_dims, perturbation_size=1.0)
+            for b, n in zip(self.balls, sizes, strict=True)
+        ]
+        out = self.call(*inputs)
+        for claim in (out.norm_size, out.perturbation_size):
+            assert torch.isfinite(claim), claim
+            if claim.requires_grad:
+                grads = torch.autograd.grad(claim, sizes, allow_unused=True, retain_graph=True)
+                assert all(g is None or torch.isfinite(g) for g in grads), grads
+
+
 def _claims(call: Callable, balls: Sequence[Ball], generator: torch.Generator) -> dict:
     points = [b.point(start(b, 0, generator) * b.norm_size, b.norm_size) for b in balls]
     out = call(*[b.normed(p) for b, p in zip(balls, points, strict=True)])
@@ -275,12 +305,19 @@ def _sort(restart: int, argument: int) -> int:
     return restart if restart < 4 else restart + argument * (restart // 4)
 
 
-def _ascend(f: Callable, points: list[torch.Tensor], balls: Sequence[Ball], radii: list[float], steps: int) -> float:
-    """Largest f found from `points` by Frank-Wolfe and gradient steps that stay in the balls."""
+def _ascend(
+    f: Callable, points: list[torch.Tensor], balls: Sequence[Ball], radii: list[float], steps: int, first: int | None = None
+) -> float:
+    """Largest f found from `points` by Frank-Wolfe and gradient steps that stay in the balls; `first` moves alone first."""
     value, grads = _value_and_grads(f, points)
     for step in range(steps):
-        for gamma in (1.0, 2 / (step + 2), 0.1, -0.3, -0.03):
-            moved = [_move(*a, gamma) for a in zip(balls, points, grads, radii, strict=True)]
+        for gamma in (None, 1.0, 2 / (step + 2), 0.1, -0.3, -0.03):
+            if gamma is None and first is None:
+                continue
+            moved = [
+                _move(b, x, g, r, 1.0 if gamma is None else gamma) if gamma is not None or i == first else x
+                for i, (b, x, g, r) in enumerate(zip(balls, points, grads, radii, strict=True))
+            ]
             new_value, new_grads = _value_and_grads(f, moved)
             if new_value > value * (1 + 1e-9):
                 break
@@ -345,4 +382,4 @@ def _search_sensitivity(
         ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
         return out_norm(call(*ahead).double() - call(*behind).double()) / (2 * h * size)
 
-    return _ascend(slope, [*points, direction], [*balls, direction_ball], [*radii, 1.0], steps)
+    return _ascend(slope, [*points, direction], [*balls, direction_ball], [*radii, 1.0], steps, first=len(points) if restart % 2 == 0 else None)

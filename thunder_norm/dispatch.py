@@ -186,26 +186,29 @@ class Slot:
             return Slot(is_unconstrained=True)
         members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
         kinds, found = [], {"is_list": False, "is_optional": False, "accepts_plain": False, "accepts_number": False}
-        known = False
+        is_ours = has_other = False
         for member in members:
             origin = typing.get_origin(member)
             if member is type(None):
                 found["is_optional"] = True
             elif isinstance(member, type) and issubclass(member, NormedTensor):
                 kinds.append(member)
-                known = True
+                is_ours = True
             elif member is torch.Tensor:
-                found["accepts_plain"] = known = True
+                found["accepts_plain"] = is_ours = True
             elif member in (int, float, bool):
-                found["accepts_number"] = known = True
+                found["accepts_number"] = is_ours = True
             elif isinstance(origin, type) and issubclass(origin, Sequence) and typing.get_args(member):
                 inner = Slot.of(typing.get_args(member)[0])
                 if inner.kinds or inner.accepts_plain:
                     kinds.extend(inner.kinds)
-                    found["is_list"] = known = True
+                    found["is_list"] = is_ours = True
                     found["accepts_plain"] |= inner.accepts_plain
-        is_number_only = found["accepts_number"] and not kinds and not found["accepts_plain"]
-        return Slot(tuple(kinds), is_unconstrained=not known and not is_number_only, **found)
+                else:
+                    has_other = True
+            else:
+                has_other = True
+        return Slot(tuple(kinds), is_unconstrained=has_other or not is_ours, **found)
 
     def fits(self, value: Any, *, converting: bool) -> bool:
         """Whether `value` may be passed, as it is or (if `converting`) after a sound conversion or a lift."""

@@ -156,7 +156,8 @@ class NormAcquisition(Acquisition):
         if self.proxy_of(t) is None:  # a temporary of the operation being recorded
             return kind.of(t, dims)
         key = (id(t), kind, dims)
-        found = self._lifted.get(key) or recorder.lifts.get(key)
+        found = self._lifted.get(key)
+        found = recorder.lifts.get(key) if found is None else found
         if found is None:
             found = recorder.lifts[key] = self._new_lift(recorder, t, kind, dims)
         return found

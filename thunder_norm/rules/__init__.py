@@ -21,6 +21,10 @@ from thunder_norm.rules import (
     masking,
     casts,
     patches,
+    reductions,
+    pooling,
+    losses,
+    factories,
 )
 
 __all__ = [
@@ -30,14 +34,18 @@ __all__ = [
     "conv",
     "elementwise",
     "embedding",
+    "factories",
     "indexing",
     "joining",
     "linear",
+    "losses",
     "masking",
     "mean_square",
     "normalization",
     "patches",
+    "pooling",
     "powers",
+    "reductions",
     "shape",
     "softmax",
 ]

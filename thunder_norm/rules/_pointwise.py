@@ -41,3 +41,8 @@ def typical_pointwise(x: RMSTensor, f: Function, slope: Function) -> RMSTensor:
     """The result of an entrywise f with derivative `slope` on Gaussian entries."""
     n = x.norm_size
     return like(x, second_moment_root(f, n), sensitivity={"input": second_moment_root(slope, n)})
+
+
+def softplus_of(x: torch.Tensor) -> torch.Tensor:
+    """log(1 + e^x) without overflow."""
+    return x.clamp(min=0) + torch.log1p(torch.exp(-torch.abs(x)))

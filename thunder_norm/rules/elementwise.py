@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.dispatch import normed_op
-from thunder_norm.rules._pointwise import pointwise, typical_pointwise
+from thunder_norm.rules._pointwise import pointwise, softplus_of, typical_pointwise
 from thunder_norm.rules._shared import VectorKind, like, root_sum_squares, scalar, scaled
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
@@ -226,13 +226,8 @@ def gelutypical_pointwise(input: RMSTensor, approximate: str = "none") -> RMSTen
     return typical_pointwise(input, lambda x: x * _gelu_tanh_gate(x), _gelu_tanh_slope)
 
 
-def _softplus(x: torch.Tensor) -> torch.Tensor:
-    """log(1 + e^x) without overflow."""
-    return x.clamp(min=0) + torch.log1p(torch.exp(-torch.abs(x)))
-
-
 def _mish_slope(x: torch.Tensor) -> torch.Tensor:
-    gate = torch.tanh(_softplus(x))
+    gate = torch.tanh(softplus_of(x))
     return gate + x * torch.sigmoid(x) * (1 - gate * gate)
 
 
@@ -243,7 +238,7 @@ def mish(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     Value:       n tanh(softplus(reach))    (attained: a spike)
     Sensitivity: the slope at min(reach, 1.4906), at most 1.08850; attained
     """
-    return n * torch.tanh(_softplus(reach)), _mish_slope(reach.clamp(max=1.4905711794854284))
+    return n * torch.tanh(softplus_of(reach)), _mish_slope(reach.clamp(max=1.4905711794854284))
 
 
 def _hardswish_slope(x: torch.Tensor) -> torch.Tensor:
@@ -372,7 +367,7 @@ def softplus(input: RMSTensor, beta: float = 1.0, threshold: float = 20.0) -> RM
     """
     n = input.norm_size
     reach = n * math.sqrt(input.numel_normed) * beta
-    value = torch.minimum(_softplus(reach) / beta, (n.square() + 0.7317155802 / beta**2).sqrt())
+    value = torch.minimum(softplus_of(reach) / beta, (n.square() + 0.7317155802 / beta**2).sqrt())
     value = torch.minimum(value, n + math.log(2) / beta)
     # beyond `threshold` torch returns x itself, whose slope is 1
     return like(input, value, sensitivity={"input": torch.where(reach > threshold, 1.0, torch.sigmoid(reach))})
@@ -381,7 +376,7 @@ def softplus(input: RMSTensor, beta: float = 1.0, threshold: float = 20.0) -> RM
 @normed_op(F.softplus).register_norm(mode="typical")
 def softplustypical_pointwise(input: RMSTensor, beta: float = 1.0, threshold: float = 20.0) -> RMSTensor:
     """softplus of a Gaussian."""
-    return typical_pointwise(input, lambda x: _softplus(beta * x) / beta, lambda x: torch.sigmoid(beta * x))
+    return typical_pointwise(input, lambda x: softplus_of(beta * x) / beta, lambda x: torch.sigmoid(beta * x))
 
 
 @normed_op(F.logsigmoid).register_norm

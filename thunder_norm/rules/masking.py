@@ -85,9 +85,10 @@ def dropout_aten(input: VectorKind, p: float, train: bool) -> VectorKind:
     return _dropout(input, p, train)
 
 
+# in this order: a rule that does not name `train` would take False for the default
 for _op in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout):
-    normed_op(_op).register_norm(dropout)
     normed_op(_op).register_norm(dropout_aten)
+    normed_op(_op).register_norm(dropout)
 
 
 @normed_op(torch.native_dropout).register_norm
@@ -121,5 +122,5 @@ def alpha_dropout_aten(input: RMSTensor, p: float, train: bool) -> RMSTensor:
 
 _ALPHA: tuple[Callable, ...] = (F.alpha_dropout, F.feature_alpha_dropout)
 for _op in _ALPHA:
-    normed_op(_op).register_norm(alpha_dropout)
     normed_op(_op).register_norm(alpha_dropout_aten)
+    normed_op(_op).register_norm(alpha_dropout)

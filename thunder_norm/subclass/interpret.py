@@ -36,7 +36,7 @@ from thunder_norm.subclass.record import data_dependent, recording
 _INTERPRETER_MODULES = ("thunder.core.interpreter", "thunder.core.jit_ext")
 
 # TensorProxy's methods are Thunder functions; torch's method of the same name is what runs on fakes.
-_PROXY_METHODS = {id(f): name for name in dir(TensorProxy) if callable(f := getattr(TensorProxy, name))}
+_PROXY_METHODS = {id(f): name for name in dir(TensorProxy) if isinstance(f := getattr(TensorProxy, name), types.FunctionType)}
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Callable | None:
