@@ -1,0 +1,119 @@
+"""Norm rules for making tensors: constants in the shape of a normed tensor, and random tensors.
+
+Other constants (zeros, arange, ...) stay plain; like any plain tensor they are measured once they meet a normed one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_norm.dispatch import current_mode, normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._shared import register_refusal, scalar
+from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
+
+
+def _is_floating(x: NormedTensor, options: dict[str, Any]) -> bool:
+    dtype = options.get("dtype")
+    return dtype is None or dtype.is_floating_point
+
+
+def _constant(x: NormedTensor, value: float, options: dict[str, Any]) -> LinfTensor | None:
+    """A constant beside x, which does not move with it; integers and bools stay plain."""
+    if not _is_floating(x, options):
+        return None
+    return LinfTensor(scalar(math.fabs(value), x.norm_size), elem_dims=(), sensitivity={"input": 0})
+
+
+@normed_op(torch.zeros_like).register_norm
+def zeros_like(input: NormedTensor, **options: Any) -> LinfTensor | None:
+    """Zeros: value 0, sensitivity 0."""
+    return _constant(input, 0.0, options)
+
+
+@normed_op(torch.ones_like).register_norm
+def ones_like(input: NormedTensor, **options: Any) -> LinfTensor | None:
+    """Ones: value 1, sensitivity 0."""
+    return _constant(input, 1.0, options)
+
+
+@normed_op(torch.full_like).register_norm
+def full_like(input: NormedTensor, fill_value: float, **options: Any) -> LinfTensor | None:
+    """A constant c: value |c|, sensitivity 0."""
+    return _constant(input, fill_value, options)
+
+
+@normed_op(torch.Tensor.new_zeros).register_norm
+def new_zeros(input: NormedTensor, *size: Any, **options: Any) -> LinfTensor | None:
+    """Zeros of another shape: value 0, sensitivity 0."""
+    return _constant(input, 0.0, options)
+
+
+@normed_op(torch.Tensor.new_ones).register_norm
+def new_ones(input: NormedTensor, *size: Any, **options: Any) -> LinfTensor | None:
+    """Ones of another shape: value 1, sensitivity 0."""
+    return _constant(input, 1.0, options)
+
+
+@normed_op(torch.Tensor.new_full).register_norm
+def new_full(input: NormedTensor, size: Sequence[int], fill_value: float, **options: Any) -> LinfTensor | None:
+    """A constant c of another shape: value |c|, sensitivity 0."""
+    return _constant(input, fill_value, options)
+
+
+@normed_op(torch.rand_like).register_norm
+def rand_like(input: NormedTensor, **options: Any) -> LinfTensor:
+    """Uniform in [0, 1): value 1 (typical 1 / sqrt 3), sensitivity 0."""
+    value = math.sqrt(1 / 3) if current_mode() == "typical" else 1.0
+    return LinfTensor(scalar(value, input.norm_size), elem_dims=(), sensitivity={"input": 0})
+
+
+@normed_op(torch.rand).register_norm
+def rand(*size: Any, **options: Any) -> LinfTensor:
+    """Uniform in [0, 1): value 1 (typical 1 / sqrt 3)."""
+    return LinfTensor(math.sqrt(1 / 3) if current_mode() == "typical" else 1.0, elem_dims=())
+
+
+@normed_op(torch.randn_like).register_norm(mode="typical")
+def randn_like_typical(input: NormedTensor, **options: Any) -> RMSTensor:
+    """Standard normal: expected RMS 1 over any dimensions."""
+    return LinfTensor(scalar(1.0, input.norm_size), elem_dims=(), sensitivity={"input": 0})
+
+
+@normed_op(torch.randn).register_norm(mode="typical")
+def randn_typical(*size: Any, **options: Any) -> RMSTensor:
+    """Standard normal: expected RMS 1 over any dimensions."""
+    return LinfTensor(1.0, elem_dims=())
+
+
+# -- refused ------------------------------------------------------------------------------------------------------------------
+
+_UNBOUNDED = (
+    "a normal distribution is unbounded, so {} has no norm in mode 'bound'; give a tensor with a norm instead, use mode "
+    "'typical' (expected RMS 1), or register a rule of your own with the norm you want to assume"
+)
+_UNDEFINED = "{} returns whatever was in memory, which has no norm; use zeros"
+
+
+def _refuse_factory(op: Callable, reason: str) -> None:
+    def refused(*size: Any, **options: Any) -> NormedTensor:
+        raise NormMismatchError(reason.format(op.__name__))
+
+    register_refusal(normed_op(op), refused)
+
+
+def _refuse_like(op: Callable, reason: str) -> None:
+    def refused(input: NormedTensor, *size: Any, **options: Any) -> NormedTensor:
+        raise NormMismatchError(reason.format(op.__name__))
+
+    register_refusal(normed_op(op), refused)
+
+
+_refuse_factory(torch.randn, _UNBOUNDED)
+_refuse_like(torch.randn_like, _UNBOUNDED)
+_refuse_like(torch.empty_like, _UNDEFINED)
+_refuse_like(torch.Tensor.new_empty, _UNDEFINED)
