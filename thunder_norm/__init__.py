@@ -18,6 +18,11 @@ from thunder_norm import errors
 from thunder_norm import rules as _rules  # registers the norm rules  # noqa: F401
 from thunder_norm._versions import __version__
 from thunder_norm.dispatch import norm_mode, normed_op
+from thunder_norm.norm_map import build_norm_map
+from thunder_norm.normed_mode import normed
+from thunder_norm.parameters import annotate
+from thunder_norm.report import norm_report
+from thunder_norm.sensitivity import sensitivities, with_perturbation
 from thunder_norm.tensors import (
     L1Tensor,
     L2Tensor,
@@ -37,7 +42,13 @@ __all__ = [
     "RMSToRMSConvTensor",
     "RMSToRMSTensor",
     "__version__",
+    "annotate",
+    "build_norm_map",
     "errors",
     "norm_mode",
+    "norm_report",
+    "normed",
     "normed_op",
+    "sensitivities",
+    "with_perturbation",
 ]

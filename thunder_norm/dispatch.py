@@ -67,6 +67,9 @@ class Environment:
         """The normed tensor that stands for the plain tensor `t`: with its exact norm."""
         return kind.of(t, elem_dims)
 
+    def note(self, func: Callable, out: NormedTensor) -> None:
+        """Called with each normed result of an operation."""
+
     def user_location(self) -> str | None:
         """File, line and text of the user's call, where the traceback alone does not show it."""
         return None
@@ -593,6 +596,7 @@ def _attach(
     out = kind._wrap(real, size, perturbation, result.elem_dims)
     out._facts = result._facts
     _track_aliases(out, real, args, kwargs)
+    _environment.get().note(op.body, out)
     return out
 
 

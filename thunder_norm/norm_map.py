@@ -70,6 +70,7 @@ class NormMap:
     mode: Mode
     _programs: dict[Any, Program] = field(default_factory=dict, repr=False)
     _last: Program | None = field(default=None, repr=False)
+    _last_call: tuple[list[Any], Mapping[str, Any] | None] | None = field(default=None, repr=False)
 
     def __call__(self, *normed_args: Any, normed_state_dict: Mapping[str, Any] | None = None, **normed_kwargs: Any) -> Any:
         """Map norms of inputs and parameters to norms of outputs.
@@ -98,7 +99,7 @@ class NormMap:
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = self._acquire(leaves, normed_state_dict)
-        self._last = program
+        self._last, self._last_call = program, (leaves, normed_state_dict)
         return program(leaves, given, self.dynamic_dims.sizes(leaves, self.example_leaves))
 
     @property
@@ -117,16 +118,37 @@ class NormMap:
             raise NormMismatchError("this norm map has not been called yet")
         return self._last
 
+    @property
+    def last_call(self) -> tuple[list[Any], Mapping[str, Any] | None]:
+        """The flattened arguments and the normed_state_dict of the last call.
+
+        Raises:
+            NormMismatchError: the norm map has not been called yet.
+        """
+        if self._last_call is None:
+            raise NormMismatchError("this norm map has not been called yet")
+        return self._last_call
+
+    def placeholders(self, leaves: list[Any]) -> list[Any]:
+        """The arguments over backings without memory, on the device of the model's parameters."""
+        return [norm_map_trace.placeholder(leaf, e, self.model) for leaf, e in zip(leaves, self.example_leaves, strict=True)]
+
     def _acquire(self, leaves: list[Any], normed_state_dict: Mapping[str, Any] | None) -> Program:
-        policy = self._policy(normed_state_dict)
-        inputs = [norm_map_trace.placeholder(leaf, example, self.model) for leaf, example in zip(leaves, self.example_leaves, strict=True)]
+        policy = self.given(normed_state_dict)
+        inputs = self.placeholders(leaves)
         program = Program.acquire(self.model, inputs, self.example_spec, policy, self.mode)
         for other in self.dynamic_dims.variants(inputs):
             variant = Program.acquire(self.model, other.inputs, self.example_spec, policy, self.mode)
             program.generalize(variant, other)
         return program
 
-    def _policy(self, normed_state_dict: Mapping[str, Any] | None) -> norm_map_trace.Given:
+    def given(self, normed_state_dict: Mapping[str, Any] | None) -> norm_map_trace.Given:
+        """The norms given for parameters in a call, and what holds for the others.
+
+        Raises:
+            NormMapKeyError: a name the model does not have.
+            NormMismatchError: a norm of another shape than the parameter.
+        """
         is_module = isinstance(self.model, torch.nn.Module)
         fallback = self.parameters
         explicit: dict[str, Any] = dict(fallback) if isinstance(fallback, Mapping) else {}

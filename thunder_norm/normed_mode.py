@@ -22,12 +22,12 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm import conversions, dispatch
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.parameters import Annotation, Leaves, Policy
+from thunder_norm.parameters import Annotation, Leaves, Policy, derived_norm
 from thunder_norm.subclass import boundary, trace
 from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.record import Recorder
-from thunder_norm.tensors import NORM_DTYPE, NormedTensor, RMSTensor
+from thunder_norm.tensors import NORM_DTYPE, NormedTensor
 
 _is_normed_call: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_is_normed_call", default=False)
 
@@ -165,7 +165,7 @@ class NormAcquisition(Acquisition):
     def _new_lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         derived = self._derived.get(id(t))
         if derived is not None and self.policy != "measured":
-            return self._lift_derived(recorder, t, derived, kind, dims)
+            return derived_norm(t, derived, kind, dims)
         name = self.name_of(t)
         if name is not None:
             recorder.lifted_parameters.append(LiftedParameter(name, kind, dims))
@@ -177,41 +177,15 @@ class NormAcquisition(Acquisition):
         return recorder.hoist((kind.__name__, "of"), lambda: kind.of(t, dims))
 
     def _leaf(self, recorder: Recorder, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
-        leaf_kind = self.leaves.kind(name) or kind
-        leaf_dims = self.leaves.elem_dims(name)
         real = self.leaves.tensors(name)
         with recorder.paused():
             fakes = tuple(torch.empty((), dtype=r.dtype, device=r.device) for r in real)
         recorder.leaves.append((name, fakes, tuple(r.requires_grad for r in real)))
-        own = leaf_kind._canonical(leaf_kind.default_elem_dims(t.ndim) if leaf_dims is None else leaf_dims, t.ndim)
-        if leaf_kind is kind and self.leaves.kind(name) is None:
-            own = dims
-        normed = leaf_kind._wrap(t, fakes[0], fakes[1] if len(fakes) > 1 else None, own)
-        if leaf_kind is kind and own == dims:
-            return normed
+        normed = self.leaves.normed(name, t, kind, dims, fakes)
         try:
             return conversions.convert(normed, kind, dims)
         except NormMismatchError as e:
             raise NormMismatchError(f"the norm given for parameter {name!r} does not fit its use: {e}") from e
-
-    def _lift_derived(
-        self, recorder: Recorder, t: torch.Tensor, derived: tuple[Callable, tuple, dict], kind: type[NormedTensor], dims: tuple[int, ...]
-    ) -> NormedTensor:
-        """Lift what `t` was made from and send the norm through the operation's own rule."""
-        fn, args, kwargs = derived
-
-        def lifted(v: Any, order: tuple[int, ...] | None) -> Any:
-            return dispatch.lift(v, kind if order or kind is not NormedTensor else RMSTensor, order) if isinstance(v, torch.Tensor) else v
-
-        source = next(v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor))
-        default = kind.default_elem_dims(source.ndim)
-        for order in dict.fromkeys((default, default[::-1])):
-            normed_args, normed_kwargs = torch.utils._pytree.tree_map(lambda v, o=order: lifted(v, o), (args, kwargs))
-            result = dispatch.run_registered(fn, normed_args, normed_kwargs)
-            if isinstance(result, NormedTensor) and isinstance(result, kind) and result.elem_dims == dims:
-                break
-        result = conversions.convert(result, kind, dims)
-        return kind._wrap(t, result.norm_size, result.perturbation_size, dims)
 
     def write_hoisted(self, recorder: Recorder) -> None:
         """Write the leaves and lifts the operation just recorded asked for."""

@@ -6,14 +6,16 @@ measured, one, or given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_map
 
+from thunder_norm import conversions, dispatch
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
-from thunder_norm.tensors import LinfTensor, NormedTensor
+from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 Policy = Literal["measured", "unit"] | Mapping[str, Any]
 
@@ -167,7 +169,52 @@ class Leaves:
         """norm_size and, if the leaf has one, perturbation_size."""
         return size_tensors(self._mapping[name])
 
+    def normed(
+        self, name: str, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...], tensors: tuple | None = None
+    ) -> NormedTensor:
+        """The norm given for `name` around `t`: in its own kind, or in `kind` over `dims` if only a size was given.
+
+        Args:
+            name: the parameter.
+            t: the tensor it stands for.
+            kind: the kind the operation at hand wants.
+            dims: the canonical elem_dims it wants.
+            tensors: stand in for the given size and perturbation (fakes, while tracing).
+        """
+        size, *perturbation = self.tensors(name) if tensors is None else tensors
+        own = self.kind(name)
+        if own is not None:
+            given = self.elem_dims(name)
+            kind, dims = own, own._canonical(own.default_elem_dims(t.ndim) if given is None else given, t.ndim)
+        return kind._wrap(t, size, perturbation[0] if perturbation else None, dims)
+
     def signature(self, name: str) -> tuple:
         """What a trace relies on: it must be the same in the next call."""
         has_perturbation = len(self.tensors(name)) > 1
         return self.kind(name), self.elem_dims(name), has_perturbation
+
+
+def derived_norm(t: torch.Tensor, derived: tuple[Callable, tuple, dict], kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+    """The norm of a tensor made from parameters alone: lift those, and send the norm through the operation's own rule.
+
+    Args:
+        t: the tensor.
+        derived: the operation, its arguments and keyword arguments.
+        kind: the kind wanted for `t`.
+        dims: the canonical elem_dims wanted.
+
+    Raises:
+        NormMismatchError: the result has no sound conversion to `kind`.
+    """
+    fn, args, kwargs = derived
+    wanted = RMSTensor if kind is NormedTensor else kind
+    source = next(v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor))
+    default = wanted.default_elem_dims(source.ndim)
+    result: Any = None
+    for order in dict.fromkeys((default, default[::-1])):  # a transposed matrix wants (in, out) of its source
+        lifted = tree_map(lambda v, o=order: dispatch.lift(v, wanted, o) if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        result = dispatch.run_registered(fn, *lifted)
+        if isinstance(result, wanted) and result.elem_dims == dims:
+            break
+    result = conversions.convert(result, wanted, dims)
+    return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
 from thunder_norm.dispatch import normed_op
-from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import refined, rms, spread
 from thunder_norm.tensors import NormedTensor, RMSTensor
 
@@ -27,8 +26,6 @@ def _attention(
     mask: RMSTensor | None = None,
 ) -> RMSTensor:
     """The bound, see `scaled_dot_product_attention`."""
-    if scale is not None and not isinstance(scale, int | float):
-        raise NormMismatchError("the scale of an attention must be a number")
     width, tokens = query.shape[-1], key.shape[-2]
     scale = 1 / math.sqrt(width) if scale is None else abs(scale)
     # heads and batches in value's norm stay in the output's; its features stay as they are

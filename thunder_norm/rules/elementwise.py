@@ -318,15 +318,19 @@ def hardsigmoid(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 def clamp(input: RMSTensor, min: float | None = None, max: float | None = None) -> RMSTensor:
     """x limited to [lo, hi].
 
-    Value:       min(n, max(|lo|, |hi|)) if 0 is inside; else with c the end next to 0: min(max(|lo|, |hi|), |c| + n)
+    Value:       min(n, max(|lo|, |hi|)) if 0 is inside; else, c the end next to 0, sqrt(c^2 + max(n^2 - c^2 / N, 0)), at most
+                 max(|lo|, |hi|)        (attained: a spike, all else at c)
     Sensitivity: 1
-    Source:      1-Lipschitz with f(0) = c, and Minkowski's inequality
+    Source:      |f(x)| <= max(|c|, |x|), whose square is convex in x^2: its envelope is the chord to the spike
     """
     lo, hi = -math.inf if min is None else min, math.inf if max is None else max
-    hi_abs = math.fabs(hi) if hi <= lo else builtins.max(math.fabs(lo), math.fabs(hi))
-    at_zero = hi if hi <= lo else builtins.min(builtins.max(0.0, lo), hi)
-    value = input.norm_size if at_zero == 0 else input.norm_size + math.fabs(at_zero)
-    return like(input, value if math.isinf(hi_abs) else value.clamp(max=hi_abs), sensitivity={"input": 1})
+    largest = math.fabs(hi) if hi <= lo else builtins.max(math.fabs(lo), math.fabs(hi))
+    nearest = hi if hi <= lo else builtins.min(builtins.max(0.0, lo), hi)
+    value = input.norm_size
+    if nearest != 0:
+        beyond = (value.square() - nearest**2 / builtins.max(input.numel_normed, 1)).clamp(min=0)
+        value = (beyond + nearest**2).sqrt()
+    return like(input, value if math.isinf(largest) else value.clamp(max=largest), sensitivity={"input": 1})
 
 
 @normed_op(torch.clamp_min).register_norm

@@ -36,7 +36,7 @@ class MadeFrom:
         """Whether x is what it was made from: the same values with the same claims."""
         mine = self.x
         return (
-            isinstance(x, RMSTensor)
+            type(x) is type(mine)
             and x.backing is mine.backing
             and x.norm_size is mine.norm_size
             and x.perturbation_size is mine.perturbation_size
@@ -65,7 +65,9 @@ def _know(result: NormedTensor, fact: MadeFrom) -> NormedTensor:
 
 def _square(x: RMSTensor) -> NormedTensor:
     slope = 2.0 if current_mode() == "typical" else 2.0 * float(x.numel_normed) ** 0.5
-    return _know(powers.square(x), MadeFrom("square", x, slope))
+    # a copy: x itself may be changed in place
+    x_now = type(x)._wrap(x.backing, x.norm_size, x.perturbation_size, x.elem_dims)
+    return _know(powers.square(x), MadeFrom("square", x_now, slope))
 
 
 @normed_op(torch.pow).register_norm(when=lambda args: args["exponent"] == 2)
