@@ -382,4 +382,11 @@ def _search_sensitivity(
         ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
         return out_norm(call(*ahead).double() - call(*behind).double()) / (2 * h * size)
 
-    return _ascend(slope, [*points, direction], [*balls, direction_ball], [*radii, 1.0], steps, first=len(points) if restart % 2 == 0 else None)
+    return _ascend(
+        slope,
+        [*points, direction],
+        [*balls, direction_ball],
+        [*radii, 1.0],
+        steps,
+        first=len(points) if restart % 2 == 0 else None,
+    )
