@@ -23,6 +23,7 @@ from thunder.extend import OperatorExecutor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOrigin
+from thunder_norm.subclass.names import with_readable_names
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
@@ -122,6 +123,7 @@ def lower(acquisition: Acquisition, prologue: TraceCtx, computation: TraceCtx, e
         UnsupportedOpError: an operation that was not interpreted still touches a wrapper.
     """
     inner: Inner = {}
+    computation, epilogue = with_readable_names(acquisition, computation, epilogue)
     leaves = [bsym for bsym in computation.bound_symbols if bsym.sym.id == LEAF.id]
     _note_origins(acquisition, computation, leaves)
     new_computation = _lower_computation(computation, inner, leaves)

@@ -1,0 +1,77 @@
+"""Readable names for what is inside wrappers.
+
+An input wrapper x with inner tensors a and b gives ``x_a`` and ``x_b``; a result keeps Thunder's ``t7`` for a tensor with data, and a
+scalar beside it is named by its role: ``n7`` for a norm_size, ``d7`` for a perturbation_size.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
+from thunder.core.trace import TraceCtx, from_trace, tracectx
+
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.trace import FLATTEN, LEAF, UNFLATTEN, OperationId
+
+_ROLES = {"norm_size": "n", "perturbation_size": "d"}
+
+
+def with_readable_names(acquisition: Acquisition, computation: TraceCtx, epilogue: TraceCtx | None) -> tuple[TraceCtx, TraceCtx | None]:
+    """The two traces with inner tensors renamed; the prologue does not mention them yet."""
+    taken = {p.name for b in computation.bound_symbols for p in (*b.flat_proxy_args, *b.flat_proxy_outs)} | set(computation.names)
+    kept = {p.name for p in computation.args if isinstance(p, Proxy)}
+    renamed: dict[Variable, Proxy] = {}
+    fresh = {prefix: itertools.count() for prefix in _ROLES.values()}
+    for proxy, wanted in _wishes(acquisition, computation):
+        variable = variableify(proxy)
+        if variable in renamed or proxy.name in kept:
+            continue
+        names = (f"{wanted}{i}" for i in fresh[wanted]) if wanted in fresh else _numbered(wanted)
+        name = next(n for n in names if n not in taken)
+        taken.add(name)
+        with tracectx(computation):
+            renamed[variable] = proxy.replace(name=name)
+    if not renamed:
+        return computation, epilogue
+    return _swapped(computation, renamed), None if epilogue is None else _swapped(epilogue, renamed)
+
+
+def _wishes(acquisition: Acquisition, trace: TraceCtx) -> Iterator[tuple[TensorProxy, str]]:
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id == FLATTEN.id:
+            (wrapper,) = bsym.args
+            spec = acquisition.spec_of(wrapper)
+            for p, leaf in zip(bsym.output, spec.leaf_names(), strict=True):
+                yield p, f"{wrapper.name}_{leaf}"
+        elif bsym.sym.id == LEAF.id:
+            base = "t_" + bsym.args[0].replace(".", "_")
+            for p, role in zip(bsym.output, _ROLES, strict=False):
+                yield p, f"{base}_{role}"
+        elif bsym.sym.id == UNFLATTEN.id and isinstance(bsym.output, SubclassProxy):
+            for p, leaf in zip(bsym.args, WrapperSpec.of(bsym.output.fake).leaf_names(), strict=True):
+                role = _ROLES.get(leaf)
+                if role is not None:
+                    yield p, role
+        elif isinstance(bsym.sym.id, OperationId) and bsym.sym.id.op == "of" and len(bsym.args) == 1:
+            (source,) = bsym.args
+            for p in bsym.flat_proxy_outs:
+                yield p, f"{source.name}_norm_size" if source.name.startswith("t_") else "n"
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{i}" for i in itertools.count(1))
+
+
+def _swapped(trace: TraceCtx, renamed: dict[Variable, Proxy]) -> TraceCtx:
+    new = from_trace(trace)
+    new.args = tuple(renamed.get(variableify(p), p) if isinstance(p, Proxy) else p for p in trace.args)
+    new.bound_symbols = [b.from_bsym_swap_proxies(renamed) for b in trace.bound_symbols]
+    for p in renamed.values():
+        if not new.has_name(p.name):
+            new.add_name(p.name)
+    return new
