@@ -90,7 +90,7 @@ WITNESSES = {
 }
 CASES = [
     *[
-        Case(f"{name}, {kind.__name__} {n}", f, (x(n, kind),), tight, {"witnesses": WITNESSES.get(name, ()), "restarts": 6})
+        Case(f"{name}, {kind.__name__} {n}", f, (x(n, kind),), tight, {"witnesses": WITNESSES.get(name, ())})
         for name, f, tight, sizes in FUNCTIONS
         for n in sizes
         for kind in (R, INF)

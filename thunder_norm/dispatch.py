@@ -389,13 +389,15 @@ class NormedOp:
         self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when))
         return rule
 
-    def find(self, args: tuple, kwargs: dict) -> tuple[NormRule, inspect.BoundArguments] | None:
+    def find(
+        self, args: tuple, kwargs: dict, *, with_conditions: bool = True
+    ) -> tuple[NormRule, inspect.BoundArguments] | None:
         """The rule for these arguments.
 
         Exact kinds go before converted ones, then rules with a condition before the others, then those of the current mode.
         """
         mode = current_mode()
-        ordered = [r for r in self.rules if r.mode in (mode, None)]
+        ordered = [r for r in self.rules if r.mode in (mode, None) and (with_conditions or r.when is None)]
         ordered.sort(key=lambda r: (r.when is None, r.mode is None))
         for converting in (False, True):
             for rule in ordered:
@@ -587,7 +589,8 @@ def _attach(
     if not isinstance(real, torch.Tensor):
         raise NormMismatchError(f"norm rule for {op.__qualname__} returned a norm for {describe(real)}")
     size = result.norm_size
-    perturbation = _perturbation(op, rule, bound, result)
+    # a rule that knows where all of its arguments come from may state the result's movement itself
+    perturbation = _perturbation(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
     if current_mode() == "modula":
         size = torch.ones_like(size)
     kind = type(result)

@@ -70,6 +70,7 @@ class NormMap:
     mode: Mode
     _programs: dict[Any, Program] = field(default_factory=dict, repr=False)
     _last: Program | None = field(default=None, repr=False)
+    _last_key: Any = field(default=None, repr=False)
     _last_call: tuple[list[Any], Mapping[str, Any] | None] | None = field(default=None, repr=False)
 
     def __call__(self, *normed_args: Any, normed_state_dict: Mapping[str, Any] | None = None, **normed_kwargs: Any) -> Any:

@@ -62,6 +62,10 @@ _BINARY |= {"gt": "{0} > {1}", "ge": "{0} >= {1}", "lt": "{0} < {1}", "le": "{0}
 _BINARY |= {"maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})"}
 _UNARY = {"neg": "-{0}", "abs": "abs({0})", "sqrt": "square_root({0})", "reciprocal": "divide(1.0, {0})", "clone": "{0}"}
 _UNARY |= {"shallow_copy": "{0}"}
+_BINARY |= {"torch_div_prim_impl": _BINARY["div"]}  # Thunder's own: torch.div, except for integers
+_POWERS = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", -1.0: "divide(1.0, {0})"}  # bit for bit torch's
+_ARITHMETIC = ("add", "sub", "mul", "abs")  # which on flags are something else in torch than in Python
+_CONSTANTS = {"ones": 1.0, "zeros": 0.0}
 _IN_TORCH = {
     name: in_torch(getattr(torch, name))
     for name in "exp exp2 expm1 log log1p log2 tanh sigmoid erf erfc sin cos tan atan sinh cosh rsqrt pow atan2".split()
@@ -134,23 +138,34 @@ def _expression(bsym: BoundSymbol) -> str | None:
     if not _is_scalar(bsym.output) or BoundSymbolTag.BACKWARD in bsym.tags and bsym.sym.id == prims.PrimIDs.GET_GRAD:
         return None
     name = bsym.sym.name
+    constant = _constant(bsym)
+    if constant is not None:
+        return _literal(constant)
     operands = [a for a in bsym.args if a is not None]
     if not all(_is_scalar(a) or _is_number(a) for a in operands):
         return None
     extra = {k: v for k, v in bsym.kwargs.items() if v is not None and not (k == "alpha" and v == 1)}
     if name == "where" and len(operands) == 3:
         return "{1} if {0} else {2}"
-    if name == "full" and dtypes.to_torch_dtype(bsym.output.dtype) is torch.float64:
-        return None
-    if extra:
+    if extra or name in _ARITHMETIC and dtypes.to_torch_dtype(bsym.output.dtype) is torch.bool:
         return None
     if len(operands) == 2 and name in _BINARY:
         return _BINARY[name]
     if len(operands) == 1 and name in _UNARY:
         return _UNARY[name]
+    if name == "pow" and len(operands) == 2 and _is_number(operands[1]) and operands[1] in _POWERS:
+        return _POWERS[operands[1]]
     if name in _IN_TORCH and operands:
         return f"{name}({', '.join('{%d}' % i for i in range(len(operands)))})"
     return None
+
+
+def _constant(bsym: BoundSymbol) -> float | None:
+    """The value of an operation that makes a constant scalar."""
+    if dtypes.to_torch_dtype(bsym.output.dtype) is not torch.float64:
+        return None
+    value = bsym.args[1] if bsym.sym.name == "full" and len(bsym.args) == 2 else _CONSTANTS.get(bsym.sym.name)
+    return value if _is_number(value) else None
 
 
 def _fuse(trace: TraceCtx, group: Sequence[BoundSymbol], used_later: set[str]) -> BoundSymbol:
@@ -160,9 +175,7 @@ def _fuse(trace: TraceCtx, group: Sequence[BoundSymbol], used_later: set[str]) -
     outputs = [b.output for b in group if b.output.name in used_later]
     name = f"NormFusion{next(_counter)}"
     source = _source(name, group, inputs, outputs)
-    namespace: dict[str, Any] = {**_HELPERS, **_IN_TORCH, "tensor": torch.tensor, "float64": torch.float64, "inf": math.inf, "nan": math.nan}
-    exec(compile(source, f"<{name}>", "exec"), namespace)  # noqa: S102 - our own source, built from names and numbers
-    function = namespace[name]
+    function = _compiled(name, source)
 
     def with_call_ctx(bsym: BoundSymbol) -> None:
         bsym._call_ctx = {name: function}
@@ -176,9 +189,7 @@ def _source(name: str, group: Sequence[BoundSymbol], inputs: Sequence[TensorProx
     """Python source of a fused group: numbers out of tensors, plain arithmetic, numbers into tensors at once."""
     lines = [f"def {name}({', '.join(p.name for p in inputs)}):"]
     lines += [f"    {p.name} = {p.name}.item()" for p in inputs]
-    for b in group:
-        operands = [a.name if isinstance(a, Proxy) else _literal(a) for a in b.args if a is not None]
-        lines.append(f"    {b.output.name} = {_expression(b).format(*operands)}")
+    lines += [_statement(b) for b in group]
     floats = [p for p in outputs if dtypes.to_torch_dtype(p.dtype) is torch.float64]
     flags = [p for p in outputs if dtypes.to_torch_dtype(p.dtype) is torch.bool]
     if floats:
@@ -186,6 +197,55 @@ def _source(name: str, group: Sequence[BoundSymbol], inputs: Sequence[TensorProx
     lines += [f"    {p.name} = tensor({p.name})" for p in flags]
     lines.append(f"    return ({''.join(p.name + ', ' for p in outputs)})")
     return "\n".join(lines)
+
+
+def as_function_of_floats(trace: TraceCtx) -> Callable | None:
+    """The whole of an execution trace as a function of Python numbers, or None if it does anything but scalar arithmetic.
+
+    A tensor costs a microsecond to make and another to save for the backward pass; numbers between forward and backward cost
+    nothing.  The function takes and returns what the trace does, except that collections are tuples.
+    """
+    lines, scalars = [], []
+    for bsym in trace.bound_symbols:
+        scalars.extend(bsym.subsymbols if bsym.sym.executor is scalar_executor else [bsym])
+    for bsym in scalars:
+        if bsym.sym.id in (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL) or bsym.sym.name == "clear_mutable_collection":
+            continue
+        if bsym.sym.id == prims.PrimIDs.UNPACK_SEQUENCE:
+            lines.append(f"    {_names(bsym.output)} = {bsym.args[0].name}")
+        elif bsym.sym.id == prims.PrimIDs.RETURN:
+            lines.append(f"    return {_names(bsym.args[0])}")
+        elif _expression(bsym) is not None:
+            lines.append(_statement(bsym))
+        else:
+            return None
+    arguments = [p for p in trace.bound_symbols if p.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
+    if not all(_is_scalar(b.output) or not isinstance(b.output, TensorProxy) for b in arguments):
+        return None
+    name = f"{trace._siginfo.name if trace._siginfo else 'computation'}_on_floats"
+    return _compiled(name, "\n".join([f"def {name}({', '.join(b.output.name for b in arguments)}):", *lines]))
+
+
+def _names(tree: Any) -> str:
+    """A nested structure of proxies and constants as Python source."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{k!r}: {_names(v)}" for k, v in tree.items()) + "}"
+    if isinstance(tree, tuple | list):
+        return "(" + "".join(_names(v) + ", " for v in tree) + ")"
+    return tree.name if isinstance(tree, Proxy) else repr(tree)
+
+
+def _statement(bsym: BoundSymbol) -> str:
+    """One operation on numbers."""
+    expression = _expression(bsym)
+    operands = [a.name if isinstance(a, Proxy) else _literal(a) for a in bsym.args if isinstance(a, Proxy) or _is_number(a)]
+    return f"    {bsym.output.name} = {expression.format(*operands)}"
+
+
+def _compiled(name: str, source: str) -> Callable:
+    namespace: dict[str, Any] = {**_HELPERS, **_IN_TORCH, "tensor": torch.tensor, "float64": torch.float64, "inf": math.inf, "nan": math.nan}
+    exec(compile(source, f"<{name}>", "exec"), namespace)  # noqa: S102 - our own source, built from names and numbers
+    return namespace[name]
 
 
 def _literal(value: float) -> str:

@@ -263,7 +263,7 @@ def gather(input: RMSTensor, dim: int, index: torch.Tensor, sparse_grad: bool = 
     if gone in input.elem_dims:
         c *= spread(root(positions))
     else:
-        c *= spread(root(min(positions, ed.numel(input.shape, others))))
+        c *= spread(root(min(positions, ed.numel(index.shape, others))))
     return rms(times(input.norm_size, c), others, sensitivity={"input": c})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -31,10 +32,16 @@ def unfold(input: RMSTensor, dimension: int, size: int, step: int) -> RMSTensor:
 def im2col(input: RMSTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> RMSTensor:
     """Patches of an image [.., C, H, W] as columns [.., C taps, positions], zeros around it.
 
-    Value:       n, RMS over channels and taps, from RMS over channels (other elem_dims are converted to that)
-    Sensitivity: 1
+    Value:       n, RMS over channels and K taps, from RMS over channels; from RMS over P positions too sqrt(P / K) n (all energy
+                 in a patch); other elem_dims are converted to the former
+    Sensitivity: the same factor
     Source:      the mean over taps of an RMS at each position is at most the maximum
     """
+    image = set(ed.nontrivial(input.shape, (-3, -2, -1)))
+    if image == set(ed.nontrivial(input.shape, input.elem_dims)):
+        taps = kernel_size**2 if isinstance(kernel_size, int) else math.prod(kernel_size)
+        c = spread(root(input.shape[-2] * input.shape[-1] / taps))
+        return rms(times(input.norm_size, c), (-2,), sensitivity={"input": c})
     channels = tuple(d for d in input.elem_dims if d == -3)
     x, c = as_kind(input, RMSTensor, channels)
     return rms(x.norm_size, (-2,) if channels else (), sensitivity={"input": c})

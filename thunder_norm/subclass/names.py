@@ -71,7 +71,8 @@ def _swapped(trace: TraceCtx, renamed: dict[Variable, Proxy]) -> TraceCtx:
     new = from_trace(trace)
     new.args = tuple(renamed.get(variableify(p), p) if isinstance(p, Proxy) else p for p in trace.args)
     new.bound_symbols = [b.from_bsym_swap_proxies(renamed) for b in trace.bound_symbols]
+    used = {p.name for b in new.bound_symbols for p in (*b.flat_proxy_args, *b.flat_proxy_outs)}
     for p in renamed.values():
-        if not new.has_name(p.name):
+        if p.name in used and not new.has_name(p.name):
             new.add_name(p.name)
     return new
