@@ -165,14 +165,14 @@ class NormAcquisition(Acquisition):
     def _new_lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         derived = self._derived.get(id(t))
         if derived is not None and self.policy != "measured":
-            return derived_norm(t, derived, kind, dims)
+            return recorder.hoist((kind.__name__, "derived"), lambda: derived_norm(t, derived, kind, dims))
         name = self.name_of(t)
         if name is not None:
             recorder.lifted_parameters.append(LiftedParameter(name, kind, dims))
             if self.leaves is not None and name in self.leaves:
                 return self._leaf(recorder, t, name, kind, dims)
             if self.is_unit and self.is_parameter(self.proxy_of(t)):
-                return kind._wrap(t, torch.ones((), dtype=NORM_DTYPE), None, dims)
+                return recorder.hoist((kind.__name__, "unit"), lambda: kind._wrap(t, _one(), None, dims))
             self.check_measurable(name)
         return recorder.hoist((kind.__name__, "of"), lambda: kind.of(t, dims))
 
@@ -205,6 +205,10 @@ class NormEnvironment(TracingEnvironment):
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor for a plain one, by the transform's policy."""
         return self.acquisition.lift(self.recorder, t, kind, elem_dims)
+
+
+def _one() -> torch.Tensor:
+    return torch.ones((), dtype=NORM_DTYPE)
 
 
 def parameter_name(proxy: TensorProxy) -> tuple[str, str] | None:

@@ -74,7 +74,7 @@ class NormReport:
 
         table = Table(title=None, header_style="bold", row_styles=["", "dim"])
         for name in ("module", "op", "line", "kind", "shape"):
-            table.add_column(name, overflow="fold")
+            table.add_column(name, overflow="fold", no_wrap=name in ("op", "line", "kind", "shape"))
         for name in ("norm", "sensitivity", "actual", "tightness"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in self.rows:
@@ -257,8 +257,9 @@ def _row(noted: Noted, gain: float) -> ReportRow:
 
 
 def _short(location: str) -> str:
+    """``model.py:41`` of ``/path/to/model.py:41:  text``."""
     path, _, rest = location.partition(":")
-    return f"{Path(path).name}:{rest}" if location else ""
+    return f"{Path(path).name}:{rest.partition(':')[0]}" if location else ""
 
 
 def _number(value: float | None) -> str:

@@ -60,11 +60,13 @@ class NormTransform(SubclassTransform):
         _, computation, epilogue = traces
         if epilogue is None:
             return traces
-        names = {p.name for p in computation.bound_symbols[-1].args[0]["output"] if is_norm_scalar(p)}
-        scalars = tuple(p for p in epilogue.args if isinstance(p, TensorProxy) and p.name in names)
+        computed = computation.bound_symbols[-1].args[0]["output"]
+        received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
+        norms = [i for i, p in enumerate(computed) if is_norm_scalar(p)]
+        scalars = tuple(received[i] for i in norms)
         if not scalars or not any(p.requires_grad for p in computation.args if isinstance(p, TensorProxy)):
             return traces
-        replay = Replay(computation, scalars)
+        replay = Replay(computation, [computed[i] for i in norms])
 
         def again(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return differentiable_twice(replay, tensors[: len(scalars)], tensors[len(scalars) :])

@@ -86,7 +86,8 @@ class Recorder(TorchDispatchMode):
             result = make()
         finally:
             own, self.log = self.log, outer
-        self.hoisted.append((name, own, [result.norm_size]))
+        sizes = [t for t in (result.norm_size, result.perturbation_size) if t is not None]
+        self.hoisted.append((name, own, sizes))
         return result
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
