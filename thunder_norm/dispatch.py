@@ -162,10 +162,14 @@ def op_name(func: Callable) -> str:
     key = op_key(func)
     if not isinstance(key, str):
         return getattr(func, "__qualname__", repr(func))
+    own = (func.__self__ if func.__name__ in ("__get__", "__set__") else func).__name__
     module = getattr(func, "__module__", None) or ""
     if module.startswith("torch.nn.functional") or module == "torch._C._nn":
-        return f"torch.nn.functional.{key}"
-    return f"torch.{key}"
+        return f"torch.nn.functional.{key if hasattr(torch.nn.functional, key) else own}"
+    family, _, rest = key.partition("_")  # torch.linalg.svd calls itself linalg_svd
+    if family in ("linalg", "special", "fft") and hasattr(getattr(torch, family), rest):
+        return f"torch.{family}.{rest}"
+    return f"torch.Tensor.{own}" if not hasattr(torch, key) and hasattr(torch.Tensor, own) else f"torch.{key}"
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -462,8 +466,13 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     body = _python_body(func)
     if body is not None:
         return body(*args, **kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    except MissingNormRuleError as e:
+        if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            raise
+        raise missing_rule(func, args, kwargs, decomposition=str(e).partition("\n")[0]) from e
 
 
 @functools.cache
@@ -689,8 +698,8 @@ def _has_tensor(value: Any) -> bool:
     return tree_any(lambda v: isinstance(v, torch.Tensor), value)
 
 
-def missing_rule(func: Callable, args: tuple, kwargs: dict) -> MissingNormRuleError:
-    """The error for an operation no registered rule fits."""
+def missing_rule(func: Callable, args: tuple, kwargs: dict, decomposition: str | None = None) -> MissingNormRuleError:
+    """The error for an operation no registered rule fits, and why that of its ATen decomposition does not help."""
     op = _registry.get(_hashable_key(func))
     signatures = [f"{r.fn.__name__}{r.signature}" + (f"  [mode {r.mode}]" if r.mode else "") for r in op.rules] if op else []
     return MissingNormRuleError(
@@ -698,6 +707,7 @@ def missing_rule(func: Callable, args: tuple, kwargs: dict) -> MissingNormRuleEr
             f"no norm rule for {op_name(func)}",
             called_with=_describe_call(args, kwargs),
             at=_environment.get().user_location(),
+            decomposition=decomposition,
             registered="\n".join(signatures) or "(none)",
             to_add_one=f'@thunder_norm.normed_op({op_name(func)}).register_norm   -- see CONTRIBUTING.md, "Adding a rule"',
         )

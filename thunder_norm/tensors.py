@@ -36,7 +36,8 @@ class NormedTensor(torch.Tensor):
             are its partial derivatives.
 
     Raises:
-        NormMismatchError: the size is negative, NaN, not a scalar or not floating, or elem_dims do not fit the backing.
+        NormMismatchError: the size is negative, NaN, not a scalar or not floating, the backing is not a plain tensor, or
+            elem_dims do not fit it.
     """
 
     # backing is None and elem_dims may be while unfinalized; operations refuse such a tensor, so rules rely on both
@@ -66,8 +67,8 @@ class NormedTensor(torch.Tensor):
     ):
         if cls is NormedTensor:
             raise TypeError("NormedTensor is abstract: construct one of its kinds, such as RMSTensor")
-        if isinstance(backing, NormedTensor):
-            raise NormMismatchError("the backing of a NormedTensor must be a plain tensor, got another NormedTensor")
+        if backing is not None:
+            _check_plain(backing)
         size = _as_size(norm_size, "norm_size")
         if norm_size_requires_grad:
             if isinstance(norm_size, torch.Tensor):
@@ -138,7 +139,7 @@ class NormedTensor(torch.Tensor):
         Raises:
             NormMismatchError: `t` is not a real floating tensor, or elem_dims do not fit it.
         """
-        if isinstance(t, NormedTensor) or not t.is_floating_point():
+        if not isinstance(t, torch.Tensor) or isinstance(t, NormedTensor) or not t.is_floating_point():
             raise NormMismatchError(f"{cls.__name__}.of needs a plain floating tensor, got {describe(t)}")
         given = cls.default_elem_dims(t.ndim) if elem_dims is None else _as_dims(elem_dims)
         dims = cls._canonical(given, t.ndim)
@@ -163,6 +164,7 @@ class NormedTensor(torch.Tensor):
         """
         if self.finalized:
             raise NormMismatchError(f"{self!r} is already finalized")
+        _check_plain(backing)
         out = type(self)._wrap(backing, self.norm_size, self.perturbation_size, self.elem_dims)
         out._is_leaf_value = self._is_leaf_value
         return out
@@ -367,7 +369,14 @@ def _sqrt(square: torch.Tensor) -> torch.Tensor:
     return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), torch.zeros_like(square))
 
 
+def _check_plain(backing: Any) -> None:
+    if not isinstance(backing, torch.Tensor) or isinstance(backing, NormedTensor):
+        raise NormMismatchError(f"the backing of a NormedTensor must be a plain tensor, got {describe(backing)}")
+
+
 def _as_dims(dims: int | Iterable[int]) -> ed.Dims:
+    if not isinstance(dims, int | Iterable):
+        raise NormMismatchError(f"elem_dims must be an int or several, got {dims!r}")
     return (dims,) if isinstance(dims, int) else tuple(dims)
 
 
