@@ -138,7 +138,7 @@ def op_key(func: Callable) -> Any:
     if isinstance(func, types.FunctionType) and func in _RENAMED:
         return _RENAMED[func]
     name = getattr(func, "__name__", None)
-    if name in ("__get__", "__set__"):  # a property of torch.Tensor: x.T
+    if name in ("__get__", "__set__") and hasattr(func, "__self__"):  # a property of torch.Tensor: x.T
         name = getattr(func.__self__, "__name__", name) if name == "__get__" else f"{func.__self__.__name__}_"
     module = getattr(func, "__module__", None) or getattr(getattr(func, "__objclass__", None), "__module__", None) or ""
     if name is None or not (module.startswith("torch") or isinstance(func, _BUILTIN_TYPES)):
@@ -592,7 +592,8 @@ def _attach(
         if not isinstance(real, list | tuple) or len(real) != len(result):
             raise NormMismatchError(f"norm rule for {op.__qualname__} returned {len(result)} results, the operation did not")
         attached = [_attach(op, rule, bound, n, r, args, kwargs) for n, r in zip(result, real, strict=True)]
-        return type(real)(attached) if type(real) in (list, tuple) else tuple(attached)
+        # lists, tuples, and torch.return_types with their fields
+        return type(real)(attached)
     if not isinstance(result, NormedTensor):
         return real if result is None else result
     if not isinstance(real, torch.Tensor):

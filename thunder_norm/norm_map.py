@@ -18,10 +18,11 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from thunder_norm import norm_map_trace
 from thunder_norm.dispatch import Mode, check_mode
 from thunder_norm.dynamic_shapes import DynamicDims, parse_dynamic_shapes
-from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
-from thunder_norm.higher_order import RunCompiled
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, ThunderNormError, with_details
+from thunder_norm.higher_order import RunCompiled, Scalars
 from thunder_norm.normed_mode import normed
 from thunder_norm.parameters import Policy, check_names, check_policy, tensor_names
+from thunder_norm.sizes import Sizes
 from thunder_norm.tensors import NormedTensor, describe
 
 
@@ -91,17 +92,18 @@ class NormMap:
             raise NormMismatchError(
                 with_details("arguments differ in structure from the example arguments", expected=self.example_spec, got=spec)
             )
-        given = {} if normed_state_dict is None else normed_state_dict
+        given = None if normed_state_dict is None else Sizes(normed_state_dict.values())
         key = (
             tuple(map(_signature, leaves, self.example_leaves)),
-            None if normed_state_dict is None else tuple((name, _signature(v, None)) for name, v in given.items()),
+            None if normed_state_dict is None or given is None else (tuple(normed_state_dict), given.signature),
             torch.is_grad_enabled(),
         )
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._acquire(leaves, normed_state_dict)
-        self._last, self._last_call = program, (leaves, normed_state_dict)
-        return program(leaves, given, self.dynamic_dims.sizes(leaves, self.example_leaves))
+        if self._last is None or key != self._last_key:
+            if key not in self._programs:
+                self._programs[key] = self._acquire(leaves, normed_state_dict)
+            self._last, self._last_key = self._programs[key], key
+        self._last_call = leaves, normed_state_dict
+        return self._last(leaves, given, self.dynamic_dims.sizes(leaves, self.example_leaves))
 
     @property
     def last_trace(self) -> Any:
@@ -139,7 +141,15 @@ class NormMap:
         inputs = self.placeholders(leaves)
         program = Program.acquire(self.model, inputs, self.example_spec, policy, self.mode)
         for other in self.dynamic_dims.variants(inputs):
-            variant = Program.acquire(self.model, other.inputs, self.example_spec, policy, self.mode)
+            try:
+                variant = Program.acquire(self.model, other.inputs, self.example_spec, policy, self.mode)
+            except ThunderNormError:
+                raise
+            except Exception as e:
+                raise NormMismatchError(
+                    f"the model does not run with the dynamic dimension {other.name!r} of size {other.other_size} in place of "
+                    f"{other.size}: leave it out of dynamic_shapes"
+                ) from e
             program.generalize(variant, other)
         return program
 
@@ -165,7 +175,7 @@ class NormMap:
                     )
             explicit.update(normed_state_dict)
         otherwise = fallback if isinstance(fallback, str) else "required" if normed_state_dict is not None else "measured"
-        return norm_map_trace.Given(explicit, otherwise)
+        return norm_map_trace.Given(explicit, otherwise, tuple(normed_state_dict or ()))
 
 
 @dataclass
@@ -175,6 +185,7 @@ class Program:
     entry: Any
     plan: norm_map_trace.Plan
     static_epilogue_inputs: tuple
+    scalars: Scalars | None  # the same computation on numbers
 
     @staticmethod
     def acquire(model: Callable, inputs: list[Any], spec: TreeSpec, policy: norm_map_trace.Given, mode: Mode) -> Program:
@@ -185,7 +196,7 @@ class Program:
 
         args, kwargs = tree_unflatten(inputs, spec)
         entry, static = norm_map_trace.capture(jitted, lambda: run(*args, **kwargs), lambda: transform.plan)
-        return Program(entry, transform.plan, static)
+        return Program(entry, transform.plan, static, Scalars.of(entry))
 
     @property
     def trace(self) -> Any:
@@ -210,10 +221,13 @@ class Program:
         for own, theirs in zip(self.plan.outputs, variant.plan.outputs, strict=True):
             own.learn(theirs, other)
 
-    def __call__(self, leaves: list[Any], given: Mapping[str, Any], sizes: dict[str, int]) -> Any:
+    def __call__(self, leaves: list[Any], given: Sizes | None, sizes: dict[str, int]) -> Any:
         """Run on the scalars of the arguments."""
-        inputs = [source(leaves, given) for source in self.plan.sources]
-        if self.entry.backward_fn is None:
+        pool = [] if given is None else [*given.norm_sizes, *given.perturbation_sizes]
+        inputs = [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
+        if self.scalars is not None:
+            result = self.scalars(self.plan.replay, inputs)
+        elif self.entry.backward_fn is None:
             result = self.entry.computation_fn(*inputs)
         else:
             result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
@@ -233,9 +247,5 @@ def _signature(value: Any, example: Any) -> Any:
             None if d is None else d.requires_grad,
         )
     if isinstance(value, torch.Tensor):
-        if example is None:
-            return ("size", value.requires_grad, value.device)
         return ("plain", value.dtype, value.requires_grad, value.device, value.shape)
-    if example is None:
-        return "number"
     return value

@@ -14,6 +14,7 @@ from thunder.core.interpreter import (
     PseudoInst,
     ProvenanceRecord,
     WrappedValue,
+    _interpret_call,
     do_raise,
     get_interpreterruntimectx,
     interpreter_needs_wrap,
@@ -23,9 +24,10 @@ from thunder.core.interpreter import (
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
+from thunder.core.utils import is_hashable
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thunder_norm.dispatch import NormedOp
+from thunder_norm.dispatch import NormedOp, has_rule
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition, location_of_user
@@ -61,6 +63,10 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             return _refuse_autograd_function
         torch_fn = torch_callable(fn)
         return None if torch_fn is None else _operation(acquisition, torch_fn)
+    if isinstance(fn, NormedOp):
+        if acquisition.intercepts_plain and acquisition.wants(fn, args, kwargs):
+            return _operation(acquisition, fn)
+        return functools.partial(_interpret_call, fn.body)  # on plain tensors it is its body
     if acquisition.intercepts_plain:
         torch_fn = torch_callable(fn)
         if torch_fn is not None and acquisition.wants(torch_fn, args, kwargs):
@@ -106,9 +112,10 @@ def torch_callable(fn: Callable) -> Callable | None:
         return _torch_of_symbol().get(fn.id)
     if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return fn
-    if fn in _overridable():
-        return fn
-    return None
+    if not is_hashable(fn):
+        return None
+    # factories take no tensor, so torch does not count them as overridable
+    return fn if fn in _overridable() or has_rule(fn) else None
 
 
 @functools.cache
