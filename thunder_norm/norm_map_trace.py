@@ -27,8 +27,9 @@ from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tensors import NormedTensor
 from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
 
-# From the call's flattened arguments and given parameter norms to one input of the computation.
-Source = Callable[[Sequence[Any], Mapping[str, Any]], torch.Tensor]
+# One input of the computation: a position among the sizes given in the call (all norm sizes, then all perturbation sizes), or a
+# function of the call's flattened arguments.
+Source = int | Callable[[Sequence[Any]], torch.Tensor]
 
 _sizes: contextvars.ContextVar[dict[str, int]] = contextvars.ContextVar("thunder_norm_dynamic_sizes", default={})
 
@@ -49,6 +50,7 @@ class Given:
 
     norms: Mapping[str, Any]
     otherwise: str
+    in_call: tuple[str, ...] = ()  # the names whose norms are given anew in each call, in order
 
 
 def placeholder(leaf: Any, example: Any, model: Callable) -> Any:
@@ -184,23 +186,29 @@ class NormMapTransform(NormTransform):
     def _source(self, acquisition: NormAcquisition, p: TensorProxy) -> Source:
         origin = acquisition.origins.get(p.name)
         if isinstance(origin, LeafOrigin):
-            return _from_given(origin, self._given.norms)
+            return self._source_of_given(origin)
         if isinstance(origin, WrapperOrigin):
             position = next(i for i, v in enumerate(self._inputs) if v is origin.wrapper)
             attribute = origin.leaf_name
             if attribute == "backing":
                 raise self._depends_on_data("the values of an input", p)
-            return lambda leaves, state: getattr(leaves[position], attribute)
+            return lambda leaves: getattr(leaves[position], attribute)
         found = parameter_name(p)
         if found is not None and self._model is not None:
             tensor = tensor_names(self._model)[found[1]]
             if tensor.device.type == "meta":
                 raise self._depends_on_data(f"the values of {found[1]!r}, which is on the meta device", p)
-            return lambda leaves, state: tensor
+            return lambda leaves: tensor
         position = self._position_of(acquisition.real_input(p))
         if position is None or self._inputs[position].device.type == "meta":
             raise self._depends_on_data("the values of a plain tensor", p)
-        return lambda leaves, state: leaves[position]
+        return lambda leaves: leaves[position]
+
+    def _source_of_given(self, origin: LeafOrigin) -> Source:
+        name, index = origin.name, origin.index
+        if name in self._given.in_call:
+            return self._given.in_call.index(name) + index * len(self._given.in_call)
+        return lambda leaves: size_tensors(self._given.norms[name])[index]
 
     def _position_of(self, t: torch.Tensor | None) -> int | None:
         return None if t is None else next((i for i, v in enumerate(self._inputs) if v is t), None)
@@ -213,15 +221,6 @@ class NormMapTransform(NormTransform):
                 instead="give a NormedTensor for it (as an argument or in normed_state_dict), or real data",
             )
         )
-
-
-def _from_given(origin: LeafOrigin, norms: Mapping[str, Any]) -> Source:
-    name, index = origin.name, origin.index
-
-    def source(leaves: Sequence[Any], state: Mapping[str, Any]) -> torch.Tensor:
-        return size_tensors((state if name in state else norms)[name])[index]
-
-    return source
 
 
 def _keep_norms(trace: TraceCtx) -> TraceCtx:

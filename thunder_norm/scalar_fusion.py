@@ -214,7 +214,7 @@ def as_function_of_floats(trace: TraceCtx) -> Callable | None:
         if bsym.sym.id == prims.PrimIDs.UNPACK_SEQUENCE:
             lines.append(f"    {_names(bsym.output)} = {bsym.args[0].name}")
         elif bsym.sym.id == prims.PrimIDs.RETURN:
-            lines.append(f"    return {_names(bsym.args[0])}")
+            lines.append(f"    return {_names(bsym.args if len(bsym.args) > 1 else bsym.args[0])}")
         elif _expression(bsym) is not None:
             lines.append(_statement(bsym))
         else:
