@@ -97,14 +97,14 @@ def test_claims_are_differentiable(case, size):
     case.check_at(size)
 
 
-DIMS = [(), (-1,), (-2,), (-2, -1), (-3, -1), (-3,)]
+DIMS = [(-1,), (-2,), (-2, -1), (-3, -1), (-3, -2)]
 
 
 @pytest.mark.parametrize("right", DIMS, ids=str)
 @pytest.mark.parametrize("left", DIMS, ids=str)
 def test_product_of_activations_is_sound_over_any_dims(left, right):
     balls = (x(2, 3, 4, dims=left), x(2, 4, 2, dims=right, name="y"))
-    check(torch.bmm, balls, restarts=3, steps=10, tight=0.5)
+    check(torch.bmm, balls, restarts=2, steps=10, tight=0.4)
 
 
 def plain_weight_calls():

@@ -12,6 +12,8 @@ from thunder_norm.rules import (
     softmax,
     normalization,
     mean_square,
+    written_out,
+    rotary,
     elementwise,
     powers,
     binary,
@@ -46,6 +48,8 @@ __all__ = [
     "pooling",
     "powers",
     "reductions",
+    "rotary",
     "shape",
     "softmax",
+    "written_out",
 ]

@@ -1,0 +1,202 @@
+"""Functions that programs write out: recognised by where their tensors come from, bounded as what they are, or not at all."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import Ball, Case, check
+
+from thunder_norm import rules  # noqa: F401
+from thunder_norm.dispatch import norm_mode
+from thunder_norm.tensors import LinfTensor, RMSTensor
+
+FEW = {"restarts": 6, "steps": 15}
+ROOT = math.sqrt(2 / math.pi)
+
+
+def gpt2(x):
+    return 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def fast(x):
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def jax(x):
+    return x * (0.5 * (1.0 + torch.tanh(ROOT * (x + 0.044715 * (x * x * x)))))
+
+
+def by_square(x):
+    return 0.5 * x * (torch.tanh(ROOT * x * (1 + 0.044715 * x**2)) + 1)
+
+
+def erf(x):
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def scaled_erf(x):
+    return (1.0 + torch.erf(x * math.sqrt(2.0))) * x
+
+
+def quick(x):
+    return x * torch.sigmoid(1.702 * x)
+
+
+def swish(x):
+    return torch.sigmoid(x) * x
+
+
+def halved(x):
+    y = x / 2
+    return y * y.sigmoid() * 3
+
+
+def tanh_gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS = [
+    (gpt2, tanh_gelu),
+    (fast, tanh_gelu),
+    (jax, tanh_gelu),
+    (by_square, tanh_gelu),
+    (erf, F.gelu),
+    (scaled_erf, lambda x: F.gelu(x * 2)),
+    (quick, lambda x: F.silu(x * 1.702) / 1.702),
+    (swish, F.silu),
+    (halved, lambda x: F.silu(x * 0.5) * 3),
+]
+
+
+def normed(n=0.7, shape=(3, 4), kind=RMSTensor, dims=None):
+    t = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return kind(n, backing=t * (n / t.abs().amax()), elem_dims=dims, perturbation_size=1.0)
+
+
+@pytest.mark.parametrize("mode", ["bound", "typical"])
+@pytest.mark.parametrize("size", [0.0, 0.7, 5.0])
+@pytest.mark.parametrize("kind", [RMSTensor, LinfTensor])
+@pytest.mark.parametrize("written, fused", ACTIVATIONS, ids=lambda f: f.__name__)
+def test_activation_written_out_has_the_bound_of_the_fused_one(written, fused, kind, size, mode):
+    with norm_mode(mode):
+        a, b = written(normed(size, kind=kind)), fused(normed(size, kind=kind))
+    torch.testing.assert_close(a.backing, b.backing, rtol=1e-9, atol=1e-9)
+    assert type(a) is type(b)
+    assert a.norm_size.item() == pytest.approx(b.norm_size.item(), rel=1e-6)
+    assert a.perturbation_size.item() == pytest.approx(b.perturbation_size.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("written, fused", [(gpt2, tanh_gelu), (erf, F.gelu), (swish, F.silu)], ids=lambda f: f.__name__)
+def test_modula_mode_takes_the_whole_for_one_operation(written, fused):
+    with norm_mode("modula"):
+        a, b = written(normed(1.0)), fused(normed(1.0))
+    assert a.norm_size.item() == b.norm_size.item() == 1.0
+    assert a.perturbation_size.item() == pytest.approx(b.perturbation_size.item())
+
+
+@pytest.mark.parametrize("written, fused", ACTIVATIONS, ids=lambda f: f.__name__)
+def test_bound_holds(written, fused):
+    check(written, [Ball("x", RMSTensor, (2, 3), 1.3)], tight=0.9, **FEW)
+
+
+def other_cubic(x):
+    return 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.05 * x**3)))
+
+
+def other_gate(x):
+    return x * torch.sigmoid(-x)
+
+
+def gate_of_another(x):
+    return x * torch.sigmoid(x + 0.3)
+
+
+def gate_of_a_permutation(x):
+    return x * torch.sigmoid(x.flip(-1))
+
+
+def half_open(x):
+    return 0.5 * x * (0.5 + torch.tanh(ROOT * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize("call", [other_cubic, other_gate, gate_of_another, gate_of_a_permutation, half_open])
+def test_what_only_looks_like_it_is_sound(call):
+    check(call, [Ball("x", RMSTensor, (2, 3), 0.7)], tight=0, **FEW)
+
+
+def test_in_place_change_breaks_the_chain():
+    def call(x):
+        y = x * 1.5
+        gate = torch.sigmoid(y)
+        y *= -10
+        return y * gate
+
+    out = call(normed())
+    assert RMSTensor.of(out.backing).norm_size <= out.norm_size
+    assert out.norm_size > 5
+
+
+def angles(tokens, width):
+    half = torch.randn(tokens, width // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.cat((half, half), -1)
+
+
+def rotate_half(x):
+    x1, x2 = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-x2, x1), dim=-1)
+
+
+COS, SIN = angles(3, 4).cos(), angles(3, 4).sin()
+
+
+def rotary(x):
+    return x * COS + rotate_half(x) * SIN
+
+
+def rotary_reversed(x):
+    return SIN * rotate_half(x) + COS * x
+
+
+def unequal_gains(x):
+    return x * COS + rotate_half(x) * SIN.flip(-1).exp()
+
+
+def of_another(x):
+    return x * COS + rotate_half(x + 1) * SIN
+
+
+def wrong_half(x):
+    x1, x2 = x[..., :2], x[..., 2:]
+    return x * COS + torch.cat((x2, x1), dim=-1) * SIN
+
+
+def q(dims=(-1,)):
+    return (Ball("q", RMSTensor, (2, 3, 4), 1.3, dims),)
+
+
+ROTARY = [
+    Case("rotary", rotary, q()),
+    Case("rotary, other order", rotary_reversed, q()),
+    Case("rotary, norm over heads", rotary, q((-3, -1))),
+    Case("rotary, norm over tokens", rotary, q((-2, -1))),
+    Case("rotate_half", rotate_half, q()),
+    Case("rotate_half, largest entries", rotate_half, (Ball("q", LinfTensor, (2, 3, 4), 1.3),)),
+    Case("rotary, largest entries", rotary, (Ball("q", LinfTensor, (2, 3, 4), 1.3),), 0.5),
+    Case("not a rotation", unequal_gains, q(), 0.8),
+    Case("of another tensor", of_another, q(), 0.5),
+    Case("another permutation", wrong_half, q(), 0.5),
+]
+
+
+@pytest.mark.parametrize("case", ROTARY, ids=lambda c: c.name)
+def test_rotary_embedding_bound_holds_and_is_attained(case):
+    check(case.call, case.balls, tight=case.tight, **FEW)
+
+
+def test_rotary_embedding_is_an_isometry():
+    out = rotary(normed(1.0, (2, 3, 4)))
+    assert out.norm_size.item() == pytest.approx(1.0)
+    assert out.perturbation_size.item() == pytest.approx(1.0)

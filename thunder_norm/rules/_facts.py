@@ -1,0 +1,93 @@
+"""What rules remember about a result beyond its norm: from which tensor, and how, it was made.
+
+A program that writes a function out in elementary operations loses what ties them together: in ``x * sigmoid(x)`` both factors
+come from one x, which no bound on a product of two tensors can see.  Rules with a condition attach a fact to each step
+(`know`), and the last one, which finds that all its arguments were made from one x, gives the bound of the whole.  A step that
+no such rule knows gives a result without facts, and the general rules apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from thunder_norm import elem_dims as ed
+from thunder_norm.dispatch import normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._shared import Constant, times
+from thunder_norm.tensors import NormedTensor, RMSTensor
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A tensor as it was when something was made from it: it may be changed in place afterwards."""
+
+    kind: type[NormedTensor]
+    backing: torch.Tensor
+    norm_size: torch.Tensor
+    perturbation_size: torch.Tensor | None
+    elem_dims: ed.Dims
+
+    @staticmethod
+    def of(x: NormedTensor) -> Source:
+        """The tensor as it is now."""
+        return Source(type(x), x.backing, x.norm_size, x.perturbation_size, x.elem_dims)
+
+    def is_same(self, other: Source) -> bool:
+        """Whether both are the same values with the same claims."""
+        return (
+            self.kind is other.kind
+            and self.backing is other.backing
+            and self.norm_size is other.norm_size
+            and self.perturbation_size is other.perturbation_size
+            and self.elem_dims == other.elem_dims
+        )
+
+    def tensor(self, scale: float = 1.0) -> Any:
+        """It again, or what a multiple of it would be: without facts, its backing only for the shape."""
+        return self.kind._wrap(self.backing, times(self.norm_size, scale), None, self.elem_dims)
+
+
+def fact(x: Any, kind: type[F]) -> F | None:
+    """The fact of that kind about x, if x is a normed tensor and there is one."""
+    found = x._facts if isinstance(x, NormedTensor) else None
+    return found if isinstance(found, kind) else None
+
+
+def know(result: NormedTensor, what: Any) -> NormedTensor:
+    """A rule's result with a fact about it."""
+    result._facts = what
+    return result
+
+
+def general(op: Callable, *args: Any) -> NormedTensor:
+    """What the rules without a condition say."""
+    found = normed_op(op).find(args, {}, with_conditions=False)
+    if found is None:
+        raise NormMismatchError("there is no norm rule for these kinds")
+    rule, bound = found
+    prepared = rule.prepare(bound)
+    return rule.fn(*prepared.args, **prepared.kwargs)
+
+
+def moves_with(source: Source, result: NormedTensor, lipschitz: Constant, *arguments: str) -> NormedTensor:
+    """A rule's result that moves with `source` alone, by `lipschitz` times as much; its `arguments` were made from it."""
+    moved = None if source.perturbation_size is None else times(source.perturbation_size, lipschitz)
+    out = type(result)._wrap(None, result.norm_size, moved, result.elem_dims)  # type: ignore[arg-type]
+    out._sensitivity = dict.fromkeys(arguments, 0)
+    return out
+
+
+def is_plain(x: Any) -> bool:
+    """Whether x is a plain floating tensor."""
+    return isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and x.is_floating_point()
+
+
+def is_rms(*values: Any) -> bool:
+    """Whether all are normed tensors of RMS kind."""
+    return all(isinstance(v, RMSTensor) for v in values)
