@@ -165,7 +165,8 @@ def op_name(func: Callable) -> str:
     own = (func.__self__ if func.__name__ in ("__get__", "__set__") else func).__name__
     module = getattr(func, "__module__", None) or ""
     if module.startswith("torch.nn.functional") or module == "torch._C._nn":
-        return f"torch.nn.functional.{key if hasattr(torch.nn.functional, key) else own}"
+        public = next((name for name in (key, own) if hasattr(torch.nn.functional, name)), None)
+        return f"torch.nn.functional.{public}" if public else f"{module}.{own}"
     family, _, rest = key.partition("_")  # torch.linalg.svd calls itself linalg_svd
     if family in ("linalg", "special", "fft") and hasattr(getattr(torch, family), rest):
         return f"torch.{family}.{rest}"
