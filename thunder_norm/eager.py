@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import conversions, dispatch
-from thunder_norm.parameters import Annotation, Leaves, Policy, derived_norm, named_annotations, tensor_names
+from thunder_norm.parameters import Leaves, Policy, derived_norm, named_annotations, stated_kind, tensor_names
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
 
 _LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, dispatch) if m.__file__)
@@ -40,7 +40,7 @@ class EagerEnvironment(dispatch.Environment):
     Args:
         tensors: the tensors the model runs with, by parameter and buffer name.
         policy: as `NormTransform`'s parameters.
-        annotations: kinds stated with `annotate`, by parameter name.
+        model: whose parameters and annotations they are.
         perturbed: give every lifted parameter a perturbation_size that requires grad.
     """
 
@@ -48,15 +48,18 @@ class EagerEnvironment(dispatch.Environment):
         self,
         tensors: Mapping[str, torch.Tensor],
         policy: Policy,
-        annotations: Mapping[str, Annotation],
+        model: torch.nn.Module,
         *,
         perturbed: bool = False,
     ):
-        self.names = {id(t): name for name, t in reversed(tensors.items())}
-        self.parameters = {id(t) for t in tensors.values() if t.is_floating_point()}
         self.policy = policy
         self.leaves = None if isinstance(policy, str) else Leaves(policy)
-        self.annotations = annotations
+        self.annotations = named_annotations(model)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self.parameters = {id(t) for name, t in tensors.items() if name in parameters and t.is_floating_point()}
+        self.names = {id(t): name for name, t in reversed(tensors.items())}
+        if self.leaves is not None:  # of tied names the one a norm is given for
+            self.names |= {id(t): name for name, t in tensors.items() if name in self.leaves}
         self.perturbed = perturbed
         self.noted: list[Noted] = []
         self.lifted: dict[str, NormedTensor] = {}
@@ -80,7 +83,7 @@ class EagerEnvironment(dispatch.Environment):
     def _lift_parameter(self, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         if self.leaves is not None and name in self.leaves:
             normed = self.leaves.normed(name, t, kind, dims)
-        elif self.policy == "unit":
+        elif self.policy == "unit" and id(t) in self.parameters:
             normed = kind._wrap(t, torch.ones((), dtype=NORM_DTYPE), None, dims)
         else:
             normed = kind.of(t, dims)
@@ -99,10 +102,8 @@ class EagerEnvironment(dispatch.Environment):
     def annotated(self, t: Any) -> Any:
         """A parameter as the kind it was annotated with; anything else as it is."""
         name = self.names.get(id(t)) if isinstance(t, torch.Tensor) else None
-        annotation = None if name is None else self.annotations.get(name)
-        if annotation is None or annotation.kind is None:
-            return t
-        return self.lift(t, annotation.kind, annotation.elem_dims)
+        stated = None if name is None else stated_kind(name, self.annotations, self.leaves)
+        return t if stated is None else self.lift(t, *stated)
 
     def note(self, func: Callable, out: NormedTensor) -> None:
         """Remember the operation, its module and the user's line."""
@@ -196,6 +197,6 @@ def run_eagerly(
         MissingNormRuleError: an operation has no rule.
     """
     current = {**tensor_names(model), **(tensors or {})}
-    environment = EagerEnvironment(current, policy, named_annotations(model), perturbed=perturbed)
+    environment = EagerEnvironment(current, policy, model, perturbed=perturbed)
     with dispatch.norm_mode(mode), dispatch.environment(environment), _module_paths(model, environment), EagerNormedMode(environment):
         return torch.func.functional_call(model, current, args, kwargs), environment

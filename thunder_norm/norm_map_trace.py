@@ -19,7 +19,7 @@ from thunder_norm.dispatch import Mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.higher_order import Replay
 from thunder_norm.normed_mode import LiftedParameter, NormAcquisition, parameter_name
-from thunder_norm.parameters import named_annotations, size_tensors, tensor_names
+from thunder_norm.parameters import size_tensors, tensor_names
 from thunder_norm.subclass import boundary
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin, location_of_user
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -128,8 +128,8 @@ class Plan:
 class GivenAcquisition(NormAcquisition):
     """An acquisition in which parameters without a given norm may be an error."""
 
-    def __init__(self, given: Given, mode: Mode, annotations: dict):
-        super().__init__(given.norms, mode, annotations)
+    def __init__(self, given: Given, mode: Mode, model: torch.nn.Module | None):
+        super().__init__(given.norms, mode, model)
         self.otherwise = given.otherwise
 
     @property
@@ -156,17 +156,15 @@ class NormMapTransform(NormTransform):
         super().__init__(parameters=given.norms, mode=mode)
         self._given = given
         self._inputs = list(inputs)
-        self._model: torch.nn.Module | None = None
         self.plan: Plan
 
     def transform_module(self, model: ThunderModule) -> None:
-        """Read the module's annotations."""
+        """Remember the module; names were checked by the norm map."""
         self._model = model._model
-        self._annotations = named_annotations(self._model)
 
     def new_acquisition(self) -> NormAcquisition:
         """The state for one acquisition."""
-        return GivenAcquisition(self._given, self.mode, self._annotations)
+        return GivenAcquisition(self._given, self.mode, self._model)
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary.Traces) -> boundary.Traces:
         """Return only norms, drop what they do not need, and give outputs meta backings."""

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm import conversions, dispatch
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.parameters import Annotation, Leaves, Policy, derived_norm
+from thunder_norm.parameters import Annotation, Leaves, Policy, derived_norm, named_annotations, stated_kind, tied_names
 from thunder_norm.subclass import boundary, trace
 from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment
 from thunder_norm.subclass.protocol import is_wrapper
@@ -59,12 +59,13 @@ class LiftedParameter:
 class NormAcquisition(Acquisition):
     """An acquisition whose operations run under norm rules."""
 
-    def __init__(self, policy: Policy, mode: dispatch.Mode, annotations: dict[str, Annotation]):
+    def __init__(self, policy: Policy, mode: dispatch.Mode, model: torch.nn.Module | None):
         super().__init__()
+        self.tied: dict[str, tuple[str, ...]] = {} if model is None else tied_names(model)
         self.policy = policy
         self.leaves = None if isinstance(policy, str) else Leaves(policy)
         self.mode_of_rules = mode
-        self.annotations = annotations
+        self.annotations: dict[str, Annotation] = {} if model is None else named_annotations(model)
         self.is_normed_call = is_normed_call()
         self._lifted: dict[tuple, NormedTensor] = {}
         self._derived: dict[int, tuple[Callable, tuple, dict]] = {}
@@ -131,24 +132,30 @@ class NormAcquisition(Acquisition):
         return result
 
     def _with_annotated(self, values: Any) -> Any:
-        if not self.annotations:
+        if not self.annotations and self.leaves is None:
             return values
         return torch.utils._pytree.tree_map(lambda v: self._annotated(v) if isinstance(v, torch.Tensor) else v, values)
 
     def _annotated(self, t: torch.Tensor) -> torch.Tensor:
         name = None if is_wrapper(t) else self.name_of(t)
-        annotation = None if name is None else self.annotations.get(name)
-        if annotation is None or annotation.kind is None:
+        stated = None if name is None else stated_kind(name, self.annotations, self.leaves)
+        if stated is None:
             return t
-        return dispatch.lift(t, annotation.kind, annotation.elem_dims)
+        try:
+            return dispatch.lift(t, *stated)
+        except NormMismatchError as e:
+            raise NormMismatchError(f"the norm stated for parameter {name!r} does not fit it: {e}") from e
 
     # -- lifting ------------------------------------------------------------------------------------------------------
 
     def name_of(self, t: torch.Tensor) -> str | None:
-        """The dotted name of the parameter or buffer a fake stands for."""
+        """The dotted name of the parameter or buffer a fake stands for: of several, the one a norm is given for."""
         proxy = self.proxy_of(t)
         found = None if proxy is None else parameter_name(proxy)
-        return None if found is None else found[1]
+        if found is None:
+            return None
+        tied = self.tied.get(found[1], (found[1],))
+        return next((name for name in tied if self.leaves is not None and name in self.leaves), tied[0])
 
     def lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor for a plain one, by this acquisition's policy; written once."""

@@ -106,6 +106,15 @@ def tensor_names(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+    """For each name of a parameter or buffer, all names of the same tensor, the canonical one first."""
+    groups: dict[int, list[str]] = {}
+    names = tensor_names(model)
+    for name, t in names.items():
+        groups.setdefault(id(t), []).append(name)
+    return {name: tuple(groups[id(t)]) for name, t in names.items()}
+
+
 def check_names(mapping: Mapping[str, Any], model: torch.nn.Module, what: str) -> None:
     """Refuse names the model does not have.
 
@@ -192,6 +201,20 @@ class Leaves:
         """What a trace relies on: it must be the same in the next call."""
         has_perturbation = len(self.tensors(name)) > 1
         return self.kind(name), self.elem_dims(name), has_perturbation
+
+
+def stated_kind(
+    name: str, annotations: Mapping[str, Annotation], leaves: Leaves | None
+) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
+    """Kind and elem_dims somebody stated for a parameter: with the norm given for it, or by `annotate`; None if nobody did."""
+    if leaves is not None and name in leaves:
+        given = leaves.kind(name)
+        if given is not None:
+            return given, leaves.elem_dims(name)
+    annotation = annotations.get(name)
+    if annotation is None or annotation.kind is None:
+        return None
+    return annotation.kind, annotation.elem_dims
 
 
 def derived_norm(t: torch.Tensor, derived: tuple[Callable, tuple, dict], kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:

@@ -14,7 +14,7 @@ from thunder.core.trace import TraceCtx
 from thunder_norm.dispatch import Mode, check_mode
 from thunder_norm.higher_order import Replay, differentiable_twice
 from thunder_norm.normed_mode import NormAcquisition
-from thunder_norm.parameters import Annotation, Policy, check_names, check_policy, named_annotations
+from thunder_norm.parameters import Policy, check_names, check_policy
 from thunder_norm.scalar_fusion import fuse_scalars
 from thunder_norm.subclass import boundary, patches
 from thunder_norm.tensors import NORM_DTYPE
@@ -42,18 +42,17 @@ class NormTransform(SubclassTransform):
         super().__init__()
         self.parameters = check_policy(parameters)
         self.mode = check_mode(mode)
-        self._annotations: dict[str, Annotation] = {}
+        self._model: torch.nn.Module | None = None
 
     def transform_module(self, model: ThunderModule) -> None:
-        """Check the names of given norms against the module and read its annotations."""
-        original: torch.nn.Module = model._model
+        """Check the names of given norms against the module."""
+        self._model = model._model
         if isinstance(self.parameters, Mapping):
-            check_names(self.parameters, original, "NormTransform(parameters=...)")
-        self._annotations = named_annotations(original)
+            check_names(self.parameters, model._model, "NormTransform(parameters=...)")
 
     def new_acquisition(self) -> NormAcquisition:
         """The state for one acquisition."""
-        return NormAcquisition(self.parameters, self.mode, self._annotations)
+        return NormAcquisition(self.parameters, self.mode, self._model)
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary.Traces) -> boundary.Traces:
         """Let derivatives of norm sizes be differentiated again."""
