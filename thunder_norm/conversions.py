@@ -18,8 +18,9 @@ def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> flo
     """Smallest known c with ``||t||_(kind, elem_dims) <= c ||t||_x`` for all tensors of x's shape; None if there is none.
 
     ``rms_E' <= sqrt(numel(E - E')) rms_E``,  ``l2_E = sqrt(N) rms_E``,  ``rms_E <= l1_E / sqrt(N) `` (spike),
-    ``l1_E <= N rms_E`` (constant).  A matrix [out, in] of operator norm n has rows of RMS ``<= n sqrt(out) / in``; a matrix
-    whose entries, rows or columns have RMS <= n has operator norm ``<= in n`` (Frobenius bounds the spectral norm).
+    ``l1_E <= N rms_E`` (constant), ``l1_E' <= numel(E' - E) l1_E``.  A matrix [out, in] of operator norm n has rows of RMS
+    ``<= n sqrt(out) / in``; a matrix whose entries, rows or columns have RMS <= n has operator norm ``<= in n`` (Frobenius
+    bounds the spectral norm).
     """
     if issubclass(kind, RMSToRMSTensor):
         return _to_operator(x, kind, elem_dims)
@@ -27,7 +28,7 @@ def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> flo
         return _from_operator(x, kind, elem_dims)
     dims = x.elem_dims
     if isinstance(x, L1Tensor) and issubclass(kind, L1Tensor):
-        return 1.0 if set(ed.nontrivial(x.shape, elem_dims)) <= set(dims) else _via_rms(x, kind, elem_dims)
+        return float(ed.numel(x.shape, [d for d in elem_dims if d not in dims]))
     if isinstance(x, L1Tensor) and kind is LinfTensor:
         return 1.0
     return _via_rms(x, kind, elem_dims)
