@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from oracles import norm
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm import rules  # noqa: F401
-from thunder_norm.tensors import NormedTensor, RMSTensor
+from thunder_norm.dispatch import norm_mode
+from thunder_norm.tensors import NormedTensor, RMSTensor, RMSToRMSTensor
 
 transformers = pytest.importorskip("transformers")
 WIDTH, TOKENS = 16, 5
@@ -158,3 +160,42 @@ MODULES = {
 @pytest.mark.parametrize("build", MODULES.values(), ids=MODULES)
 def test_torch_module_stays_within_its_claims(build):
     check_within_claims(build().eval(), tokens())
+
+
+# What modula's own dualize gives for its GPT: embedding tared to mass 1, blocks to 5 together, head of mass 1, target norm 1.
+MODULA_TARGETS = {"embedding": 0.142857, "q": 0.714286, "k": 0.714286, "v": 0.714286}
+MODULA_TARGETS |= {"out": 0.238095, "up": 0.238095, "down": 0.238095, "head": 0.142857}
+
+
+def modula_gpt(moving, blocks, width=8, heads=2):
+    """The GPT of modula written with torch operations, all norms 1; the perturbation of its output when `moving` moves by 1."""
+    shapes = {"embedding": (11, width), "up": (4 * width, width), "down": (width, 4 * width), "head": (11, width)}
+
+    def weight(name):
+        kind = RMSTensor if name == "embedding" else RMSToRMSTensor
+        t = torch.randn(shapes.get(name.rpartition(".")[2], (width, width)))
+        return kind(1.0, backing=t, perturbation_size=1.0 if name == moving else None)
+
+    def split(t):
+        return t.view(1, 3, heads, -1).transpose(1, 2)
+
+    x = F.embedding(torch.tensor([[3, 1, 4]]), weight("embedding"))
+    for i in range(blocks):
+        y = F.layer_norm(x, (width,))
+        q, k, v = (split(F.linear(y, weight(f"{i}.{name}"))) for name in "qkv")
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=heads / width) / 3
+        y = F.linear(y.transpose(1, 2).reshape(1, 3, width), weight(f"{i}.out"))
+        x = (1 - 1 / (2 * blocks)) * x + 1 / (2 * blocks) * y
+        y = F.linear(F.gelu(F.linear(F.layer_norm(x, (width,)), weight(f"{i}.up"))) / 1.1289, weight(f"{i}.down"))
+        x = (1 - 1 / (2 * blocks)) * x + 1 / (2 * blocks) * y
+    return F.linear(F.layer_norm(x, (width,)), weight("head")).perturbation_size.item()
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("name, target", MODULA_TARGETS.items())
+def test_modula_mode_gives_modulas_targets_for_its_gpt(name, target, blocks):
+    outside = name in ("embedding", "head")
+    mass = 1.0 if outside else 5 / (6 * blocks)
+    with norm_mode("modula"):
+        sensitivity = modula_gpt(name if outside else f"{blocks - 1}.{name}", blocks)
+    assert mass / 7 / sensitivity == pytest.approx(target, rel=1e-5)

@@ -117,6 +117,7 @@ def plain_weight_calls():
     yield "addmm", lambda a: torch.addmm(weight.new_zeros(4), a, weight.t()), rows, norm
     yield "W @ x", lambda a: weight @ a, x(5, 3, dims=(-2,)), norm
     yield "einsum", lambda a: torch.einsum("ti,oi->to", a, weight), rows, norm
+    yield "einsum from the left", lambda a: torch.einsum("oi,ti->to", weight, a), rows, norm
     yield "mv", lambda a: torch.mv(weight, a), x(5), norm
 
 
@@ -128,6 +129,23 @@ def test_plain_weight_is_an_operator(name, call, ball, norm):
     out = call(ball.normed(torch.randn(ball.shape, dtype=torch.float64)))
     assert out.norm_size.item() == pytest.approx(norm)
     check(call, [ball], tight=0.95)
+
+
+VECTOR = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+HEADS = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+NO_OPERATORS = [
+    ("matmul with a vector", lambda a: a @ VECTOR, x(3, 5)),
+    ("vector first", lambda a: torch.matmul(VECTOR, a), x(5, 3, dims=(-2,))),
+    ("mv", lambda a: torch.mv(a, VECTOR), x(3, 5)),
+    ("dot", lambda a: torch.dot(VECTOR, a), x(5)),
+    ("einsum with a vector", lambda a: torch.einsum("ti,i->t", a, VECTOR), x(3, 5)),
+    ("einsum over two dimensions", lambda a: torch.einsum("thi,hio->to", a, HEADS), x(3, 2, 3, dims=(-2, -1))),
+]
+
+
+@pytest.mark.parametrize("name, call, ball", NO_OPERATORS, ids=[n[0] for n in NO_OPERATORS])
+def test_plain_tensor_that_is_no_operator_is_measured_by_its_entries(name, call, ball):
+    check(call, [ball], tight=0.3)
 
 
 def test_einsum_takes_the_largest_of_several_heads():

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._facts import is_plain
 from thunder_norm.rules._shared import VectorKind, rms
 from thunder_norm.rules.contraction import contract, conversion_factor, number, plus, rms_factor, scaled
 from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
@@ -123,8 +124,8 @@ def matmul(input: VectorKind, other: VectorKind) -> NormedTensor:
 
 
 for _op in (torch.matmul, torch.mm, torch.bmm, torch.mv):
-    normed_op(_op).register_norm(matmul_weight, lift_dims={"other": _transposed})
-    normed_op(_op).register_norm(weight_matmul)
+    normed_op(_op).register_norm(matmul_weight, lift_dims={"other": _transposed}, when=lambda args: args["other"].ndim > 1)
+    normed_op(_op).register_norm(weight_matmul, when=lambda args: args["input"].ndim > 1)
 for _op in (torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.vdot):
     normed_op(_op).register_norm(matmul, lift_dims={"input": _beside("other"), "other": _beside("input")})
 
@@ -246,19 +247,18 @@ def _operator_labels(labels: list[str], other: list[str], out: list[str]) -> tup
     return labels.index(ends[-1]) - len(labels), labels.index(inner[0]) - len(labels)
 
 
-def _einsum_weight(name: str, other: str) -> Callable[[torch.Tensor, dict[str, Any]], tuple[int, int] | None]:
-    def dims(t: torch.Tensor, args: dict[str, Any]) -> tuple[int, int] | None:
-        names = ("left", "right")
-        terms, out = _equation(args["equation"], *(args[n].ndim for n in names))
-        found = _operator_labels(terms[names.index(name)], terms[names.index(other)], out)
-        if found is None:
-            raise NormMismatchError(
-                f"einsum {args['equation']!r}: a plain {name} input is taken for a weight and must contract one dimension and add"
-                " another; reshape it to a matrix, or wrap it, RMSTensor.of(...)"
-            )
-        return found
+def _weight_dims(name: str, args: dict[str, Any]) -> tuple[int, int] | None:
+    names = ("left", "right")
+    (first, second), out = _equation(args["equation"], *(args[n].ndim for n in names))
+    return _operator_labels(*((first, second) if name == "left" else (second, first)), out)
 
-    return dims
+
+def _einsum_weight(name: str) -> dict[str, Any]:
+    """Lift a plain input as the operator it is; where it is none, leave it to the rule for activations."""
+    return {
+        "lift_dims": {name: lambda t, args: _weight_dims(name, args)},
+        "when": lambda args: not is_plain(args[name]) or _weight_dims(name, args) is not None,
+    }
 
 
 def _einsum(equation: str, left: NormedTensor, right: NormedTensor) -> NormedTensor:
@@ -266,19 +266,19 @@ def _einsum(equation: str, left: NormedTensor, right: NormedTensor) -> NormedTen
     return scaled(contract(left, right, a, b, out), left, right, ("left", "right"))
 
 
-@normed_op(torch.einsum).register_norm(lift_dims={"right": _einsum_weight("right", "left")})
+@normed_op(torch.einsum).register_norm(**_einsum_weight("right"))
 def einsum(equation: str, left: RMSTensor | RMSToRMSTensor, right: RMSToRMSTensor) -> NormedTensor:
     """A product of an activation and a weight, of any layout.
 
     right: an operator from its contracted dimension to its own one
     Value:        |y| <= |x| |W|, as `linear`
     Sensitivity:  |W|, |x|
-    Raises NormMismatchError for diagonals, sums over one input alone, and weights that are no matrices.
+    Raises NormMismatchError for diagonals and sums over one input alone.
     """
     return _einsum(equation, left, right)
 
 
-@normed_op(torch.einsum).register_norm(lift_dims={"left": _einsum_weight("left", "right")})
+@normed_op(torch.einsum).register_norm(**_einsum_weight("left"))
 def einsum_weight_first(equation: str, left: RMSToRMSTensor, right: RMSTensor) -> NormedTensor:
     """The same with the weight first."""
     return _einsum(equation, left, right)
