@@ -145,7 +145,9 @@ class RunScalars(torch.autograd.Function):
             tensors = iter(_tensors([g for g in found if g is not None]))
             return (None, None, *(None if g is None else next(tensors) for g in found))
         if tuple(map(_item, ctx.inputs)) != ctx.values:
-            raise RuntimeError("a norm_size was modified by an inplace operation after the norm that is differentiated was computed")
+            raise RuntimeError(
+                "a norm_size was modified by an inplace operation after the norm that is differentiated was computed"
+            )
         return (None, None, *ctx.replay.gradients(ctx.inputs, grads))
 
 
@@ -159,7 +161,9 @@ def _tensors(values: Sequence[float]) -> tuple[torch.Tensor, ...]:
     return torch.tensor(values, dtype=torch.float64).unbind()
 
 
-def differentiable_twice(replay: Replay, scalars: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def differentiable_twice(
+    replay: Replay, scalars: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """`scalars` with derivatives of any order with respect to `inputs`."""
     if not any(s.requires_grad for s in scalars):
         return tuple(scalars)

@@ -47,6 +47,11 @@ def square_root(a: float) -> float:
     return math.sqrt(a) if a >= 0 else math.nan
 
 
+def power(a: float, exponent: float) -> float:
+    """torch.pow by a number, which is rounded differently from that by a tensor."""
+    return torch.tensor(a, dtype=torch.float64).pow(exponent).item()
+
+
 def in_torch(function: Callable) -> Callable[..., float]:
     """A function whose last bit is the library's own, called in torch."""
 
@@ -56,8 +61,14 @@ def in_torch(function: Callable) -> Callable[..., float]:
     return call
 
 
-_HELPERS = {"maximum": maximum, "minimum": minimum, "divide": divide, "square_root": square_root}
-_BINARY = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "true_divide": "divide({0}, {1})", "div": "divide({0}, {1})"}
+_HELPERS = {"maximum": maximum, "minimum": minimum, "divide": divide, "square_root": square_root, "power": power}
+_BINARY = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "true_divide": "divide({0}, {1})",
+    "div": "divide({0}, {1})",
+}
 _BINARY |= {"gt": "{0} > {1}", "ge": "{0} >= {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "eq": "{0} == {1}", "ne": "{0} != {1}"}
 _BINARY |= {"maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})"}
 _UNARY = {"neg": "-{0}", "abs": "abs({0})", "sqrt": "square_root({0})", "reciprocal": "divide(1.0, {0})", "clone": "{0}"}
@@ -65,7 +76,7 @@ _UNARY |= {"shallow_copy": "{0}"}
 _BINARY |= {"torch_div_prim_impl": _BINARY["div"]}  # Thunder's own: torch.div, except for integers
 _POWERS = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", -1.0: "divide(1.0, {0})"}  # bit for bit torch's
 _ARITHMETIC = ("add", "sub", "mul", "abs")  # which on flags are something else in torch than in Python
-_CONSTANTS = {"ones": 1.0, "zeros": 0.0}
+_CONSTANTS = {"ones": 1.0, "zeros": 0.0, "ones_like": 1.0, "zeros_like": 0.0}
 _IN_TORCH = {
     name: in_torch(getattr(torch, name))
     for name in "exp exp2 expm1 log log1p log2 tanh sigmoid erf erfc sin cos tan atan sinh cosh rsqrt pow atan2".split()
@@ -100,7 +111,9 @@ def _schedule(bsyms: Sequence[BoundSymbol]) -> list[list[BoundSymbol]]:
     done: set[int] = set()
 
     def is_ready(b: BoundSymbol) -> bool:
-        return all(id(produced_by[p.name]) in done or produced_by[p.name] is b for p in b.flat_proxy_args if p.name in produced_by)
+        return all(
+            id(produced_by[p.name]) in done or produced_by[p.name] is b for p in b.flat_proxy_args if p.name in produced_by
+        )
 
     scalars = [b for b in bsyms if _expression(b) is not None]
     others = [b for b in bsyms if _expression(b) is None]
@@ -153,8 +166,8 @@ def _expression(bsym: BoundSymbol) -> str | None:
         return _BINARY[name]
     if len(operands) == 1 and name in _UNARY:
         return _UNARY[name]
-    if name == "pow" and len(operands) == 2 and _is_number(operands[1]) and operands[1] in _POWERS:
-        return _POWERS[operands[1]]
+    if name == "pow" and len(operands) == 2 and _is_number(operands[1]):
+        return _POWERS.get(operands[1], "power({0}, {1})")
     if name in _IN_TORCH and operands:
         return f"{name}({', '.join('{%d}' % i for i in range(len(operands)))})"
     return None
@@ -164,7 +177,10 @@ def _constant(bsym: BoundSymbol) -> float | None:
     """The value of an operation that makes a constant scalar."""
     if dtypes.to_torch_dtype(bsym.output.dtype) is not torch.float64:
         return None
-    value = bsym.args[1] if bsym.sym.name == "full" and len(bsym.args) == 2 else _CONSTANTS.get(bsym.sym.name)
+    if bsym.sym.name in ("full", "full_like"):
+        value = bsym.args[1] if len(bsym.args) > 1 else bsym.kwargs.get("fill_value")
+    else:
+        value = _CONSTANTS.get(bsym.sym.name)
     return value if _is_number(value) else None
 
 
@@ -193,7 +209,9 @@ def _source(name: str, group: Sequence[BoundSymbol], inputs: Sequence[TensorProx
     floats = [p for p in outputs if dtypes.to_torch_dtype(p.dtype) is torch.float64]
     flags = [p for p in outputs if dtypes.to_torch_dtype(p.dtype) is torch.bool]
     if floats:
-        lines.append(f"    ({''.join(p.name + ', ' for p in floats)}) = tensor([{', '.join(p.name for p in floats)}], dtype=float64).unbind()")
+        lines.append(
+            f"    ({''.join(p.name + ', ' for p in floats)}) = tensor([{', '.join(p.name for p in floats)}], dtype=float64).unbind()"
+        )
     lines += [f"    {p.name} = tensor({p.name})" for p in flags]
     lines.append(f"    return ({''.join(p.name + ', ' for p in outputs)})")
     return "\n".join(lines)
@@ -243,7 +261,14 @@ def _statement(bsym: BoundSymbol) -> str:
 
 
 def _compiled(name: str, source: str) -> Callable:
-    namespace: dict[str, Any] = {**_HELPERS, **_IN_TORCH, "tensor": torch.tensor, "float64": torch.float64, "inf": math.inf, "nan": math.nan}
+    namespace: dict[str, Any] = {
+        **_HELPERS,
+        **_IN_TORCH,
+        "tensor": torch.tensor,
+        "float64": torch.float64,
+        "inf": math.inf,
+        "nan": math.nan,
+    }
     exec(compile(source, f"<{name}>", "exec"), namespace)  # noqa: S102 - our own source, built from names and numbers
     return namespace[name]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from thunder.core import devices, dtypes, prims
 from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import ProxyTag, TensorProxy
 
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.transforms.autocast import disable_autocast
@@ -122,9 +122,7 @@ def operation_name(fn: Callable, args: Any, kwargs: Any, result: Any) -> tuple[s
     return cls, name if name.isidentifier() else "call"
 
 
-def write(
-    acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorded], result: Any, before: dict
-) -> Any:
+def write(acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorded], result: Any, before: dict) -> Any:
     """Write one operation: a composite for what was recorded, then one `unflatten` per wrapper it returned.
 
     Returns the result with proxies in place of fakes.
@@ -173,12 +171,17 @@ def emit_composite(
             for recorded in log:
                 for t, p in zip(recorded.outputs, aten.emit(recorded, to_proxy), strict=True):
                     env[id(t)] = p
-        return tuple(env[id(t)] for t in outputs)
+        return tuple(_attached(env[id(t)]) for t in outputs)
 
     symbol = Symbol(name=".".join(name), meta=meta, id=OperationId(*name), _bind_postprocess=_print_without_module)
     results = symbol(*(acquisition.proxy_of(t) for t in inputs))
     for t, p in zip(outputs, results, strict=True):
         acquisition.bind(t, p)
+
+
+def _attached(p: TensorProxy) -> TensorProxy:
+    """An output of a composite: Thunder takes a symbol for constant when any of its outputs is tagged as detached."""
+    return prims.shallow_copy(p) if ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags else p
 
 
 def keep_only(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:

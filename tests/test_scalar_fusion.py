@@ -1,0 +1,161 @@
+"""Norm arithmetic on Python numbers gives what torch gives, bit for bit, and the derivatives that torch gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import thunder
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thunder_norm import (
+    L1Tensor,
+    LinfTensor,
+    RMSTensor,
+    RMSToRMSTensor,
+    build_norm_map,
+    norm_map,
+    sensitivities,
+    with_perturbation,
+)
+from thunder_norm.scalar_fusion import as_function_of_floats, fuse_scalars
+
+FUNCTIONS = {
+    "sum": lambda a, b: a + b * 3 - 1,
+    "quotient": lambda a, b: (a / b, 1 / a, a / 3, torch.reciprocal(b)),
+    "roots": lambda a, b: (a.sqrt(), (a * b + 1).sqrt()),
+    "extremes": lambda a, b: (torch.maximum(a, b), torch.minimum(a, b), a.abs(), -b),
+    "choice": lambda a, b: torch.where(a > b, a, b * 2) + torch.where(a == b, 1.0, b),
+    "powers": lambda a, b: (a**2, b**3, a**-1, a**1, b**0.5, a**2.5, a**b),
+    "functions": lambda a, b: (a.exp(), b.tanh(), torch.erf(a), torch.sigmoid(b), torch.log1p(a), torch.expm1(b)),
+    "constants": lambda a, b: (torch.ones_like(a) * b, torch.full_like(b, 2.5) + a, torch.zeros((), dtype=torch.float64) - a),
+}
+VALUES = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-310, 1e308, math.inf, -math.inf, math.nan]),
+    st.floats(width=64, allow_subnormal=False),
+)
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, Any]:
+    """The execution trace of each function, on 0-dim float64 tensors."""
+    found = {}
+    for name, function in FUNCTIONS.items():
+        jitted = thunder.jit(function)
+        jitted(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25, dtype=torch.float64))
+        found[name] = thunder.last_traces(jitted)[-1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled(traces) -> dict[str, tuple[Callable, Callable]]:
+    """Each function on Python numbers, and fused into one that takes and returns tensors."""
+    return {name: (as_function_of_floats(t), fuse_scalars(t).python_callable()) for name, t in traces.items()}
+
+
+def _flat(result) -> list[float]:
+    values = result if isinstance(result, tuple) else (result,)
+    return [v.item() if isinstance(v, torch.Tensor) else float(v) for v in values]
+
+
+def _same_bits(a: float, b: float) -> bool:
+    return a != a and b != b or a == b and math.copysign(1.0, a) == math.copysign(1.0, b)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(a=VALUES, b=VALUES)
+def test_numbers_give_what_torch_gives(compiled, name, a, b):
+    x, y = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
+    expected = _flat(FUNCTIONS[name](x, y))
+    on_floats, fused = compiled[name]
+    for got in (_flat(on_floats(a, b)), _flat(fused(x, y))):
+        assert all(map(_same_bits, got, expected)), (got, expected)
+
+
+def test_a_program_with_a_tensor_in_it_is_left_to_tensors():
+    jitted = thunder.jit(lambda a, v: a * v.sum())
+    jitted(torch.tensor(0.5, dtype=torch.float64), torch.randn(3, dtype=torch.float64))
+    assert as_function_of_floats(thunder.last_traces(jitted)[-1]) is None
+
+
+# -- norm maps ---------------------------------------------------------------------------------------------------------
+
+
+def _leaves(model: torch.nn.Module) -> dict:
+    kinds = {name: RMSTensor if "bias" in name else RMSToRMSTensor for name, _ in model.named_parameters()}
+    kinds |= {name: LinfTensor for name in kinds if name.startswith("2.")}
+    return {
+        name: with_perturbation(kind(1.0 + i / 10, norm_size_requires_grad=True)) for i, (name, kind) in enumerate(kinds.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16),
+        torch.nn.GELU(),
+        torch.nn.LayerNorm(16),
+        torch.nn.Linear(16, 4),
+        torch.nn.Softmax(-1),
+        torch.nn.Linear(4, 4),
+    )
+
+
+def _all_derivatives(model: torch.nn.Module) -> list[float | None]:
+    mapped, leaves, x = build_norm_map(model, torch.empty(3, 8)), _leaves(model), RMSTensor(2.0, norm_size_requires_grad=True)
+    y = mapped(x, normed_state_dict=leaves)
+    sizes = [x.norm_size, *(leaf.norm_size for leaf in leaves.values()), *(leaf.perturbation_size for leaf in leaves.values())]
+    first = torch.autograd.grad(y.norm_size + y.perturbation_size, sizes, retain_graph=True, allow_unused=True)
+    found = sensitivities(y, leaves)
+    second = torch.autograd.grad(sum(found.values()), sizes, allow_unused=True)
+    return [None if v is None else v.item() for v in (y.norm_size, y.perturbation_size, *first, *found.values(), *second)]
+
+
+def test_numbers_and_tensors_give_the_same_norms_and_derivatives(model, monkeypatch):
+    on_numbers = _all_derivatives(model)
+    monkeypatch.setattr(norm_map.Scalars, "of", staticmethod(lambda entry: None))
+    assert on_numbers == _all_derivatives(model)
+
+
+def test_compiled_derivatives_are_those_of_the_graph(model):
+    # one of the outputs of softmax is a constant: its other output must keep its derivative
+    mapped, leaves = build_norm_map(model, torch.empty(3, 8)), _leaves(model)
+    y = mapped(RMSTensor(2.0), normed_state_dict=leaves)
+    moves = [leaf.perturbation_size for leaf in leaves.values()]
+    compiled = torch.autograd.grad(y.perturbation_size, moves, retain_graph=True)
+    graph = torch.autograd.grad(y.perturbation_size, moves, create_graph=True)
+    torch.testing.assert_close(compiled, graph, rtol=1e-12, atol=0)
+    assert all(g.item() > 0 for g in compiled)
+
+
+def test_second_derivatives_refuse_sizes_changed_in_place(model):
+    mapped, leaves = build_norm_map(model, torch.empty(3, 8)), _leaves(model)
+    y = mapped(RMSTensor(2.0), normed_state_dict=leaves)
+    size = leaves["0.weight"].norm_size
+    with torch.no_grad():
+        size.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.norm_size, size, create_graph=True)
+
+
+def test_a_call_reads_sizes_anew_and_notices_other_kinds(model):
+    mapped, leaves, x = build_norm_map(model, torch.empty(3, 8)), _leaves(model), RMSTensor(2.0)
+    before = mapped(x, normed_state_dict=leaves)
+    program = mapped.last_program
+    with torch.no_grad():
+        leaves["5.weight"].norm_size.mul_(2)
+    after = mapped(x, normed_state_dict=leaves)
+    assert after.norm_size > before.norm_size and mapped.last_program is program
+
+    assert mapped(x, normed_state_dict={**leaves, "5.bias": LinfTensor(1.0)}).norm_size > 0
+    assert mapped.last_program is not program
+    program = mapped.last_program
+    assert mapped(x, normed_state_dict={**leaves, "5.bias": 1.0}).norm_size > 0
+    assert mapped.last_program is not program
+    assert mapped(x, normed_state_dict=dict(reversed(leaves.items()))).norm_size == after.norm_size
+    assert mapped(L1Tensor(2.0), normed_state_dict=leaves).norm_size > 0
