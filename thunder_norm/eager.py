@@ -72,9 +72,7 @@ class EagerEnvironment(dispatch.Environment):
         dims = kind._canonical(kind.default_elem_dims(t.ndim) if elem_dims is None else elem_dims, t.ndim)
         name = self.names.get(id(t))
         if name is None:
-            if id(t) in self.derived and self.policy != "measured":
-                return derived_norm(t, self.derived[id(t)][1], kind, dims)
-            return kind.of(t, dims)
+            return self._lift_derived(t, kind, dims) if id(t) in self.derived else kind.of(t, dims)
         key = (name, kind, dims)
         if key not in self._cache:
             self._cache[key] = self._lift_parameter(t, name, kind, dims)
@@ -98,6 +96,15 @@ class EagerEnvironment(dispatch.Environment):
         else:
             self.lifted.setdefault(name, normed)
         return conversions.convert(normed, kind, dims)
+
+    def _lift_derived(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        """A tensor made from parameters alone: measured if they are, with the perturbation that theirs give it."""
+        if self.policy == "measured" and not self.perturbed:
+            return kind.of(t, dims)
+        normed = derived_norm(t, self.derived[id(t)][1], kind, dims)
+        if self.policy != "measured":
+            return normed
+        return kind._wrap(t, kind.of(t, dims).norm_size, normed.perturbation_size, dims)
 
     def annotated(self, t: Any) -> Any:
         """A parameter as the kind it was annotated with; anything else as it is."""

@@ -38,6 +38,8 @@ class Replay:
 
     def gradients(self, inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Vector-Jacobian products with a graph, one for each input (None where there is none)."""
+        with torch.enable_grad():  # one tensor may be given as several inputs: each gets its own share
+            inputs = [t.view_as(t) if t.requires_grad else t for t in inputs]
         outputs = self(*inputs)
         wanted = [t for t in inputs if t.requires_grad]
         differentiable = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
