@@ -7,8 +7,8 @@ from typing import Any
 from thunder.core.transform_common import Transform
 
 from thunder_norm.subclass import boundary, patches
-from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.broadcast import broadcast_scalars
 
 
 class SubclassTransform(Transform):
@@ -44,6 +44,7 @@ class SubclassTransform(Transform):
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
         acquisition.is_finished = True
+        acquisition.raise_if_refused()
         prologue, computation, epilogue = boundary.lower(acquisition, prologue_trace, computation_trace, epilogue_trace)
         if acquisition.has_wrappers:
             patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors

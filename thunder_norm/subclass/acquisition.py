@@ -5,18 +5,18 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from thunder.core import devices, dtypes
+from thunder.core.compile_data import get_cache_option
 from thunder.core.interpreter import get_interpreterruntimectx, unwrap
+from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import NumberProxy, TensorProxy
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from thunder_norm.dispatch import Environment, environment
-from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 
@@ -47,9 +47,15 @@ class Acquisition:
     intercepts_plain = False  # whether operations on plain tensors may be taken over (`wants` says which)
 
     def __init__(self) -> None:
+        self.is_started = False
         self.is_finished = False
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.has_wrappers = False
+        self.expects_wrappers = False  # some argument or parameter is one, although none was met yet
+        self.refusal: Exception | None = None  # why this program cannot be traced, even if it catches the error itself
+        self.pending: Exception | None = None  # an error met where the interpreter cannot take one; raised at its next call
+        self.value_read: Exception | None = None  # what to refuse with if there are wrappers: a tensor's value was asked for
+        self.held: set[int] = set()  # fakes of inner tensors that the program may hold as plain tensors too
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
         self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
         self._fake_of: dict[str, FakeTensor] = {}
@@ -77,6 +83,31 @@ class Acquisition:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
         return False
 
+    @property
+    def meets_wrappers(self) -> bool:
+        """Whether there are wrappers in the program, as far as can be known by now."""
+        return self.has_wrappers or self.expects_wrappers
+
+    # -- refusals -----------------------------------------------------------------------------------------------------
+
+    def refuse(self, error: Exception) -> Exception:
+        """Remember that this program cannot be traced: catching the error does not make the rest of it right.
+
+        Returns the error, with the user's line if its message has none.
+        """
+        location = location_of_user()
+        if location is not None and "\n  at " not in str(error):
+            error.args = (f"{error}\n  at  {location}", *error.args[1:])
+        if self.refusal is None:
+            self.refusal = error
+        return error
+
+    def raise_if_refused(self) -> None:
+        """Raise what the program may have caught, or what the interpreter had no occasion to raise."""
+        for error in (self.refusal, self.pending, self.value_read if self.has_wrappers else None):
+            if error is not None:
+                raise error
+
     # -- fakes of inputs ----------------------------------------------------------------------------------------------
 
     def new_fake(self, t: torch.Tensor) -> FakeTensor:
@@ -98,6 +129,18 @@ class Acquisition:
         """The real tensor an input proxy stands for."""
         key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
         return self._real_inputs.get(id(key))
+
+    def check_not_own_fake(self, x: torch.Tensor) -> None:
+        """Refuse to take one of our fakes for an input: it escaped in a result whose insides cannot be followed.
+
+        Raises:
+            UnsupportedOpError: `x` is a fake of this acquisition, or a wrapper around one.
+        """
+        leaves = WrapperSpec.of(x).leaves(x) if is_wrapper(x) else (x,)
+        if any(isinstance(t, FakeTensor) and t.fake_mode is self.mode for t in leaves):
+            raise UnsupportedOpError(
+                "an operation on a wrapper subclass returned a tensor inside an object that cannot be followed"
+            )
 
     # -- fakes and proxies --------------------------------------------------------------------------------------------
 
@@ -134,13 +177,15 @@ class Acquisition:
     def shares_storage_with_another(self, fake: torch.Tensor) -> bool:
         """Whether some other known fake is a view of the same storage."""
         storage = fake.untyped_storage()._cdata
-        return any(
-            other is not fake and other.untyped_storage()._cdata == storage for other, _ in list(self._proxy_of.values())
-        )
+        return any(other is not fake and other.untyped_storage()._cdata == storage for other, _ in list(self._proxy_of.values()))
 
     def subclass_proxy(self, fake: torch.Tensor) -> SubclassProxy | None:
         """The SubclassProxy made for this fake wrapper, if there is one."""
         return self._subclass_proxies.get(id(fake))
+
+    def subclass_proxies(self) -> tuple[SubclassProxy, ...]:
+        """The proxies of all wrappers met so far."""
+        return tuple(self._subclass_proxies.values())
 
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
@@ -157,6 +202,8 @@ class Acquisition:
         if isinstance(value, TensorProxy):
             return self.fake_of(value)
         if isinstance(value, NumberProxy):
+            if value.value is None:
+                raise data_dependent("a number read from a tensor was passed to an operation on a wrapper subclass")
             return value.value
         if isinstance(value, dtypes.dtype):
             return dtypes.to_torch_dtype(value)
@@ -174,6 +221,22 @@ class Acquisition:
             raise UnsupportedOpError(f"a {type(value).__name__} that is not an input of the jitted function is used inside it")
         return value
 
+    def check_cache_option(self) -> None:
+        """Refuse wrappers in traces that are to serve other shapes and numbers: fakes are static.
+
+        Raises:
+            UnsupportedOpError: the function was jitted with ``cache="symbolic values"``.
+        """
+        if get_cache_option() is CACHE_OPTIONS.SYMBOLIC_VALUES:
+            raise UnsupportedOpError(
+                with_details(
+                    'a wrapper subclass in a function jitted with cache="symbolic values"',
+                    at=location_of_user(),
+                    why="its trace would be used for other shapes and numbers, which a wrapper's operations may depend on",
+                    instead='use cache="constant values" (the default) or cache="no caching"',
+                )
+            )
+
 
 class TracingEnvironment(Environment):
     """What norm rules see around them while tracing: a real operation is recorded as one operation."""
@@ -189,6 +252,18 @@ class TracingEnvironment(Environment):
     def user_location(self) -> str | None:
         """The user's line the interpreter is at."""
         return location_of_user()
+
+
+def data_dependent(what: str) -> UnsupportedOpError:
+    """The error for control flow or Python values that depend on tensor data."""
+    return UnsupportedOpError(
+        with_details(
+            f"data-dependent control flow: {what}",
+            at=location_of_user(),
+            why="the value is not known while the trace is acquired",
+            instead="use torch.where, or compute the condition outside the jitted function",
+        )
+    )
 
 
 _NOT_USER = ("thunder", "torch")

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
+from thunder.core import devices, dtypes
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import (
-    PseudoInst,
     ProvenanceRecord,
+    PseudoInst,
     WrappedValue,
     _interpret_call,
     do_raise,
@@ -21,24 +21,30 @@ from thunder.core.interpreter import (
     unwrap,
     wrap,
 )
-from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.core.utils import is_hashable
-from torch._subclasses.fake_tensor import FakeTensor
+from thunder.torch import _torch_to_thunder_function_map
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
-from thunder_norm.dispatch import NormedOp, has_rule
-from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.dispatch import NormedOp
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
 from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.record import data_dependent, recording
+from thunder_norm.subclass.record import recording
 
 _INTERPRETER_MODULES = ("thunder.core.interpreter", "thunder.core.jit_ext")
 
 # TensorProxy's methods are Thunder functions; torch's method of the same name is what runs on fakes.
-_PROXY_METHODS = {id(f): name for name in dir(TensorProxy) if isinstance(f := getattr(TensorProxy, name), types.FunctionType)}
+_PROXY_METHODS = {
+    id(f): name
+    for cls in (TensorProxy, SubclassProxy)
+    for name in dir(cls)
+    if isinstance(f := getattr(cls, name), types.FunctionType)
+}
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Callable | None:
@@ -46,21 +52,22 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
 
     `args` and `kwargs` are the interpreter's wrapped values.
     """
-    if fn is getattr and len(args) >= 2 and isinstance(args[0].value, SubclassProxy):
-        return functools.partial(_getattr, acquisition)
-    if fn is isinstance and isinstance(args[0].value, SubclassProxy):
-        return _isinstance
-    if fn is type and len(args) == 1 and isinstance(args[0].value, SubclassProxy):
-        return _type_of
-    if fn in (bool, float, int) and args and isinstance(args[0].value, SubclassProxy):
-        return functools.partial(_refuse_value, fn)
+    first = args[0].value if args else None
+    if isinstance(first, SubclassProxy):
+        found = _about_wrapper(acquisition, fn, args)
+        if found is not None:
+            return found
+    if acquisition.meets_wrappers:
+        found = _beside_wrappers(acquisition, fn, args)
+        if found is not None:
+            return found
+    if fn in (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass):
+        return functools.partial(_refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
-        if not is_wrapper_class(fn):
-            return None
-        return _operation(acquisition, fn)
-    if acquisition.has_wrappers and _has_wrapper(args, kwargs):
+        return _operation(acquisition, fn) if is_wrapper_class(fn) else None
+    if _has_wrapper(args, kwargs):
         if _is_autograd_function(fn):
-            return _refuse_autograd_function
+            return functools.partial(_refuse_autograd_function, acquisition)
         torch_fn = torch_callable(fn)
         return None if torch_fn is None else _operation(acquisition, torch_fn)
     if isinstance(fn, NormedOp):
@@ -71,6 +78,43 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         torch_fn = torch_callable(fn)
         if torch_fn is not None and acquisition.wants(torch_fn, args, kwargs):
             return _operation(acquisition, torch_fn)
+    if acquisition.value_read is None and isinstance(first, TensorProxy) and torch_callable(fn) in _READS_VALUES:
+        acquisition.value_read = data_dependent("the value of a tensor was asked for (.item() or .tolist())")
+    return None
+
+
+_READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)
+
+
+def _about_wrapper(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What Python itself asks of a wrapper: attributes, types, truth."""
+    if fn is getattr and len(args) >= 2:
+        return functools.partial(_getattr, acquisition)
+    if fn is hasattr:
+        return functools.partial(_hasattr, acquisition)
+    if fn in (setattr, delattr, object.__setattr__, object.__delattr__):
+        return functools.partial(_refuse_setattr, acquisition)
+    if fn is isinstance:
+        return _isinstance
+    if fn is type and len(args) == 1:
+        return _type_of
+    if fn in (bool, float, int, complex):
+        return functools.partial(_refuse_value, acquisition, fn)
+    return None
+
+
+def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """Where Thunder's answers about plain tensors are wrong or late, they must not decide what a program with wrappers does."""
+    if fn in _FUNCTORCH_LEVELS:
+        return functools.partial(_refuse_functorch, acquisition)
+    if not args or type(args[0].value) is not TensorProxy:
+        return None
+    if fn is getattr and len(args) >= 2 and unwrap(args[1]) == "dtype" and _from_user():
+        return _dtype_of_plain
+    if fn is type and len(args) == 1 and _from_user():
+        return functools.partial(_type_of_plain, acquisition)
+    if fn in (bool, float, int, complex) or torch_callable(fn) in _READS_VALUES:
+        return functools.partial(_refuse_value, acquisition, fn)
     return None
 
 
@@ -79,26 +123,16 @@ def _is_autograd_function(fn: Callable) -> bool:
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply"
 
 
-def _refuse_autograd_function(*args: Any, **kwargs: Any) -> Any:
-    return do_raise(
-        UnsupportedOpError(
-            with_details(
-                "a torch.autograd.Function is applied to a wrapper subclass",
-                at=location_of_user(),
-                why="its backward would have to be dispatched to the class",
-            )
-        )
-    )
-
-
 def _has_wrapper(args: tuple, kwargs: dict) -> bool:
     return any(_holds_wrapper(a.value) for a in args) or any(_holds_wrapper(v.value) for v in kwargs.values())
 
 
 def _holds_wrapper(value: Any) -> bool:
-    if isinstance(value, SubclassProxy):
-        return True
-    return type(value) in (list, tuple) and any(_holds_wrapper(unwrap(v)) for v in value)
+    if isinstance(value, TensorProxy):
+        return isinstance(value, SubclassProxy)
+    if isinstance(value, list | tuple):
+        return any(_holds_wrapper(unwrap(v)) for v in value)
+    return is_wrapper(value)  # an element of an input list, which is not a proxy yet
 
 
 def torch_callable(fn: Callable) -> Callable | None:
@@ -112,10 +146,9 @@ def torch_callable(fn: Callable) -> Callable | None:
         return _torch_of_symbol().get(fn.id)
     if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return fn
-    if not is_hashable(fn):
-        return None
-    # factories take no tensor, so torch does not count them as overridable
-    return fn if fn in _overridable() or has_rule(fn) else None
+    if not is_hashable(fn) or not issubclass(torch.Tensor, getattr(fn, "__objclass__", torch.Tensor)):
+        return None  # tuple.__getitem__, for instance
+    return fn if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map else None
 
 
 @functools.cache
@@ -129,27 +162,24 @@ def _overridable() -> frozenset:
 
 
 @functools.cache
-def _torch_of_symbol() -> dict[Any, Callable]:
-    from thunder.torch import _torch_to_thunder_function_map
+def _factories() -> frozenset:
+    """torch's functions that make a tensor from none; it does not count them as overridable."""
+    ignored = torch.overrides.get_ignored_functions()
+    return frozenset(f for f in ignored if getattr(torch, getattr(f, "__name__", ""), None) is f)
 
+
+@functools.cache
+def _torch_of_symbol() -> dict[Any, Callable]:
     return {s.id: f for f, s in reversed(list(_torch_to_thunder_function_map.items())) if isinstance(s, Symbol)}
 
 
 def _operation(acquisition: Acquisition, fn: Callable) -> Callable:
     """The interpreter's lookaside that runs `fn` on fakes and writes one composite bound symbol."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        runtime = get_interpreterruntimectx()
-        get_jit_ctx().computation_trace.set_current_source_location(*runtime.get_current_user_source_location())
-        return call(acquisition, fn, args, kwargs)
-
-    wrapped_run = interpreter_needs_wrap(run)
+    wrapped_call = interpreter_needs_wrap(lambda *args, **kwargs: call(acquisition, fn, args, kwargs))
 
     def with_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
-        from thunder.core.jit_ext import recursively_proxy
-
         recursively_proxy(*args, **kwargs)
-        return wrapped_run(*args, **kwargs)
+        return wrapped_call(*args, **kwargs)
 
     return with_proxies
 
@@ -160,6 +190,20 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     Raises:
         whatever `fn` or the class's ``__torch_dispatch__`` raises, and UnsupportedOpError where it cannot be written down.
     """
+    runtime = get_interpreterruntimectx()
+    get_jit_ctx().computation_trace.set_current_source_location(*runtime.get_current_user_source_location())
+    try:
+        acquisition.check_cache_option()
+        return _call(acquisition, fn, args, kwargs)
+    except (DynamicOutputShapeException, DataDependentOutputException) as e:
+        raise acquisition.refuse(data_dependent(f"what {e.func} returns depends on the values of a tensor")) from e
+    except (UnsupportedOpError, UnsupportedSubclassError) as e:
+        raise acquisition.refuse(e)  # noqa: B904 - the same exception
+
+
+def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    if fn is torch.Tensor.__iter__:
+        return iter(_call(acquisition, torch.Tensor.unbind, args, kwargs))
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     before = trace.leaves_of_wrappers(acquisition, (fake_args, fake_kwargs))
     with recording(acquisition) as recorder:
@@ -172,7 +216,7 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
 # -- attributes and types ---------------------------------------------------------------------------------------------
 
 
-def _result(value: Any, inst_inputs: list, fn: Callable) -> WrappedValue:
+def _result(value: Any, inst_inputs: list) -> WrappedValue:
     return wrap(value, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inst_inputs))
 
 
@@ -187,9 +231,17 @@ def _getattr(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *d
         value = attribute_of(acquisition, proxy, attribute)
     except AttributeError as e:
         return default[0] if default else do_raise(e)
-    except ThunderNormError as e:
+    except (UnsupportedOpError, UnsupportedSubclassError) as e:
+        return do_raise(acquisition.refuse(e))
+    except Exception as e:  # noqa: BLE001 - what the property raises is the program's to handle
         return do_raise(e)
-    return _result(value, [obj.provenance, name.provenance], getattr)
+    return _result(value, [obj.provenance, name.provenance])
+
+
+def _hasattr(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> Any:
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.mode:
+        value = hasattr(obj.value.fake, unwrap(name))
+    return _result(value, [obj.provenance, name.provenance])
 
 
 def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> Any:
@@ -216,7 +268,7 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
                 return types.MethodType(found.__func__, cls)
             if isinstance(found, property) and base is not torch.Tensor:
                 return call(acquisition, found.fget, (proxy,), {})
-            if name in _METADATA_ATTRIBUTES:
+            if name in _METADATA_ATTRIBUTES and not _overrides_torch_function(cls):
                 break
             if isinstance(found, types.GetSetDescriptorType | property):
                 return call(acquisition, found.__get__, (proxy,), {})
@@ -234,6 +286,14 @@ _METADATA_ATTRIBUTES = frozenset(
 )
 
 
+def _overrides_torch_function(cls: type) -> bool:
+    own = cls.__torch_function__
+    return own is not torch._C._disabled_torch_function_impl and getattr(own, "__func__", None) is not _DEFAULT_TORCH_FUNCTION
+
+
+_DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__
+
+
 def to_value(acquisition: Acquisition, value: Any) -> Any:
     """A value read from a fake wrapper, as the interpreter should see it."""
     if is_wrapper(value):
@@ -242,45 +302,154 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
         proxy = acquisition.proxy_of(value)
         if proxy is None:
             raise UnsupportedOpError("an attribute holds a tensor that __tensor_flatten__ does not name")
+        acquisition.held.add(id(value))
         return proxy
-    if isinstance(value, torch.Size):
-        return tuple(value)
-    return value
+    return devices.to_device(value) if isinstance(value, torch.device) else value  # as Thunder shows plain tensors' devices
 
 
 def _isinstance(obj: WrappedValue, cls: WrappedValue) -> Any:
     result = isinstance(obj.value.fake, unwrap(cls))
-    return _result(result, [obj.provenance, cls.provenance], isinstance)
+    return _result(result, [obj.provenance, cls.provenance])
 
 
 def _type_of(obj: WrappedValue) -> Any:
     # the interpreter itself looks operators up on the type and must find the proxy's
     result = type(obj.value.fake) if _from_user() else type(obj.value)
-    return _result(result, [obj.provenance], type)
-
-
-def _refuse_value(fn: type, obj: WrappedValue, *_: Any) -> Any:
-    what = "used as a condition" if fn is bool else f"turned into a Python {fn.__name__}"
-    return do_raise(data_dependent(f"a {type(obj.value.fake).__name__} was {what}"))
+    return _result(result, [obj.provenance])
 
 
 def _compare(name: str, a: SubclassProxy, b: Any) -> Any:
+    """A comparison: the interpreter evaluates it natively, where an exception would be taken for a crash."""
+    acquisition = a.acquisition
     try:
-        acquisition = a.acquisition
-    except ReferenceError:  # after the acquisition a proxy is only ever compared for identity
-        return (a is b) == (name == "__eq__")
-    return call(acquisition, getattr(torch.Tensor, name), (a, b), {})
+        return call(acquisition, getattr(torch.Tensor, name), (a, b), {})
+    except Exception as e:  # noqa: BLE001 - raised at the interpreter's next call
+        acquisition.pending = e
+        return a
 
 
-SubclassProxy.compare = staticmethod(_compare)
+def _native(name: str, proxy: SubclassProxy, *args: Any) -> Any:
+    """A special method that C code (sum, max, operator.add, ...) calls on a proxy."""
+    if name in _COMPARISONS and not proxy.is_live:  # after the acquisition a proxy is only ever compared for identity
+        return (proxy is args[0]) == (name == "__eq__")
+    if name in _CONVERSIONS:
+        what = "used as a condition" if name == "__bool__" else f"turned into a Python {name.strip('_')}"
+        raise proxy.acquisition.refuse(data_dependent(f"a {type(proxy.fake).__name__} was {what}"))
+    if name in _COMPARISONS:
+        return _compare(name, proxy, *args)
+    return call(proxy.acquisition, getattr(torch.Tensor, name), (proxy, *args), {})
+
+
+_COMPARISONS = frozenset("__lt__ __le__ __gt__ __ge__ __eq__ __ne__".split())
+_CONVERSIONS = frozenset("__bool__ __int__ __float__ __complex__ __index__".split())
+
+SubclassProxy.run_special_method = staticmethod(_native)
+
+
+# -- beside wrappers --------------------------------------------------------------------------------------------------
+
+
+def _dtype_of_plain(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    # Thunder's own dtype is unequal to the torch dtype it stands for
+    return _result(dtypes.to_torch_dtype(obj.value.dtype), [obj.provenance, name.provenance])
+
+
+def _type_of_plain(acquisition: Acquisition, obj: WrappedValue) -> Any:
+    real = acquisition.real_input(obj.value)
+    return _result(torch.Tensor if real is None else type(real), [obj.provenance])
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def _refuse_autograd_function(acquisition: Acquisition, *args: Any, **kwargs: Any) -> Any:
+    return do_raise(
+        acquisition.refuse(
+            UnsupportedOpError(
+                with_details(
+                    "a torch.autograd.Function is applied to a wrapper subclass",
+                    at=location_of_user(),
+                    why="its backward would have to be dispatched to the class",
+                )
+            )
+        )
+    )
+
+
+def _refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *args: Any, **kwargs: Any) -> Any:
+    cls = type(obj.value.fake).__name__ if isinstance(obj.value, SubclassProxy) else "tensor"
+    if fn is bool:
+        what = f"a {cls} was used as a condition"
+    elif isinstance(fn, type):
+        what = f"a {cls} was turned into a Python {fn.__name__}"
+    else:
+        what = f"the value of a {cls} was asked for (.item() or .tolist())"
+    return do_raise(acquisition.refuse(data_dependent(what)))
+
+
+def _refuse_setattr(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return do_raise(
+        acquisition.refuse(
+            UnsupportedOpError(
+                with_details(
+                    f"attribute {unwrap(name)!r} of a {type(obj.value.fake).__name__} is set or deleted",
+                    at=location_of_user(),
+                    instead="make a new instance",
+                )
+            )
+        )
+    )
+
+
+def _refuse_make_wrapper(acquisition: Acquisition, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+    return do_raise(
+        acquisition.refuse(
+            UnsupportedSubclassError(
+                with_details(
+                    f"torch.Tensor.{fn.__name__} is called in the jitted function",
+                    at=location_of_user(),
+                    why="what it makes has no inner tensors yet",
+                    instead="call the class, whose constructor runs as one operation; the class must define __torch_dispatch__, "
+                    "__tensor_flatten__ and __tensor_unflatten__",
+                )
+            )
+        )
+    )
+
+
+def _refuse_functorch(acquisition: Acquisition, *args: Any, **kwargs: Any) -> Any:
+    return do_raise(
+        acquisition.refuse(
+            UnsupportedOpError(
+                with_details(
+                    "a torch.func transform is applied inside a jitted function that meets wrapper subclasses",
+                    at=location_of_user(),
+                    why="torch.func needs tensors, and while a trace is acquired there are proxies",
+                    instead="use the function transforms of thunder_norm.transforms",
+                )
+            )
+        )
+    )
+
+
+_FUNCTORCH_LEVELS = tuple(
+    getattr(torch._C._functorch, f"_{name}_increment_nesting")
+    for name in ("grad", "vmap", "jvp", "func")
+    if hasattr(torch._C._functorch, f"_{name}_increment_nesting")
+)
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None, history: Any) -> SubclassProxy:
     """The proxy of a wrapper the jitted function was given, opened into its inner tensors in the trace.
 
     Raises:
-        UnsupportedSubclassError: the wrapper itself requires grad.
+        UnsupportedSubclassError: the wrapper breaks its protocol, or requires grad itself.
+        UnsupportedOpError: the function was jitted with an option that wrappers exclude.
     """
+    acquisition.check_cache_option()
     _check_requires_grad(x)
     fake = acquisition.fake_wrapper(x)
     acquisition.note_input(fake, x)
@@ -299,10 +468,8 @@ def _check_requires_grad(x: torch.Tensor) -> None:
         raise UnsupportedSubclassError(
             with_details(
                 f"a {type(x).__qualname__} that requires grad itself is an input of the jitted function",
-                why="gradients are computed for inner tensors; the gradient of a wrapper needs its backward dispatched to the class",
                 at=location_of_user(),
+                why="gradients are computed for inner tensors; a wrapper's own would need its backward dispatched to the class",
                 instead="call it under torch.no_grad(), or give a wrapper that does not require grad (x.detach())",
             )
         )
-
-

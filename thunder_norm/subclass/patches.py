@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from thunder.core import compile_data, jit_ext
 from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.proxies import TensorProxy
+from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import VersionError
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.subclass import interpret
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_claimed_by_thunder, is_wrapper
@@ -87,9 +89,14 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     acquisition = current_acquisition() if isinstance(x, torch.Tensor) else None
     if acquisition is None or is_claimed_by_thunder(x):
         return _original_proxy(x, name=name, history=history)
-    if is_wrapper(x):
-        return interpret.proxy_for_input(acquisition, x, name, history)
-    check_supported(x)
+    try:
+        acquisition.check_not_own_fake(x)
+        if is_wrapper(x):
+            return interpret.proxy_for_input(acquisition, x, name, history)
+        check_supported(x)
+    except (UnsupportedOpError, UnsupportedSubclassError) as e:
+        # an exception here would be taken for a crash of the interpreter, which raises this one at its next call
+        acquisition.pending = acquisition.refuse(e)
     p = _original_proxy(x, name=name, history=history)
     if isinstance(p, TensorProxy) and x.layout is torch.strided:
         acquisition.strides[p.name] = x.stride()
@@ -99,11 +106,26 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
 
 def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
     acquisition = current_acquisition()
-    if acquisition is not None:
-        found = interpret.lookaside(acquisition, fn, args, kwargs)
-        if found is not None:
-            return found
-    return _original_lookaside(fn, *args, **kwargs)
+    if acquisition is None:
+        return _original_lookaside(fn, *args, **kwargs)
+    if not acquisition.is_started:
+        acquisition.is_started = True
+        acquisition.expects_wrappers = _takes_wrappers(fn, args)
+    found = interpret.lookaside(acquisition, fn, args, kwargs) or _original_lookaside(fn, *args, **kwargs)
+    pending, acquisition.pending = acquisition.pending, None
+    return found if pending is None else do_raise(pending)
+
+
+def _takes_wrappers(entry: Callable, args: tuple[WrappedValue, ...]) -> bool:
+    """Whether an argument of the jitted function, or a parameter or buffer of the jitted module, is a wrapper.
+
+    Relies on the interpreter's first call: ``fn_2(args, kwargs)``, a closure over the function given to ``interpret``.
+    """
+    tensors = tree_leaves(tuple(a.value for a in args))
+    for cell in getattr(entry, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, torch.nn.Module):
+            tensors.extend((*cell.cell_contents.parameters(), *cell.cell_contents.buffers()))
+    return any(is_wrapper(t) for t in tensors)
 
 
 def check_patch_points() -> None:

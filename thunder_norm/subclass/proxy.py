@@ -20,7 +20,9 @@ class SubclassProxy(TensorProxy):
     the acquired trace only as the product of (un)flattening and is gone once `boundary.lower` ran.
     """
 
-    def __init__(self, fake: torch.Tensor, acquisition: Any, *, name: str | None = None, history: Any = None, tags: set | None = None):
+    def __init__(
+        self, fake: torch.Tensor, acquisition: Any, *, name: str | None = None, history: Any = None, tags: set | None = None
+    ):
         shape, _, _ = outer_metadata(fake)
         with torch._C.DisableTorchFunctionSubclass():
             dtype, device = fake.dtype, fake.device
@@ -58,29 +60,38 @@ class SubclassProxy(TensorProxy):
             tags=changes.get("tags", self.tags),
         )
 
-    # Comparisons reach the proxy itself: the interpreter evaluates them natively.
-    compare: ClassVar[Callable[[str, SubclassProxy, Any], Any]]
+    @property
+    def is_live(self) -> bool:
+        """Whether the acquisition this proxy belongs to still runs."""
+        acquisition = self._acquisition()
+        return acquisition is not None and not acquisition.is_finished
 
-    def __lt__(self, other: Any) -> Any:
-        return SubclassProxy.compare("__lt__", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return SubclassProxy.compare("__le__", self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return SubclassProxy.compare("__gt__", self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return SubclassProxy.compare("__ge__", self, other)
-
-    def __eq__(self, other: Any) -> Any:
-        return SubclassProxy.compare("__eq__", self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return SubclassProxy.compare("__ne__", self, other)
+    # What a special method does when C code calls it (set by `interpret`).
+    run_special_method: ClassVar[Callable[..., Any]]
 
     __hash__ = TensorProxy.__hash__
 
     def type_string(self) -> str:
         """Shown in traces: the class, then what a tensor shows."""
         return f"{type(self.fake).__name__} {super().type_string()}"
+
+
+_SPECIAL_METHODS = (
+    "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __float__ __complex__ __index__ __iter__ __getitem__ __setitem__ "
+    "__abs__ __neg__ __pos__ __invert__ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ "
+    "__truediv__ __rtruediv__ __itruediv__ __floordiv__ __rfloordiv__ __ifloordiv__ __mod__ __rmod__ __imod__ __pow__ __rpow__ "
+    "__ipow__ __matmul__ __rmatmul__ __and__ __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __lshift__ "
+    "__rlshift__ __ilshift__ __rshift__ __rrshift__ __irshift__"
+).split()
+
+
+def _special_method(name: str) -> Callable[..., Any]:
+    def run(self: SubclassProxy, *args: Any) -> Any:
+        return SubclassProxy.run_special_method(name, self, *args)
+
+    run.__name__ = name
+    return run
+
+
+for _name in _SPECIAL_METHODS:
+    setattr(SubclassProxy, _name, _special_method(_name))

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from thunder.core import dtypes
+from thunder.core.compile_data import get_compile_data
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
 from thunder_norm.subclass.protocol import is_wrapper
 
 # How large a constant tensor may be to be written into the trace as numbers.
@@ -33,6 +35,7 @@ class Recorded:
     kwargs: dict
     outputs: tuple[torch.Tensor, ...]
     result: Any
+    is_in_place: bool = False
 
 
 class Recorder(TorchDispatchMode):
@@ -92,6 +95,9 @@ class Recorder(TorchDispatchMode):
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         outputs = tuple(v for v in tree_flatten(result)[0] if isinstance(v, torch.Tensor))
+        inputs = {id(v) for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)}
+        if outputs and all(id(t) in inputs for t in outputs):
+            return  # nothing happened: a cast to the same dtype, contiguous() of a contiguous tensor
         self.log.append(Recorded(func, args, kwargs, outputs, result))
 
     def _record_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -105,13 +111,15 @@ class Recorder(TorchDispatchMode):
         target = args[0]
         self._check_may_mutate(func, target)
         result = func(*args, **kwargs)
-        self.log.append(Recorded(functional, args, kwargs, (target,), target))
+        self.log.append(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
         return result
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None
         if id(target) in self.acquisition.input_fakes or not isinstance(target, FakeTensor):
             why = "it is an input of the jitted function"
+        elif id(target) in self.acquisition.held:
+            why = "the program also holds it as a plain tensor"
         elif self.acquisition.shares_storage_with_another(target) or self._is_aliased_in_log(target):
             why = "another tensor is a view of it, or it is a view of another tensor"
         if why is not None:
@@ -126,9 +134,7 @@ class Recorder(TorchDispatchMode):
     def _is_aliased_in_log(self, target: torch.Tensor) -> bool:
         storage = target.untyped_storage()._cdata
         tensors = (t for r in self.log for t in tree_flatten((r.args, r.kwargs, r.outputs))[0])
-        return any(
-            isinstance(t, torch.Tensor) and t is not target and t.untyped_storage()._cdata == storage for t in tensors
-        )
+        return any(isinstance(t, torch.Tensor) and t is not target and t.untyped_storage()._cdata == storage for t in tensors)
 
 
 def functional_variant(func: Any) -> Any | None:
@@ -144,18 +150,6 @@ def functional_variant(func: Any) -> Any | None:
     return found if same and not found._schema.is_mutable else None
 
 
-def data_dependent(what: str) -> UnsupportedOpError:
-    """The error for control flow or Python values that depend on tensor data."""
-    return UnsupportedOpError(
-        with_details(
-            f"data-dependent control flow: {what}",
-            at=location_of_user(),
-            why="the value is not known while the trace is acquired",
-            instead="use torch.where, or compute the condition outside the jitted function",
-        )
-    )
-
-
 @contextlib.contextmanager
 def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     """Run operations on fakes inside the block and log them.
@@ -163,5 +157,17 @@ def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     Autograd is off: inner differentiation is Thunder's, on the operations that are written into the trace.
     """
     recorder = Recorder(acquisition)
-    with torch.no_grad(), acquisition.mode, recorder:
+    with torch.no_grad(), _autocast(), acquisition.mode, recorder:
         yield recorder
+
+
+@contextlib.contextmanager
+def _autocast() -> Iterator[None]:
+    """The autocast regions of the program around the operation at hand; Thunder keeps their stack without entering them."""
+    cd = get_compile_data()
+    innermost = {device: (dtype, enabled) for device, dtype, enabled in cd.autocast_stack.stack} if cd is not None else {}
+    with contextlib.ExitStack() as stack:
+        for device, (dtype, enabled) in innermost.items():
+            dtype = dtypes.to_torch_dtype(dtype)
+            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
+        yield
