@@ -104,6 +104,8 @@ CASES = [
     Case("where zero", lambda a: torch.where(mask, 0.0, a), (x(2, 4),)),
     Case("where the condition broadcasts", lambda a, b: torch.where(mask.unsqueeze(1), a, b), (x(4), y(2, 4))),
     Case("lerp", lambda a, b: torch.lerp(a, b, 0.3), (x(2, 4), y(2, 4))),
+    Case("lerp by a tensor", lambda a, b: torch.lerp(a, b, gain.abs() / 2), (x(2, 4, kind=INF), y(2, 4, kind=INF)), 0.6),
+    Case("hypot", torch.hypot, (x(2, 4), y(2, 4))),
     Case("glu", F.glu, (x(2, 4),), 0.6),
     Case("glu, largest entry", F.glu, (x(2, 4, kind=INF),), 0.94),
     Case("glu of other dims", lambda a: F.glu(a, -2), (x(2, 4, 3),), 0.7),

@@ -239,6 +239,11 @@ def test_indices_are_plain():
         assert result.dtype is torch.int64
 
 
+def test_both_extrema():
+    both = torch.aminmax(R(1.0, backing=torch.randn(3, 4)), dim=-1)
+    assert both.min.norm_size.item() == both.max.norm_size.item() == 2.0
+
+
 def test_typical_maximum():
     t = torch.randn(20_000, 3, 3, dtype=D)
     with norm_mode("typical"):

@@ -332,6 +332,27 @@ def lerp(input: RMSTensor, end: RMSTensor, weight: Number) -> RMSTensor:
     return rms(value, dims, sensitivity={"input": by_input, "end": by_end})
 
 
+@normed_op(torch.lerp).register_norm(
+    allow_plain_tensors=True, lift_dims={"input": over_dims_of("end"), "end": over_dims_of("input")}
+)
+def lerp_by_tensor(input: RMSTensor, end: RMSTensor, weight: torch.Tensor) -> RMSTensor:
+    """(1 - w) a + w b with a plain tensor w.  Value max |1 - w| |a| + max |w| |b|, sensitivities its factors."""
+    to_input = _gain(run_real(torch.rsub, (weight, 1), {}), input).norm_size
+    to_end = _gain(weight, end).norm_size
+    dims, (ca, cb) = align(broadcast(input.shape, end.shape, weight.shape), input, end)
+    by_input, by_end = times(to_input, ca), times(to_end, cb)
+    value = input.norm_size * by_input + end.norm_size * by_end
+    return rms(value, dims, sensitivity={"input": by_input, "end": by_end})
+
+
+@normed_op(torch.hypot).register_norm(lift_dims=_SAME_DIMS)
+def hypot(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """sqrt(a^2 + b^2).  Value sqrt(|a|^2 + |b|^2), attained; sensitivities 1."""
+    dims, (ca, cb) = align(broadcast(input.shape, other.shape), input, other)
+    value = root_sum_squares(times(input.norm_size, ca), times(other.norm_size, cb))
+    return rms(value, dims, sensitivity={"input": ca, "other": cb})
+
+
 @normed_op(F.glu).register_norm
 def glu(input: RMSTensor, dim: int = -1) -> RMSTensor:
     """A s(b) for the halves a and b along `dim`, s the logistic function.

@@ -1,4 +1,4 @@
-"""Norm rules for functions of each entry that grow at most linearly: activations, absolute values, limits.
+"""Norm rules for functions of each entry that grow at most linearly: activations, absolute values.
 
 For an RMS norm over N elements one entry may be as large as ``reach = sqrt(N) n`` (a spike), so a bound that depends on where
 a function is evaluated is taken over ``|t| <= reach``.  Where ``f(sqrt t)^2`` is concave, Jensen gives the value f(n) whatever N.
@@ -6,7 +6,6 @@ a function is evaluated is taken over ``|t| <= reach``.  Where ``f(sqrt t)^2`` i
 
 from __future__ import annotations
 
-import builtins
 import math
 
 import torch
@@ -312,49 +311,6 @@ def cos(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 def hardsigmoid(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     """Clip(1/2 + x / 6, 0, 1).  Value min(1, 1/2 + n / 6), attained by the constant n; sensitivity 1/6."""
     return (0.5 + n / 6).clamp(max=1.0), 1 / 6
-
-
-@normed_op(torch.clamp).register_norm
-def clamp(input: RMSTensor, min: float | None = None, max: float | None = None) -> RMSTensor:
-    """x limited to [lo, hi].
-
-    Value:       min(n, max(|lo|, |hi|)) if 0 is inside; else, c the end next to 0, sqrt(c^2 + max(n^2 - c^2 / N, 0)), at most
-                 max(|lo|, |hi|)        (attained: a spike, all else at c)
-    Sensitivity: 1
-    Source:      |f(x)| <= max(|c|, |x|), whose square is convex in x^2: its envelope is the chord to the spike
-    """
-    lo, hi = -math.inf if min is None else min, math.inf if max is None else max
-    largest = math.fabs(hi) if hi <= lo else builtins.max(math.fabs(lo), math.fabs(hi))
-    nearest = hi if hi <= lo else builtins.min(builtins.max(0.0, lo), hi)
-    value = input.norm_size
-    if nearest != 0:
-        beyond = (value.square() - nearest**2 / builtins.max(input.numel_normed, 1)).clamp(min=0)
-        value = (beyond + nearest**2).sqrt()
-    return like(input, value if math.isinf(largest) else value.clamp(max=largest), sensitivity={"input": 1})
-
-
-@normed_op(torch.clamp_min).register_norm
-def clamp_min(input: RMSTensor, min: float) -> RMSTensor:
-    """max(x, lo): `clamp` with no upper end."""
-    return clamp(input, min, None)
-
-
-@normed_op(torch.clamp_max).register_norm
-def clamp_max(input: RMSTensor, max: float) -> RMSTensor:
-    """min(x, hi): `clamp` with no lower end."""
-    return clamp(input, None, max)
-
-
-@normed_op(F.hardtanh).register_norm
-def hardtanh(input: RMSTensor, min_val: float = -1.0, max_val: float = 1.0) -> RMSTensor:
-    """x limited to [min_val, max_val]: `clamp`."""
-    return clamp(input, min_val, max_val)
-
-
-@normed_op(F.relu6).register_norm
-def relu6(input: RMSTensor) -> RMSTensor:
-    """x limited to [0, 6].  Value min(n, 6), attained by a constant; sensitivity 1."""
-    return clamp(input, 0.0, 6.0)
 
 
 # -- softplus ---------------------------------------------------------------------------------------------------------------

@@ -89,8 +89,8 @@ def slice_of(input: NormedTensor, dim: int = 0, start: int | None = None, end: i
     return _sliced(input, dim, len(range(*slice(start, end, step).indices(input.shape[dim]))))
 
 
-@normed_op(torch.narrow).register_norm
-def narrow(input: NormedTensor, dim: int, start: Any, length: int) -> NormedTensor:
+@normed_op(torch.narrow).register_norm(allow_plain_tensors=True)
+def narrow(input: NormedTensor, dim: int, start: int | torch.Tensor, length: int) -> NormedTensor:
     """`length` positions from `start` along `dim`: as a slice."""
     return _sliced(input, dim, length)
 
@@ -256,6 +256,8 @@ def gather(input: RMSTensor, dim: int, index: torch.Tensor, sparse_grad: bool = 
                  runs over `dim`, and over the rest of elem_dims afterwards; sqrt(K_d / m_d) for each of them that is cut to m_d
     Sensitivity: the same factor
     """
+    if input.ndim == 0:
+        return scaled(input, 1)
     gone = negative(dim, input.ndim)
     positions = input.shape[gone]
     others = tuple(d for d in input.elem_dims if d != gone)
@@ -282,6 +284,12 @@ def masked_select(input: RMSTensor, mask: torch.Tensor) -> LinfTensor:
 def _entries(x: RMSTensor) -> LinfTensor:
     entries, c = as_kind(x, LinfTensor, ())
     return LinfTensor(entries.norm_size, elem_dims=(), sensitivity={"input": c})
+
+
+@normed_op(torch.channel_shuffle).register_norm
+def channel_shuffle(input: NormedTensor, groups: int) -> NormedTensor:
+    """Channels in another order.  Value n, sensitivity 1."""
+    return scaled(input, 1)
 
 
 @normed_op(torch.diagonal).register_norm

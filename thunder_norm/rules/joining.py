@@ -21,7 +21,6 @@ from thunder_norm.rules._shared import (
     negative,
     over_dims_of,
     rms,
-    root,
     root_sum_squares,
     scalar,
     scaled,
@@ -120,38 +119,56 @@ for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
 
 @dataclass(frozen=True)
 class _Padding:
-    """What happens along one dimension: it is cropped to `size` positions, then `left` and `right` are added."""
+    """Positions added before and after the `size` positions of a dimension; negative: taken away."""
 
-    cropped_from: int
     size: int
     left: int
     right: int
 
     @property
+    def kept(self) -> int:
+        return self.size + min(self.left, 0) + min(self.right, 0)
+
+    @property
     def total(self) -> int:
         return self.size + self.left + self.right
+
+    def most_often(self, mode: str) -> int:
+        """How often an entry occurs at most, if the positions added are taken from x."""
+        size, left, right = self.size, self.left, self.right
+        if mode == "circular":  # torch crops first, and repeats what is left
+            size, left, right = self.kept, max(left, 0), max(right, 0)
+        source: Callable[[int], int] = {
+            "reflect": lambda i: (size - 1) - abs((size - 1) - i % (2 * size - 2)) if size > 1 else 0,
+            "replicate": lambda i: min(max(i, 0), size - 1),
+            "circular": lambda i: i % size,
+        }[mode]
+        counts = [0] * size
+        for i in range(-left, size + right):
+            counts[source(i)] += 1
+        return max(counts, default=0)
 
 
 def _paddings(x: NormedTensor, pad: Sequence[int]) -> dict[int, _Padding]:
     """By dimension (negative), those that `pad` changes."""
-    result = {}
-    for i, (left, right) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
-        size = x.shape[-1 - i]
-        if left or right:
-            result[-1 - i] = _Padding(size, size + min(left, 0) + min(right, 0), max(left, 0), max(right, 0))
-    return result
+    pairs = enumerate(zip(pad[::2], pad[1::2], strict=True))
+    return {-1 - i: _Padding(x.shape[-1 - i], left, right) for i, (left, right) in pairs if left or right}
 
 
 def _padded(x: RMSTensor, pad: Sequence[int], mode: str, v: float) -> RMSTensor:
     paddings = _paddings(x, pad)
-    inside = {d: p for d, p in paddings.items() if d in x.elem_dims}
-    cropped = spread(math.prod(root(p.cropped_from / max(p.size, 1)) for p in inside.values()))
-    ratio = math.prod(p.size / max(p.total, 1) for p in inside.values())
-    if mode == "constant":
-        c = math.sqrt(ratio) * cropped
-        return rms(_filled(times(x.norm_size, c), ratio, v, len(paddings) > len(inside)), x.elem_dims, sensitivity={"input": c})
-    c = cropped * spread(math.sqrt(ratio * math.prod(_most_often(mode, p) for p in inside.values())))
-    return scaled(x, c)
+    inside = [p for d, p in paddings.items() if d in x.elem_dims]
+    ratio = math.prod(p.size / max(p.total, 1) for p in inside)
+    if mode != "constant":
+        return scaled(x, spread(math.sqrt(ratio * math.prod(p.most_often(mode) for p in inside))))
+    filled = 1 - math.prod(p.kept / max(p.total, 1) for p in inside)
+    c = spread(math.sqrt(ratio / (1 - filled))) * math.sqrt(1 - filled) if filled < 1 else 1.0
+    value = times(x.norm_size, c)
+    if v and filled:
+        value = root_sum_squares(value, scalar(v * math.sqrt(filled), value))
+    if v and len(paddings) > len(inside):  # blocks of nothing but v
+        value = value.clamp(min=v)
+    return rms(value, x.elem_dims, sensitivity={"input": c})
 
 
 @normed_op(F.pad).register_norm
@@ -166,35 +183,13 @@ def pad(input: RMSTensor, pad: Sequence[int], mode: str = "constant", value: flo
     return _padded(input, pad, mode, math.fabs(value or 0.0))
 
 
-def _filled(size: torch.Tensor, ratio: float, v: float, has_blocks_of_v: bool) -> torch.Tensor:
-    if v == 0:
-        return size
-    if ratio < 1:
-        size = root_sum_squares(size, scalar(v * math.sqrt(1 - ratio), size))
-    return size.clamp(min=v) if has_blocks_of_v else size
-
-
-def _most_often(mode: str, padding: _Padding) -> int:
-    """How often an entry occurs along a padded dimension, at most."""
-    size = padding.size
-    source: Callable[[int], int] = {
-        "reflect": lambda i: (size - 1) - abs((size - 1) - i % (2 * size - 2)) if size > 1 else 0,
-        "replicate": lambda i: min(max(i, 0), size - 1),
-        "circular": lambda i: i % size,
-    }[mode]
-    counts = [0] * size
-    for i in range(-padding.left, size + padding.right):
-        counts[source(i)] += 1
-    return max(counts)
-
-
 @normed_op(F.pad).register_norm
 def pad_zeros(
     input: L1Tensor | L2Tensor | RMSToRMSTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> NormedTensor:
     """Zeros around x in other kinds: a sum stays; a matrix with out' rows and in' columns has sqrt(out in' / (out' in)) n."""
     paddings = _paddings(input, pad)
-    if mode != "constant" or value or any(p.cropped_from != p.size for p in paddings.values()):
+    if mode != "constant" or value or any(p.kept != p.size for p in paddings.values()):
         raise NormMismatchError(f"only zeros can be added around a {type(input).__name__}")
     c = 1.0
     if isinstance(input, RMSToRMSTensor):

@@ -51,6 +51,10 @@ def exponential(input: int | float, exponent: LinfTensor) -> LinfTensor:
     return like(exponent, value, sensitivity={"exponent": value * rate})
 
 
+def _exp2_slope(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp2(x) * math.log(2)
+
+
 def _grows_exponentially(op: Callable, value: Function, slope: Function, f: Function, derivative: Function) -> None:
     """Register op on LinfTensor; an RMS norm over N elements allows an entry sqrt(N) n, which is refused, not assumed."""
 
@@ -76,6 +80,7 @@ def _grows_exponentially(op: Callable, value: Function, slope: Function, f: Func
 
 _grows_exponentially(torch.exp, torch.exp, torch.exp, torch.exp, torch.exp)
 _grows_exponentially(torch.expm1, torch.expm1, torch.exp, torch.expm1, torch.exp)
+_grows_exponentially(torch.exp2, torch.exp2, _exp2_slope, torch.exp2, _exp2_slope)
 _grows_exponentially(torch.sinh, torch.sinh, torch.cosh, torch.sinh, torch.cosh)
 _grows_exponentially(torch.cosh, torch.cosh, torch.sinh, torch.cosh, torch.sinh)
 

@@ -140,6 +140,12 @@ def max_of_all(input: RMSTensor) -> RMSTensor:
     return _extremum(input, None, False)
 
 
+@normed_op(torch.aminmax).register_norm
+def aminmax(input: RMSTensor, *, dim: int | None = None, keepdim: bool = False) -> tuple:
+    """Smallest and largest entry, each as `amax`."""
+    return _extremum(input, dim, keepdim), _extremum(input, dim, keepdim)
+
+
 @normed_op(torch.median).register_norm
 @normed_op(torch.nanmedian).register_norm
 def median(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:

@@ -1,0 +1,82 @@
+"""Norm rules for limiting entries: clamp, hardtanh, relu6."""
+
+from __future__ import annotations
+
+import builtins
+import math
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm.dispatch import normed_op
+from thunder_norm.rules._shared import align, broadcast, like, maximum, over_dims_of, rms, root_sum_squares, times
+from thunder_norm.tensors import RMSTensor
+
+
+@normed_op(torch.clamp).register_norm
+def clamp(input: RMSTensor, min: float | None = None, max: float | None = None) -> RMSTensor:
+    """x limited to [lo, hi].
+
+    Value:       min(n, max(|lo|, |hi|)) if 0 is inside; else, c the end next to 0, sqrt(c^2 + max(n^2 - c^2 / N, 0)), at most
+                 max(|lo|, |hi|)        (attained: a spike, all else at c)
+    Sensitivity: 1
+    Source:      |f(x)| <= max(|c|, |x|), whose square is convex in x^2: its envelope is the chord to the spike
+    """
+    lo, hi = -math.inf if min is None else min, math.inf if max is None else max
+    largest = math.fabs(hi) if hi <= lo else builtins.max(math.fabs(lo), math.fabs(hi))
+    nearest = hi if hi <= lo else builtins.min(builtins.max(0.0, lo), hi)
+    value = input.norm_size
+    if nearest != 0:
+        beyond = (value.square() - nearest**2 / builtins.max(input.numel_normed, 1)).clamp(min=0)
+        value = (beyond + nearest**2).sqrt()
+    return like(input, value if math.isinf(largest) else value.clamp(max=largest), sensitivity={"input": 1})
+
+
+@normed_op(torch.clamp_min).register_norm
+def clamp_min(input: RMSTensor, min: float) -> RMSTensor:
+    """max(x, lo): `clamp` with no upper end."""
+    return clamp(input, min, None)
+
+
+@normed_op(torch.clamp_max).register_norm
+def clamp_max(input: RMSTensor, max: float) -> RMSTensor:
+    """min(x, hi): `clamp` with no lower end."""
+    return clamp(input, None, max)
+
+
+@normed_op(torch.clamp).register_norm(lift_dims={"min": over_dims_of("input", "max"), "max": over_dims_of("input", "min")})
+def clamp_between(input: RMSTensor, min: RMSTensor | None = None, max: RMSTensor | None = None) -> RMSTensor:
+    """x between two tensors: the energies of all add, as for the maximum of two; sensitivity 1 to each.
+
+    From the largest entries it is the largest of them.
+    """
+    bounds = {"input": input, "min": min, "max": max}
+    given = {name: x for name, x in bounds.items() if x is not None}
+    dims, factors = align(broadcast(*(x.shape for x in given.values())), *given.values())
+    sizes = [times(x.norm_size, c) for x, c in zip(given.values(), factors, strict=True)]
+    value = root_sum_squares(*sizes) if dims else maximum(sizes)
+    return rms(value, dims, sensitivity=dict(zip(given, factors, strict=True)))
+
+
+@normed_op(torch.clamp_min).register_norm(lift_dims={"min": over_dims_of("input")})
+def clamp_min_of(input: RMSTensor, min: RMSTensor) -> RMSTensor:
+    """max(x, lo) with a tensor: `clamp_between`."""
+    return clamp_between(input, min)
+
+
+@normed_op(torch.clamp_max).register_norm(lift_dims={"max": over_dims_of("input")})
+def clamp_max_of(input: RMSTensor, max: RMSTensor) -> RMSTensor:
+    """min(x, hi) with a tensor: `clamp_between`."""
+    return clamp_between(input, None, max)
+
+
+@normed_op(F.hardtanh).register_norm
+def hardtanh(input: RMSTensor, min_val: float = -1.0, max_val: float = 1.0) -> RMSTensor:
+    """x limited to [min_val, max_val]: `clamp`."""
+    return clamp(input, min_val, max_val)
+
+
+@normed_op(F.relu6).register_norm
+def relu6(input: RMSTensor) -> RMSTensor:
+    """x limited to [0, 6].  Value min(n, 6), attained by a constant; sensitivity 1."""
+    return clamp(input, 0.0, 6.0)
