@@ -18,6 +18,7 @@ from thunder.core import dtypes
 from thunder.core.interpreter import PseudoInst, ProvenanceRecord
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_parameter_or_buffer_or_submodule_name_and_root
 from thunder.core.proxies import TensorProxy
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm import conversions, dispatch
@@ -184,7 +185,8 @@ class NormAcquisition(Acquisition):
         return recorder.hoist((kind.__name__, "of"), lambda: kind.of(t, dims))
 
     def _leaf(self, recorder: Recorder, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
-        real = self.leaves.tensors(name)
+        with _disable_current_modes():  # a bare tensor's value is looked at: it must not be negative
+            real = self.leaves.tensors(name)
         with recorder.paused():
             fakes = tuple(torch.empty((), dtype=r.dtype, device=r.device) for r in real)
         recorder.leaves.append((name, fakes, tuple(r.requires_grad for r in real)))

@@ -6,7 +6,7 @@ measured, one, or given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import conversions, dispatch
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.sizes import Sizes
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 Policy = Literal["measured", "unit"] | Mapping[str, Any]
@@ -197,10 +198,9 @@ class Leaves:
             kind, dims = own, own._canonical(own.default_elem_dims(t.ndim) if given is None else given, t.ndim)
         return kind._wrap(t, size, perturbation[0] if perturbation else None, dims)
 
-    def signature(self, name: str) -> tuple:
-        """What a trace relies on: it must be the same in the next call."""
-        has_perturbation = len(self.tensors(name)) > 1
-        return self.kind(name), self.elem_dims(name), has_perturbation
+    def sizes(self, names: Iterable[str]) -> Sizes:
+        """The sizes given for `names`, and what a trace relies on about them: it must be the same in the next call."""
+        return Sizes(map(self._mapping.__getitem__, names))
 
 
 def stated_kind(
@@ -217,7 +217,9 @@ def stated_kind(
     return annotation.kind, annotation.elem_dims
 
 
-def derived_norm(t: torch.Tensor, derived: tuple[Callable, tuple, dict], kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+def derived_norm(
+    t: torch.Tensor, derived: tuple[Callable, tuple, dict], kind: type[NormedTensor], dims: tuple[int, ...]
+) -> NormedTensor:
     """The norm of a tensor made from parameters alone: lift those, and send the norm through the operation's own rule.
 
     Args:

@@ -47,6 +47,8 @@ def _operator(name: str, fn: Callable, meta: Callable, *, keep: bool = False) ->
 
 def check_plain_tensors(*tensors: torch.Tensor) -> None:
     """Guard: none of the inputs traced as plain tensors is a wrapper (Thunder's own check accepts any subclass)."""
+    if _PLAIN.issuperset(map(type, tensors)):
+        return
     for t in tensors:
         if type(t) not in _PLAIN and not isinstance(t, torch._subclasses.FakeTensor):
             _check_not_wrapper(t)
@@ -189,9 +191,7 @@ def _refuse_wrapper(bsym: BoundSymbol) -> None:
     if any(isinstance(p, SubclassProxy) for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)):
         line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
         raise UnsupportedOpError(
-            with_details(
-                f"{bsym.sym.name} with a wrapper subclass is not supported", at=f"{bsym.source_filename}:{line}"
-            )
+            with_details(f"{bsym.sym.name} with a wrapper subclass is not supported", at=f"{bsym.source_filename}:{line}")
         )
 
 
@@ -227,8 +227,8 @@ def _lower_prologue(
             checked.append(tensor)
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (to_computation, to_epilogue) = bsym.args[0]
-            for leaf in leaves:
-                _fetch(acquisition, new, leaf)
+            if leaves:
+                _fetch(acquisition, new, leaves)
             with tracectx(new):
                 new.bound_symbols.extend(bsym for bsym in acquisition.guards())
                 if checked:
@@ -256,22 +256,25 @@ def _open(trace: TraceCtx, spec: WrapperSpec, wrapper: SubclassProxy, leaves: tu
     return leaves
 
 
-def _fetch(acquisition: Acquisition, trace: TraceCtx, leaf: BoundSymbol) -> None:
-    """Take the scalars given for a parameter in the prologue, if what was given is still of the same kind."""
-    (name,) = leaf.args
+def _fetch(acquisition: Acquisition, trace: TraceCtx, leaves: Sequence[BoundSymbol]) -> None:
+    """Take the scalars given for parameters in the prologue, all at once, if what was given is still of the same kinds."""
     given = acquisition.leaves
-    expected = given.signature(name)
+    names = [leaf.args[0] for leaf in leaves]
+    outputs = tuple(p for leaf in leaves for p in leaf.output)
+    positions = [i + j * len(leaves) for i, leaf in enumerate(leaves) for j in range(len(leaf.output))]
+    expected = given.sizes(names).signature
 
     def fetch() -> tuple[torch.Tensor, ...]:
-        if given.signature(name) != expected:
-            raise GuardError(f"the norm given for parameter {name!r} is of another kind now")
-        return given.tensors(name)
+        sizes = given.sizes(names)
+        if sizes.signature != expected:
+            raise GuardError("a norm given for a parameter is of another kind now")
+        found = [*sizes.norm_sizes, *sizes.perturbation_sizes]
+        return tuple([found[i] for i in positions])
 
-    for p in leaf.output:
+    for p in outputs:
         trace.add_name(p.name)
     with tracectx(trace):
-        trace.bound_symbols.append(_bindable(f"parameter_norm_{next(_counter)}", fetch)(output=tuple(leaf.output)))
-        _check_metadata(leaf.output)
+        trace.bound_symbols.append(_bindable(f"parameter_norms_{next(_counter)}", fetch)(output=outputs))
 
 
 def _check_metadata(proxies: Iterable[TensorProxy]) -> None:
@@ -335,7 +338,9 @@ def _lower_epilogue(trace: TraceCtx, inner: Inner) -> TraceCtx:
         arguments.extend(leaves)
         body.append(_unflatten_operator(p.fake)(*leaves, output=p))
     new.args = tuple(arguments)
-    kept = [b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and any(b.output is w for w in wrappers))]
+    kept = [
+        b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and any(b.output is w for w in wrappers))
+    ]
     unpacks = [b for b in kept if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
     rest = [b for b in kept if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
     new.bound_symbols = [*unpacks, *body, *rest]
@@ -351,5 +356,3 @@ def _renamed(p: TensorProxy, taken: list[Any], trace: TraceCtx) -> TensorProxy:
         return p
     with tracectx(trace):
         return TensorProxy(like=p)
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,10 +100,19 @@ class WrapperSpec:
             return False
         if outer_metadata(x) != (self.shape, self.stride, self.requires_grad):
             return False
-        return all(spec is None or spec.matches(getattr(x, name)) for name, spec in zip(self.names, self.inner, strict=True))
+        return not self.is_nested or all(
+            spec is None or spec.matches(getattr(x, name)) for name, spec in zip(self.names, self.inner, strict=True)
+        )
+
+    @functools.cached_property
+    def is_nested(self) -> bool:
+        """Whether there are wrappers inside."""
+        return any(spec is not None for spec in self.inner)
 
     def leaves(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The plain tensors inside `x`, wrappers inside wrappers opened, in flatten order."""
+        if not self.is_nested:
+            return tuple([getattr(x, name) for name in self.names])
         found: list[torch.Tensor] = []
         for name, spec in zip(self.names, self.inner, strict=True):
             t = getattr(x, name)
@@ -115,25 +125,18 @@ class WrapperSpec:
         Raises:
             UnsupportedSubclassError: `__tensor_unflatten__` gives another class.
         """
-        position = 0
-
-        def build(spec: WrapperSpec) -> torch.Tensor:
-            nonlocal position
-            inner = {}
-            for name, inner_spec in zip(spec.names, spec.inner, strict=True):
-                if inner_spec is None:
-                    inner[name] = leaves[position]
-                    position += 1
-                else:
-                    inner[name] = build(inner_spec)
-            x = spec.cls.__tensor_unflatten__(inner, spec.ctx, torch.Size(spec.shape), spec.stride)
-            if type(x) is not spec.cls:
-                raise UnsupportedSubclassError(
-                    f"{spec.cls.__qualname__}.__tensor_unflatten__ returned a {type(x).__qualname__}: it must rebuild its own class"
-                )
-            return x
-
-        return build(self)
+        inner: dict[str, torch.Tensor] = dict(zip(self.names, leaves, strict=False))
+        if self.is_nested:
+            remaining = iter(leaves)
+            for name, spec in zip(self.names, self.inner, strict=True):
+                own = tuple(next(remaining) for _ in range(1 if spec is None else spec.num_leaves))
+                inner[name] = own[0] if spec is None else spec.build(own)
+        x = self.cls.__tensor_unflatten__(inner, self.ctx, torch.Size(self.shape), self.stride)
+        if type(x) is not self.cls:
+            raise UnsupportedSubclassError(
+                f"{self.cls.__qualname__}.__tensor_unflatten__ returned a {type(x).__qualname__}: it must rebuild its own class"
+            )
+        return x
 
     @property
     def num_leaves(self) -> int:
@@ -153,9 +156,14 @@ def outer_metadata(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], b
     with torch._C.DisableTorchFunctionSubclass():
         shape, requires_grad = x.shape, x.requires_grad
         stride = x.stride() if x.layout is torch.strided else ()
-    if not all(isinstance(s, int) for s in shape):
-        raise UnsupportedSubclassError(f"{type(x).__qualname__} has a symbolic shape {tuple(shape)}: only static shapes are supported")
+    if not _INT.issuperset(map(type, shape)):
+        raise UnsupportedSubclassError(
+            f"{type(x).__qualname__} has a symbolic shape {tuple(shape)}: only static shapes are supported"
+        )
     return tuple(shape), tuple(stride), requires_grad
+
+
+_INT = frozenset({int})
 
 
 def is_equal(a: Any, b: Any) -> bool:
