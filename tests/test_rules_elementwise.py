@@ -103,6 +103,7 @@ CASES = [
         for kind in (L1Tensor, L2Tensor)
         if name in ("relu", "abs", "neg", "leaky_relu")
     ],
+    Case("exp of l1", torch.exp, (x(0.5, L1Tensor),)),
     Case("neg of an operator", torch.neg, (x(1.0, RMSToRMSTensor, (3, 4)),)),
     Case("relu over two dims", F.relu, (x(1.0, R, (2, 3, 2), (-3, -1)),)),
     Case("gelu over two dims", F.gelu, (x(1.0, R, (2, 3, 2), (-3, -1)),)),
@@ -170,7 +171,7 @@ TYPICAL = [
     torch.cos, torch.asinh, F.hardsigmoid, F.softplus, F.logsigmoid, F.elu, F.selu, torch.abs, torch.square,
     lambda t: t**3, lambda t: F.leaky_relu(t, 0.1), lambda t: F.celu(t, 0.5), lambda t: F.elu(t, 2.0),
     lambda t: F.gelu(t, approximate="tanh"), lambda t: F.softplus(t, beta=2.0), lambda t: torch.expm1(0.3 * t),
-    lambda t: torch.exp(0.3 * t),
+    lambda t: torch.exp(0.3 * t), lambda t: 1.3**t,
 ]  # fmt: skip
 
 
@@ -228,8 +229,22 @@ def test_modula_divides_gelu_by_its_largest_slope():
 # -- refusals -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("f", [torch.exp, torch.cosh, lambda t: t**-1, lambda t: t**0.5, torch.rsqrt, torch.log, torch.reciprocal,
-                               torch.log1p, lambda t: 1 / t, torch.log2])  # fmt: skip
+UNBOUNDED = [
+    torch.exp,
+    torch.cosh,
+    torch.rsqrt,
+    torch.log,
+    torch.log2,
+    torch.log1p,
+    torch.reciprocal,
+    lambda t: 2.0**t,
+    lambda t: t**-1,
+    lambda t: t**0.5,
+    lambda t: 1 / t,
+]
+
+
+@pytest.mark.parametrize("f", UNBOUNDED)
 def test_what_a_norm_cannot_bound_is_refused(f):
     with pytest.raises(NormMismatchError):
         f(R(1.0, backing=torch.ones(2, 4)))

@@ -27,7 +27,7 @@ def _measured(t: torch.Tensor, arguments: dict[str, Any]) -> ed.Dims:
 _LIFT = {"input": _measured, "target": _measured}
 
 
-def _scalar(value: Constant, count: float, **sensitivity: Constant) -> LinfTensor:
+def _scalar(value: torch.Tensor, count: float, **sensitivity: Constant) -> LinfTensor:
     """The result of a loss summed `count` times (1: averaged, or not reduced)."""
     constants = {name: c if count == 1 else c * count for name, c in sensitivity.items()}
     return LinfTensor(times(value, count), elem_dims=(), sensitivity=constants)

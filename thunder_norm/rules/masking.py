@@ -70,7 +70,7 @@ def _dropout(x: NormedTensor, p: float, training: bool) -> NormedTensor:
     return scaled(x, math.sqrt(1 / (1 - p)) if current_mode() == "typical" else 1 / (1 - p))
 
 
-def dropout(input: VectorKind, p: float = 0.5, training: bool = True) -> VectorKind:
+def dropout(input: VectorKind, p: float = 0.5, training: bool = True) -> NormedTensor:
     """Entries (or channels) set to 0 with probability p, the others divided by 1 - p; x itself if not training.
 
     Value:       n / (1 - p) in training, n otherwise       (attained: x where the mask is not)
@@ -80,7 +80,7 @@ def dropout(input: VectorKind, p: float = 0.5, training: bool = True) -> VectorK
     return _dropout(input, p, training)
 
 
-def dropout_aten(input: VectorKind, p: float, train: bool) -> VectorKind:
+def dropout_aten(input: VectorKind, p: float, train: bool) -> NormedTensor:
     """`dropout`, as torch.dropout and ATen name its arguments."""
     return _dropout(input, p, train)
 

@@ -43,11 +43,32 @@ def square(input: RMSTensor) -> RMSTensor:
     return pow(input, 2)
 
 
+def _only_largest_entry(x: RMSTensor, name: str) -> None:
+    """Refuse an RMS norm, whose largest entry may be sqrt(N) n: nobody who writes exp x means e^(sqrt(N) n)."""
+    if current_mode() == "bound" and not isinstance(x, LinfTensor):
+        raise NormMismatchError(
+            f"an RMS norm over {x.numel_normed} elements allows an entry of {math.sqrt(x.numel_normed):.4g} times the norm, and "
+            f"{name} of that is rarely meant; if it is, convert to a LinfTensor first (thunder_norm.conversions.convert)"
+        )
+
+
 @normed_op(torch.pow).register_norm
-def exponential(input: int | float, exponent: LinfTensor) -> LinfTensor:
-    """c^x, c > 0.  Value e^(|log c| n), attained; sensitivity |log c| times that."""
+def exponential(input: int | float, exponent: LinfTensor | RMSTensor) -> RMSTensor:
+    """c^x, c > 0, for the largest entry n.  Value e^(|log c| n), attained; sensitivity |log c| times that.
+
+    Raises NormMismatchError for an RMS norm.
+    """
+    _only_largest_entry(exponent, "an exponential")
     rate = math.fabs(math.log(input))
     value = torch.exp(exponent.norm_size * rate)
+    return like(exponent, value, sensitivity={"exponent": value * rate})
+
+
+@normed_op(torch.pow).register_norm(mode="typical")
+def exponential_typical(input: int | float, exponent: RMSTensor) -> RMSTensor:
+    """c^x of a Gaussian: e^(log(c)^2 n^2), and |log c| times that."""
+    rate = math.fabs(math.log(input))
+    value = torch.exp((exponent.norm_size * rate).square())
     return like(exponent, value, sensitivity={"exponent": value * rate})
 
 
@@ -55,34 +76,28 @@ def _exp2_slope(x: torch.Tensor) -> torch.Tensor:
     return torch.exp2(x) * math.log(2)
 
 
-def _grows_exponentially(op: Callable, value: Function, slope: Function, f: Function, derivative: Function) -> None:
-    """Register op on LinfTensor; an RMS norm over N elements allows an entry sqrt(N) n, which is refused, not assumed."""
+def _grows_exponentially(op: Callable, value: Function, slope: Function, derivative: Function) -> None:
+    """Register the rule of op, monotone in |x|, by its value and slope at the largest entry."""
 
-    def on_largest_entry(input: LinfTensor) -> LinfTensor:
+    def rule(input: LinfTensor | RMSTensor) -> RMSTensor:  # other kinds become the former
+        _only_largest_entry(input, op.__name__)
         return like(input, value(input.norm_size), sensitivity={"input": slope(input.norm_size)})
 
-    def on_rms(input: RMSTensor) -> RMSTensor:
-        if current_mode() != "bound":
-            return on_largest_entry(input)
-        raise NormMismatchError(
-            f"an RMS norm over {input.numel_normed} elements allows an entry of {math.sqrt(input.numel_normed):.4g} times the "
-            f"norm, and {op.__name__} of that is rarely meant; convert to a LinfTensor first (thunder_norm.convert) if it is"
-        )
-
     def typical(input: RMSTensor) -> RMSTensor:
-        return typical_pointwise(input, f, derivative)
+        return typical_pointwise(input, op, derivative)
 
-    for fn, mode in ((on_largest_entry, None), (on_rms, None), (typical, "typical")):
+    for fn in (rule, typical):
         fn.__name__ = fn.__qualname__ = op.__name__
-        fn.__doc__ = f"{op.__name__} x, monotone in |x|: value and sensitivity at the largest entry, both attained."
-        normed_op(op).register_norm(mode=mode)(fn)
+        fn.__doc__ = f"{op.__name__} x.  Value and sensitivity at the largest entry, both attained; an RMS norm is refused."
+    normed_op(op).register_norm(rule)
+    normed_op(op).register_norm(mode="typical")(typical)
 
 
-_grows_exponentially(torch.exp, torch.exp, torch.exp, torch.exp, torch.exp)
-_grows_exponentially(torch.expm1, torch.expm1, torch.exp, torch.expm1, torch.exp)
-_grows_exponentially(torch.exp2, torch.exp2, _exp2_slope, torch.exp2, _exp2_slope)
-_grows_exponentially(torch.sinh, torch.sinh, torch.cosh, torch.sinh, torch.cosh)
-_grows_exponentially(torch.cosh, torch.cosh, torch.sinh, torch.cosh, torch.sinh)
+_grows_exponentially(torch.exp, torch.exp, torch.exp, torch.exp)
+_grows_exponentially(torch.expm1, torch.expm1, torch.exp, torch.exp)
+_grows_exponentially(torch.exp2, torch.exp2, _exp2_slope, _exp2_slope)
+_grows_exponentially(torch.sinh, torch.sinh, torch.cosh, torch.cosh)
+_grows_exponentially(torch.cosh, torch.cosh, torch.sinh, torch.sinh)
 
 
 # -- functions with a singularity at 0 ------------------------------------------------------------------------------------

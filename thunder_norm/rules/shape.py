@@ -146,6 +146,11 @@ def unflatten(input: NormedTensor, dim: int, sizes: Sequence[int]) -> NormedTens
 # -- permutations ---------------------------------------------------------------------------------------------------------
 
 
+def _getter(name: str) -> Callable:
+    """The function behind a property of torch.Tensor."""
+    return getattr(torch.Tensor, name).__get__
+
+
 def _permuted(x: NormedTensor, permutation: Sequence[int]) -> NormedTensor:
     return scaled(x, 1, ed.permute(x.elem_dims, permutation))
 
@@ -165,8 +170,8 @@ def transpose(input: NormedTensor, dim0: int, dim1: int) -> NormedTensor:
     return _permuted(input, order)
 
 
-@normed_op(torch.Tensor.mT.__get__).register_norm
-@normed_op(torch.Tensor.mH.__get__).register_norm
+@normed_op(_getter("mT")).register_norm
+@normed_op(_getter("mH")).register_norm
 @normed_op(torch.adjoint).register_norm
 def matrix_transpose(input: NormedTensor) -> NormedTensor:
     """The last two dimensions exchanged: `permute`."""
@@ -174,8 +179,8 @@ def matrix_transpose(input: NormedTensor) -> NormedTensor:
 
 
 @normed_op(torch.t).register_norm
-@normed_op(torch.Tensor.T.__get__).register_norm
-@normed_op(torch.Tensor.H.__get__).register_norm
+@normed_op(_getter("T")).register_norm
+@normed_op(_getter("H")).register_norm
 @normed_op(torch.ops.aten.numpy_T.default).register_norm
 def reversed_dims(input: NormedTensor) -> NormedTensor:
     """All dimensions in reverse order, a matrix transposed: `permute`."""
@@ -236,7 +241,7 @@ def _renumbered(x: NormedTensor, position: Callable[[int], int | None]) -> Norme
     if not isinstance(x, RMSToRMSTensor) or len(dims) == 2:
         return scaled(x, 1, dims)
     entries, c = as_kind(x, RMSTensor, tuple(d for d, p in placed.items() if p is not None))
-    return rms(entries.norm_size, tuple(placed[d] for d in entries.elem_dims), sensitivity={"input": c})
+    return rms(entries.norm_size, dims, sensitivity={"input": c})
 
 
 @normed_op(torch.unsqueeze).register_norm

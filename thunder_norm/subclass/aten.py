@@ -205,7 +205,9 @@ _SPECIAL: dict[Any, Callable] = {
     aten.amax.default: lambda a, dim=(), keepdim=False: ltorch.amax(a, tuple(dim) or None, keepdim),
     aten.amin.default: lambda a, dim=(), keepdim=False: ltorch.amin(a, tuple(dim) or None, keepdim),
     aten.mean.dim: lambda a, dim, keepdim=False, *, dtype=None: ltorch.mean(a, tuple(dim or ()) or None, keepdim, dtype=dtype),
-    aten.sum.dim_IntList: lambda a, dim, keepdim=False, *, dtype=None: ltorch.sum(a, tuple(dim or ()) or None, keepdim, dtype=dtype),
+    aten.sum.dim_IntList: lambda a, dim, keepdim=False, *, dtype=None: ltorch.sum(
+        a, tuple(dim or ()) or None, keepdim, dtype=dtype
+    ),
 }
 
 
@@ -228,7 +230,10 @@ def fallback(func: Callable) -> Any:
 def _fallback_name(func: Callable) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return str(func).replace(".", "_").replace("::", "_")
-    return f"{func.__module__}_{func.__name__}".replace(".", "_")
+    if func.__name__ == "__get__":  # a property of torch.Tensor
+        return f"Tensor_get_{func.__self__.__name__}"
+    owner = getattr(func, "__module__", None) or "Tensor"  # methods written in C have no module
+    return f"{owner}_{func.__name__}".replace(".", "_")
 
 
 def _with_plain_outputs(meta: Callable) -> Callable:
