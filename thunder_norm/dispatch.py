@@ -437,6 +437,11 @@ def has_rule(func: Callable) -> bool:
     return op is not None and bool(op.rules)
 
 
+def is_metadata(func: Callable) -> bool:
+    """Whether an operation asks for a property of a tensor that has nothing to do with its values."""
+    return _hashable_key(func) in _METADATA
+
+
 def _hashable_key(func: Callable) -> Any:
     key = op_key(func)
     try:
@@ -542,6 +547,12 @@ def is_in_place(key: str) -> bool:
     return key.endswith("_") and not key.endswith("__")
 
 
+def is_mutation(func: Callable, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call changes its first argument."""
+    key = _hashable_key(func)
+    return kwargs.get("inplace") is True or isinstance(key, str) and is_in_place(key)
+
+
 def _run_in_place(func: Callable, key: str, args: tuple, kwargs: dict) -> Any:
     target, op = args[0] if args else None, _registry.get(key.rstrip("_"))
     if not isinstance(target, NormedTensor) or op is None or not op.rules or key == "setitem_":
@@ -566,8 +577,8 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     if found is None:
         raise missing_rule(func, args, kwargs)
     rule, bound = found
-    prepared = rule.prepare(bound)
     try:
+        prepared = rule.prepare(bound)
         result = rule.fn(*prepared.args, **prepared.kwargs)
     except NormMismatchError as e:
         raise NormMismatchError(

@@ -18,7 +18,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import conversions, dispatch
-from thunder_norm.parameters import Leaves, Policy, derived_norm, named_annotations, stated_kind, tensor_names
+from thunder_norm.parameters import (
+    Derived,
+    Leaves,
+    Policy,
+    derivations,
+    derived_norm,
+    named_annotations,
+    refuse_mutation,
+    stated_kind,
+    tensor_names,
+)
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
 
 _LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, dispatch) if m.__file__)
@@ -63,7 +73,7 @@ class EagerEnvironment(dispatch.Environment):
         self.perturbed = perturbed
         self.noted: list[Noted] = []
         self.lifted: dict[str, NormedTensor] = {}
-        self.derived: dict[int, tuple[torch.Tensor, tuple[Callable, tuple, dict]]] = {}
+        self.derived: dict[int, tuple[torch.Tensor, Derived]] = {}
         self.module_path = [""]
         self._cache: dict[tuple, NormedTensor] = {}
 
@@ -76,6 +86,7 @@ class EagerEnvironment(dispatch.Environment):
         key = (name, kind, dims)
         if key not in self._cache:
             self._cache[key] = self._lift_parameter(t, name, kind, dims)
+            self._cache[key]._is_leaf_value = True
         return self._cache[key]
 
     def _lift_parameter(self, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
@@ -99,12 +110,20 @@ class EagerEnvironment(dispatch.Environment):
 
     def _lift_derived(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """A tensor made from parameters alone: measured if they are, with the perturbation that theirs give it."""
-        if self.policy == "measured" and not self.perturbed:
+        is_measured = self.is_measured(t)
+        if is_measured and not self.perturbed:
             return kind.of(t, dims)
         normed = derived_norm(t, self.derived[id(t)][1], kind, dims)
-        if self.policy != "measured":
+        if not is_measured:
             return normed
         return kind._wrap(t, kind.of(t, dims).norm_size, normed.perturbation_size, dims)
+
+    def is_measured(self, t: torch.Tensor) -> bool:
+        """Whether the norm of a parameter, or of a tensor made from parameters alone, is that of its data."""
+        if id(t) in self.derived:
+            return all(self.is_measured(v) for v in self.derived[id(t)][1].sources())
+        is_given = self.leaves is not None and self.names.get(id(t)) in self.leaves
+        return not (is_given or self.policy == "unit" and id(t) in self.parameters)
 
     def annotated(self, t: Any) -> Any:
         """A parameter as the kind it was annotated with; anything else as it is."""
@@ -142,7 +161,7 @@ class EagerNormedMode(TorchFunctionMode):
         env = self.environment
         if any(isinstance(t, NormedTensor) for t in tensors):
             return func(*tree_map(env.annotated, args), **tree_map(env.annotated, kwargs))
-        if not dispatch.has_rule(func):
+        if not dispatch.has_rule(func) and (dispatch.is_metadata(func) or all(map(env.is_measured, tensors))):
             return func(*args, **kwargs)
         if not tensors:
             return dispatch.run_registered(func, args, kwargs) if dispatch.is_factory(func) else func(*args, **kwargs)
@@ -150,10 +169,13 @@ class EagerNormedMode(TorchFunctionMode):
         if not any(concerns):
             return func(*args, **kwargs)
         if all(concerns):
+            if not all(map(env.is_measured, tensors)):
+                refuse_mutation(func, args, kwargs, user_line())
             result = func(*args, **kwargs)
-            if isinstance(result, torch.Tensor):
-                env.derived[id(result)] = (result, (func, args, kwargs))
+            env.derived |= {id(t): (t, made) for t, made in derivations(func, args, kwargs, result)}
             return result
+        if not dispatch.has_rule(func):
+            return func(*args, **kwargs)
         return dispatch.run_registered(func, tree_map(env.annotated, args), tree_map(env.annotated, kwargs))
 
 

@@ -137,6 +137,10 @@ class GivenAcquisition(NormAcquisition):
         """Parameters without a given norm have norm 1."""
         return self.otherwise == "unit"
 
+    def is_measured(self, t: torch.Tensor) -> bool:
+        """No parameter is where norms are required."""
+        return self.otherwise != "required" and super().is_measured(t)
+
     def check_measurable(self, name: str) -> None:
         """Refuse to measure a parameter that was required, or that has no data."""
         if self.otherwise == "required":

@@ -23,9 +23,20 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm import conversions, dispatch
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.parameters import Annotation, Leaves, Policy, derived_norm, named_annotations, stated_kind, tied_names
+from thunder_norm.parameters import (
+    Annotation,
+    Derived,
+    Leaves,
+    Policy,
+    derivations,
+    derived_norm,
+    named_annotations,
+    refuse_mutation,
+    stated_kind,
+    tied_names,
+)
 from thunder_norm.subclass import boundary, trace
-from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment
+from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, location_of_user
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
@@ -69,13 +80,13 @@ class NormAcquisition(Acquisition):
         self.annotations: dict[str, Annotation] = {} if model is None else named_annotations(model)
         self.is_normed_call = is_normed_call()
         self._lifted: dict[tuple, NormedTensor] = {}
-        self._derived: dict[int, tuple[Callable, tuple, dict]] = {}
+        self._derived: dict[int, Derived] = {}
         self.lifted_parameters: list[LiftedParameter] = []
 
     @property
     def intercepts_plain(self) -> bool:
-        """Whether operations on parameters are taken over: in a normed call, or once a NormedTensor was met."""
-        return self.is_normed_call or self.has_wrappers
+        """Whether operations on parameters are taken over: in a normed call, or where there are NormedTensors."""
+        return self.is_normed_call or self.meets_wrappers
 
     @property
     def is_unit(self) -> bool:
@@ -93,12 +104,19 @@ class NormAcquisition(Acquisition):
     # -- which operations ---------------------------------------------------------------------------------------------
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
-        """Operations that have a norm rule and consume a parameter, and factories that have one."""
-        if not dispatch.has_rule(fn):
+        """Operations on parameters that have a norm rule, and factories that have one.
+
+        Also those without a rule that make a tensor from parameters with given norms alone: its norm is not that of the data.
+        """
+        if not dispatch.has_rule(fn) and dispatch.is_metadata(fn):
             return False
         proxies = [v for v in tree_flatten(([_value(a) for a in args], [_value(v) for v in kwargs.values()]))[0] if _is_proxy(v)]
         if not proxies:
             return dispatch.is_factory(fn)
+        is_mutation = dispatch.is_mutation(fn, {k: _value(v) for k, v in kwargs.items()})
+        if is_mutation or not dispatch.has_rule(fn):
+            parameters = [self.fake_of(p) for p in proxies if self.is_parameter(p)]
+            return len(parameters) == len(proxies) and not all(self.is_measured(t) for t in parameters)
         return any(self.is_parameter(p) for p in proxies)
 
     def is_parameter(self, proxy: TensorProxy) -> bool:
@@ -109,6 +127,14 @@ class NormAcquisition(Acquisition):
         found = parameter_name(proxy)
         return found is not None and found[0] == "_parameters" and dtypes.is_float_dtype(proxy.dtype)
 
+    def is_measured(self, t: torch.Tensor) -> bool:
+        """Whether the norm of a parameter, or of a tensor made from parameters alone, is that of its data."""
+        derived = self._derived.get(id(t))
+        if derived is not None:
+            return all(self.is_measured(v) for v in derived.sources())
+        name = self.name_of(t)
+        return not (name is not None and (self.is_unit or self.leaves is not None and name in self.leaves))
+
     def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""
         with dispatch.norm_mode(self.mode_of_rules), dispatch.environment(NormEnvironment(self, recorder)):
@@ -117,6 +143,8 @@ class NormAcquisition(Acquisition):
             if any(is_wrapper(t) for t in tensors):
                 return fn(*args, **kwargs)
             if tensors and all(self._is_parameter_fake(t) for t in tensors):
+                if not all(map(self.is_measured, tensors)):
+                    refuse_mutation(fn, args, kwargs, location_of_user())
                 return self._derive(recorder, fn, args, kwargs)
             return dispatch.run_registered(fn, args, kwargs)
 
@@ -128,8 +156,7 @@ class NormAcquisition(Acquisition):
         """An operation on parameters alone (a transpose, a cast): plain, but remembered."""
         body = fn.body if isinstance(fn, dispatch.NormedOp) else fn
         result = recorder.call(body, args, kwargs)
-        if isinstance(result, torch.Tensor):
-            self._derived[id(result)] = (fn, args, kwargs)
+        self._derived |= {id(t): made for t, made in derivations(fn, args, kwargs, result)}
         return result
 
     def _with_annotated(self, values: Any) -> Any:
@@ -168,11 +195,12 @@ class NormAcquisition(Acquisition):
         found = recorder.lifts.get(key) if found is None else found
         if found is None:
             found = recorder.lifts[key] = self._new_lift(recorder, t, kind, dims)
+            found._is_leaf_value = True
         return found
 
     def _new_lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         derived = self._derived.get(id(t))
-        if derived is not None and self.policy != "measured":
+        if derived is not None and not self.is_measured(t):
             return recorder.hoist((kind.__name__, "derived"), lambda: derived_norm(t, derived, kind, dims))
         name = self.name_of(t)
         if name is not None:

@@ -14,9 +14,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import conversions, dispatch
-from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.sizes import Sizes
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
 
 Policy = Literal["measured", "unit"] | Mapping[str, Any]
 
@@ -144,7 +144,8 @@ def size_tensors(value: Any) -> tuple[torch.Tensor, ...]:
     Raises:
         NormMismatchError: the value cannot be a size.
     """
-    normed = value if isinstance(value, NormedTensor) else LinfTensor(value)
+    with torch.enable_grad():  # a float32 size is converted: whether it requires grad is its own affair, in any context
+        normed = value if isinstance(value, NormedTensor) else LinfTensor(value)
     if normed.perturbation_size is None:
         return (normed.norm_size,)
     return (normed.norm_size, normed.perturbation_size)
@@ -217,28 +218,69 @@ def stated_kind(
     return annotation.kind, annotation.elem_dims
 
 
-def derived_norm(
-    t: torch.Tensor, derived: tuple[Callable, tuple, dict], kind: type[NormedTensor], dims: tuple[int, ...]
-) -> NormedTensor:
+@dataclass(frozen=True)
+class Derived:
+    """How a tensor was made from parameters alone: the operation, and which of its results it is (None for the only one)."""
+
+    fn: Callable
+    args: tuple
+    kwargs: dict
+    index: int | None = None
+
+    def sources(self) -> list[torch.Tensor]:
+        """The tensors it was made from."""
+        return [v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, torch.Tensor)]
+
+
+def refuse_mutation(fn: Callable, args: tuple, kwargs: dict, location: str | None) -> None:
+    """Refuse to change a tensor made from parameters whose norms are given: its own norm would silently stay what it was.
+
+    Raises:
+        UnsupportedOpError: `fn` works in place.
+    """
+    if dispatch.is_mutation(fn, kwargs):
+        raise UnsupportedOpError(
+            with_details(
+                f"in-place {dispatch.op_name(fn)} on a tensor made from parameters with given norms",
+                called_with=describe(args),
+                at=location,
+                instead="use the out-of-place operation and assign its result",
+            )
+        )
+
+
+def derivations(fn: Callable, args: tuple, kwargs: dict, result: Any) -> Iterator[tuple[torch.Tensor, Derived]]:
+    """The tensors an operation on parameters alone made (one that is an argument itself it did not make)."""
+    given = {id(v) for v in tree_flatten((args, kwargs))[0]}
+    several = isinstance(result, list | tuple)
+    for i, t in enumerate(result if several else (result,)):
+        if isinstance(t, torch.Tensor) and id(t) not in given:
+            yield t, Derived(fn, args, kwargs, i if several else None)
+
+
+def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
     """The norm of a tensor made from parameters alone: lift those, and send the norm through the operation's own rule.
 
     Args:
         t: the tensor.
-        derived: the operation, its arguments and keyword arguments.
+        derived: how it was made.
         kind: the kind wanted for `t`.
         dims: the canonical elem_dims wanted.
 
     Raises:
         NormMismatchError: the result has no sound conversion to `kind`.
     """
-    fn, args, kwargs = derived
+    args, kwargs = derived.args, derived.kwargs
     wanted = RMSTensor if kind is NormedTensor else kind
-    source = next(v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor))
-    default = wanted.default_elem_dims(source.ndim)
+    source = derived.sources()[0]
+    # a vector that becomes a matrix is no operator yet
+    source_kind = RMSTensor if len(wanted.default_elem_dims(source.ndim)) > source.ndim else wanted
+    default = source_kind.default_elem_dims(source.ndim)
     result: Any = None
     for order in dict.fromkeys((default, default[::-1])):  # a transposed matrix wants (in, out) of its source
-        lifted = tree_map(lambda v, o=order: dispatch.lift(v, wanted, o) if isinstance(v, torch.Tensor) else v, (args, kwargs))
-        result = dispatch.run_registered(fn, *lifted)
+        lifted = tree_map(lambda v, o=order: dispatch.lift(v, source_kind, o) if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        result = dispatch.run_registered(derived.fn, *lifted)
+        result = result if derived.index is None else result[derived.index]
         if isinstance(result, wanted) and result.elem_dims == dims:
             break
     result = conversions.convert(result, wanted, dims)

@@ -183,7 +183,9 @@ class NormedTensor(torch.Tensor):
     @classmethod
     def __tensor_unflatten__(cls, inner: dict[str, torch.Tensor], ctx: tuple, outer_size=None, outer_stride=None):
         (dims,) = ctx
-        return cls._wrap(inner.get("backing"), inner["norm_size"], inner.get("perturbation_size"), dims)
+        self = cls._wrap(inner.get("backing"), inner["norm_size"], inner.get("perturbation_size"), dims)
+        self._is_leaf_value = isinstance(inner["norm_size"], FakeTensor)  # it stands for an input of the program being traced
+        return self
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -243,7 +245,9 @@ class RMSTensor(NormedTensor):
     @classmethod
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
         squares = t.square()
-        return _sqrt((squares.mean(elem_dims) if elem_dims else squares).amax())
+        # a trace has the mean as sum and quotient, whose last bit differs
+        means = squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares
+        return _sqrt(means.amax())
 
 
 class LinfTensor(RMSTensor):

@@ -8,6 +8,7 @@ own formula.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,7 +125,7 @@ def _same_metadata(proxy: TensorProxy, fake: torch.Tensor) -> bool:
 def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Callable, tuple, dict]]:
     """Thunder callables that may mean the same, best first."""
     if not isinstance(func, torch._ops.OpOverload):
-        symbol = torch_to_thunder.get(func)
+        symbol = torch_to_thunder.get(func) or _of_method(func)
         if symbol is not None:
             yield symbol, args, kwargs
         return
@@ -140,6 +141,21 @@ def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Cal
         symbol = torch_to_thunder.get(getattr(namespace, name, None)) if hasattr(namespace, name) else None
         if symbol is not None:
             yield symbol, args, kwargs
+
+
+def _of_method(func: Callable) -> Callable | None:
+    """Thunder's symbol for a tensor method or property that it knows as a function only."""
+    if isinstance(func, types.MethodWrapperType):
+        return _PROPERTIES.get(getattr(func.__self__, "__name__", None))
+    name = getattr(func, "__name__", "")
+    is_method = isinstance(func, types.MethodDescriptorType) and getattr(torch.Tensor, name, None) is func
+    return torch_to_thunder.get(getattr(torch, name, None)) if is_method else None
+
+
+_PROPERTIES: dict[Any, Callable] = {
+    "T": lambda a: ltorch.permute(a, tuple(reversed(range(a.ndim)))),
+    "mT": lambda a: ltorch.transpose(a, -2, -1),
+}
 
 
 def _to_copy(a: TensorProxy, *, dtype: Any = None, device: Any = None, non_blocking: bool = False) -> TensorProxy:

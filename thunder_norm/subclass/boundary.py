@@ -125,6 +125,8 @@ def lower(acquisition: Acquisition, prologue: TraceCtx, computation: TraceCtx, e
         UnsupportedOpError: an operation that was not interpreted still touches a wrapper.
     """
     inner: Inner = {}
+    if not acquisition.has_wrappers:  # only the prologue changes: it must also find that there are none
+        return _lower_prologue(acquisition, prologue, inner, [], computation), computation, epilogue
     computation, epilogue = with_readable_names(acquisition, computation, epilogue)
     leaves = [bsym for bsym in computation.bound_symbols if bsym.sym.id == LEAF.id]
     _note_origins(acquisition, computation, leaves)

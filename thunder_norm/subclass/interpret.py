@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import thunder.torch as ltorch
 import torch
 from thunder.core import devices, dtypes
 from thunder.core.compile_data import get_compile_data
@@ -75,6 +76,9 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             return _operation(acquisition, fn)
         return functools.partial(_interpret_call, fn.body)  # on plain tensors it is its body
     if acquisition.intercepts_plain:
+        if fn is getattr and isinstance(first, TensorProxy) and args[1].value in _TRANSPOSES:
+            torch_fn, args = getattr(torch.Tensor, args[1].value).__get__, args[:1]
+            return _operation_on_first(acquisition, torch_fn) if acquisition.wants(torch_fn, args, kwargs) else None
         torch_fn = torch_callable(fn)
         if torch_fn is not None and acquisition.wants(torch_fn, args, kwargs):
             return _operation(acquisition, torch_fn)
@@ -83,6 +87,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     return None
 
 
+_TRANSPOSES = ("T", "mT", "H", "mH")
 _READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)
 
 
@@ -170,7 +175,25 @@ def _factories() -> frozenset:
 
 @functools.cache
 def _torch_of_symbol() -> dict[Any, Callable]:
-    return {s.id: f for f, s in reversed(list(_torch_to_thunder_function_map.items())) if isinstance(s, Symbol)}
+    found = {s.id: f for f, s in reversed(list(_torch_to_thunder_function_map.items())) if isinstance(s, Symbol)}
+    # some functions are mapped to a wrapper that looks for DTensors first; a symbol's id is its name in torch
+    for symbol in vars(ltorch).values():
+        if isinstance(symbol, Symbol) and isinstance(symbol.id, str) and symbol.id.startswith("torch."):
+            function = _named(symbol.id)
+            if function is not None:
+                found.setdefault(symbol.id, function)
+    return found
+
+
+def _named(path: str) -> Callable | None:
+    """The torch function of that name: as a method, if it is one, because Thunder's symbols take sizes as methods do."""
+    method = getattr(torch.Tensor, path.removeprefix("torch."), None)
+    if method is not None:
+        return method
+    found: Any = torch
+    for name in path.split(".")[1:]:
+        found = getattr(found, name, None)
+    return found
 
 
 def _operation(acquisition: Acquisition, fn: Callable) -> Callable:
@@ -182,6 +205,11 @@ def _operation(acquisition: Acquisition, fn: Callable) -> Callable:
         return wrapped_call(*args, **kwargs)
 
     return with_proxies
+
+
+def _operation_on_first(acquisition: Acquisition, fn: Callable) -> Callable:
+    """The same for an attribute: ``getattr(x, name)`` is ``fn(x)``."""
+    return lambda obj, name, *default: _operation(acquisition, fn)(obj)
 
 
 def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
