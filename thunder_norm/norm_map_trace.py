@@ -13,7 +13,7 @@ import torch
 from thunder.core import prims
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
+from thunder.core.trace import TraceCtx, from_trace
 
 from thunder_norm.dispatch import Mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
@@ -23,7 +23,6 @@ from thunder_norm.parameters import size_tensors, tensor_names
 from thunder_norm.subclass import boundary
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin, location_of_user
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tensors import NormedTensor
 from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
 
@@ -173,7 +172,8 @@ class NormMapTransform(NormTransform):
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary.Traces) -> boundary.Traces:
         """Return only norms, drop what they do not need, and give outputs meta backings."""
         prologue, computation, epilogue = traces
-        computation = _keep_norms(computation)
+        computed = computation.bound_symbols[-1].args[0]["output"]
+        computation = boundary.computing_only(computation, list(filter(is_norm_scalar, computed)))
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
         sources = [self._source(acquisition, p) for p in computation.args]
@@ -223,25 +223,6 @@ class NormMapTransform(NormTransform):
                 instead="give a NormedTensor for it (as an argument or in normed_state_dict), or real data",
             )
         )
-
-
-def _keep_norms(trace: TraceCtx) -> TraceCtx:
-    """The computation of norms alone; its arguments are those it needs."""
-    *body, returned = trace.bound_symbols
-    value = returned.args[0]
-    norms = tuple(p for p in value["output"] if is_norm_scalar(p))
-    body = keep_only([b for b in body if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL], {p.name for p in norms})
-    made = {p.name for b in body for p in b.flat_proxy_outs}
-    used = {p.name for b in body for p in b.flat_proxy_args} | {p.name for p in norms} - made
-    arguments = tuple(p for p in trace.args if p.name in used)
-    new = from_trace(trace)
-    unpacks = [b for b in trace.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and b.output.name in used]
-    kept = {**value, "output": norms, "flat_args": list(arguments)}
-    new.bound_symbols = [*unpacks, *body, returned.from_bsym(args=(kept,))]
-    new.args = arguments
-    boundary.declare_arguments(new, "computation")
-    new.set_provenance(TraceProvenance("Norms only"))
-    return new
 
 
 def _return_only(trace: TraceCtx, arguments: Sequence[Any]) -> TraceCtx:

@@ -63,17 +63,19 @@ class NormTransform(SubclassTransform):
         received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
         norms = [i for i, p in enumerate(computed) if is_norm_scalar(p)]
         scalars = tuple(received[i] for i in norms)
-        if not scalars or not any(p.requires_grad for p in computation.args if isinstance(p, TensorProxy)):
+        of_norms = boundary.computing_only(computation, [computed[i] for i in norms])
+        if not any(p.requires_grad for p in of_norms.args if isinstance(p, TensorProxy)):
             return traces
-        replay = Replay(computation, [computed[i] for i in norms])
+        replay = Replay(of_norms, [computed[i] for i in norms])
 
         def again(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return differentiable_twice(replay, tensors[: len(scalars)], tensors[len(scalars) :])
 
-        return boundary.pass_through_epilogue(traces, scalars, "differentiable_twice", again)
+        return boundary.pass_through_epilogue(traces, scalars, of_norms.args, "differentiable_twice", again)
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """Fuse the norm arithmetic of a normed program; leave the others alone."""
+        computation_trace = super().transform_trace_post_optimization(computation_trace, **kwargs)
         return fuse_scalars(computation_trace) if patches.is_interpreted() else computation_trace
 
     def __repr__(self) -> Any:

@@ -163,9 +163,21 @@ def _to_copy(a: TensorProxy, *, dtype: Any = None, device: Any = None, non_block
 
 
 def _addmm(bias: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1) -> TensorProxy:
+    weight = _transposed_from(b)
+    if weight is not None and bias.ndim == 1 and alpha == beta == 1:
+        return ltorch.linear(a, weight, bias)  # what it came from, which executors know
     product = ltorch.matmul(a, b)
     product = product if alpha == 1 else ltorch.mul(product, alpha)
     return ltorch.add(product, bias if beta == 1 else ltorch.mul(bias, beta))
+
+
+def _transposed_from(p: TensorProxy) -> TensorProxy | None:
+    """The matrix whose transpose `p` is, if it was transposed in the operation being written."""
+    for scope in get_tracectx().scopes[:0:-1]:
+        for bsym in reversed(scope):
+            if bsym.output is p:
+                return bsym.args[0] if bsym.sym is ltorch.permute and tuple(bsym.args[1]) == (1, 0) else None
+    return None
 
 
 def _slice(a: TensorProxy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> TensorProxy:

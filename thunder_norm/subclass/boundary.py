@@ -26,7 +26,7 @@ from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOr
 from thunder_norm.subclass.names import with_readable_names
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
+from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN, keep_only
 
 # Carries the operators below; it is in no executor list.
 boundary_executor = OperatorExecutor("thunder_norm_boundary", version="1")
@@ -268,7 +268,7 @@ def _fetch(acquisition: Acquisition, trace: TraceCtx, leaves: Sequence[BoundSymb
 
     def fetch() -> tuple[torch.Tensor, ...]:
         sizes = given.sizes(names)
-        if sizes.signature != expected:
+        if sizes.signature != expected or not sizes.are_scalars():
             raise GuardError("a norm given for a parameter is of another kind now")
         found = [*sizes.norm_sizes, *sizes.perturbation_sizes]
         return tuple([found[i] for i in positions])
@@ -284,15 +284,35 @@ def _check_metadata(proxies: Iterable[TensorProxy]) -> None:
         prims.check_tensor_shape_and_metadata(p, tuple(p.shape), p.device.device_str(), to_torch_dtype(p.dtype), p.requires_grad)
 
 
-def pass_through_epilogue(
-    traces: Traces, outputs: tuple[TensorProxy, ...], name: str, function: Callable[..., tuple[torch.Tensor, ...]]
-) -> Traces:
-    """Replace, in the epilogue, the computed `outputs` by ``function(*outputs, *inputs of the computation)``.
+def computing_only(trace: TraceCtx, outputs: Sequence[TensorProxy]) -> TraceCtx:
+    """The computation of some of its outputs alone; its arguments are those they need."""
+    *body, returned = trace.bound_symbols
+    body = keep_only([b for b in body if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL], {p.name for p in outputs})
+    made = {p.name for b in body for p in b.flat_proxy_outs}
+    used = {p.name for b in body for p in b.flat_proxy_args} | {p.name for p in outputs} - made
+    arguments = tuple({p.name: p for p in trace.args if p.name in used}.values())
+    new = from_trace(trace)
+    unpacks = [b for b in trace.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and b.output.name in used]
+    kept = {**returned.args[0], "output": tuple(outputs), "flat_args": list(arguments)}
+    new.bound_symbols = [*unpacks, *body, returned.from_bsym(args=(kept,))]
+    new.args = arguments
+    declare_arguments(new, "computation")
+    new.set_provenance(TraceProvenance("Norms only"))
+    return new
 
-    The inputs of the computation become further arguments of the epilogue.
+
+def pass_through_epilogue(
+    traces: Traces,
+    outputs: tuple[TensorProxy, ...],
+    given: Sequence[Any],
+    name: str,
+    function: Callable[..., tuple[torch.Tensor, ...]],
+) -> Traces:
+    """Replace, in the epilogue, the computed `outputs` by ``function(*outputs, *given)``.
+
+    `given` are inputs of the computation; they become further arguments of the epilogue.
     """
     prologue, computation, epilogue = traces
-    given = list({p.name: p for p in computation.args}.values())
     new_prologue = from_trace(prologue)
     (to_computation, to_epilogue) = prologue.bound_symbols[-1].args[0]
     returned = prologue.bound_symbols[-1].from_bsym(args=((to_computation, (*to_epilogue, *given)),))
