@@ -1,0 +1,4 @@
+"""What thunder_norm costs: ``python -m benchmarks``.
+
+Speed is a ratio between peers, timed in turns in one process; absolute times are reported with it and belong to the machine.
+"""

@@ -1,0 +1,60 @@
+"""``python -m benchmarks``: run suites, print their tables, write what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+warnings.filterwarnings("ignore")  # Thunder's and torch's own, on import and on calls
+
+import torch  # noqa: E402 - the environment comes first
+
+from benchmarks import machine, models, normed, real_mode, timing, two_tensor  # noqa: E402
+
+SUITES = {"real_mode": real_mode, "normed": normed, "two_tensor": two_tensor}
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What thunder_norm costs, as ratios between peers.")
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)} (all if none is named)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, GPT-2 with one layer: a few minutes")
+    parser.add_argument("--rounds", type=int, help="how often each candidate is timed")
+    parser.add_argument("--json", type=Path, help=f"where to write (default: {RESULTS.name}/cpu.json; with --quick nowhere)")
+    options = parser.parse_args()
+    unknown = set(options.suites) - set(SUITES)
+    if unknown:
+        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+
+    amount = models.Options(rounds=5, first_calls=3, gpt2_layers=1) if options.quick else models.Options()
+    if options.rounds is not None:
+        amount = models.Options(options.rounds, amount.first_calls, amount.gpt2_layers)
+    torch.set_num_threads(1)
+    result = {"command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), "machine": machine.describe(), "suites": {}}
+    print(json.dumps(result["machine"], indent=1), flush=True)
+    for name in options.suites or SUITES:
+        started = time.perf_counter()
+        rows = SUITES[name].run(amount)
+        result["suites"][name] = rows
+        print(f"\n== {name} ({time.perf_counter() - started:.0f} s): {SUITES[name].__doc__.splitlines()[0]}\n", flush=True)
+        print(timing.table(rows), flush=True)
+    if "normed" in result["suites"]:
+        result["quoted"] = normed.QUOTED
+        print("\n" + normed.quoted_table(result["suites"]["normed"]))
+
+    path = options.json or (None if options.quick else RESULTS / "cpu.json")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""What norms cost: norm maps (norms alone) and normed mode (norms beside the real tensors).
+
+Peers in the same process: the same norms written by hand as a loop over 0-dim tensors, which is a lower bound on what torch's
+own operations can do, and the same rules in plain PyTorch, without Thunder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import thunder
+import torch
+import torch.nn.functional as F
+
+from benchmarks import models, timing
+from thunder_norm import NormedTensor, RMSTensor, build_norm_map, normed
+from thunder_norm.transforms import NormTransform
+
+HAND, EAGER, MAP, MODE, REAL = "by hand in torch", "rules, plain PyTorch", "norm map", "normed mode", "thunder.jit, no norms"
+ONE_VECTOR = "norm map, sizes from one vector"
+
+# Seconds a call, as measured earlier on this kind of machine with auto_norm (github.com/ssnl/autonorm), the reference
+# implementation of norm maps; it needs fixes to import on torch 2.11 and is not on a package index, so it is quoted, not run.
+QUOTED = {
+    "source": "auto_norm, github.com/ssnl/autonorm, measured earlier on this kind of machine; quoted, not run here",
+    "call, as published (formats debug strings)": {4: 10e-3, 16: 39e-3, 64: 156e-3},
+    "forward and backward, without its debug strings": {4: 6e-3, 16: 22e-3, 64: 89e-3},
+}
+
+
+def run(options: models.Options) -> list[dict[str, Any]]:
+    """All rows of the suite."""
+    found = []
+    for depth in options.depths:
+        found += _stack(depth, options.rounds)
+    return found + _gpt2(options.gpt2_layers, options.rounds)
+
+
+def _cases(
+    what: str, forwards: Mapping[str, Callable[[], torch.Tensor]], peer: str, operations: int, rounds: int
+) -> list[dict[str, Any]]:
+    """`forwards` give norm sizes: timed alone, without gradients, and with the backward pass."""
+    with torch.no_grad():
+        without = timing.in_turns(forwards, rounds)
+    forward = timing.in_turns(forwards, rounds)
+    both = timing.in_turns({name: lambda f=f: f().backward() for name, f in forwards.items()}, rounds)
+    return [
+        *timing.rows(f"{what}: forward, no_grad", without, peer, operations=operations),
+        *timing.rows(f"{what}: forward", forward, peer, operations=operations),
+        *timing.rows(f"{what}: forward and backward", both, peer, operations=operations),
+    ]
+
+
+def _stack(depth: int, rounds: int) -> list[dict[str, Any]]:
+    model, given = models.mlp(depth), models.given_norms(models.mlp(depth))
+    x = torch.randn(16, 64)
+    size = RMSTensor(2.0)
+    layers = [(given[f"{2 * i}.weight"], given[f"{2 * i}.bias"]) for i in range(depth)]
+
+    def by_hand() -> torch.Tensor:
+        n = size.norm_size
+        for weight, bias in layers:
+            n = n * weight.norm_size + bias.norm_size
+        return n
+
+    vector = torch.full((len(given),), 1.01, dtype=torch.float64, requires_grad=True)
+
+    def from_one_vector() -> torch.Tensor:
+        return norm_map(size, normed_state_dict=dict(zip(given, vector.unbind(), strict=True))).norm_size
+
+    norm_map = build_norm_map(model, x)
+    maps = {
+        HAND: by_hand,
+        MAP: lambda: norm_map(size, normed_state_dict=given).norm_size,
+        ONE_VECTOR: from_one_vector,
+    }
+    check_equal(maps)
+
+    full = RMSTensor(2.0, backing=x)
+    real_layers = [
+        (_with_backing(w, model[2 * i].weight), _with_backing(b, model[2 * i].bias)) for i, (w, b) in enumerate(layers)
+    ]
+    jitted = thunder.jit(model, transforms=[NormTransform(parameters=given)])
+    real = thunder.jit(model)
+    modes = {
+        EAGER: lambda: _eager(full, real_layers).norm_size,
+        MODE: lambda: jitted(full).norm_size,
+        REAL: lambda: real(x).sum(),
+    }
+    check_equal({HAND: by_hand, EAGER: modes[EAGER], MODE: modes[MODE]})
+    operations = 2 * depth
+    return [
+        *_cases(f"norm map, depth {depth}", maps, HAND, operations, rounds),
+        *_cases(f"normed mode, depth {depth}", modes, REAL, operations, max(3, rounds // 2)),
+    ]
+
+
+def _with_backing(size: NormedTensor, backing: torch.Tensor) -> NormedTensor:
+    return size.finalize(backing.detach())
+
+
+def _eager(x: Any, layers: list[tuple[NormedTensor, NormedTensor]]) -> Any:
+    for weight, bias in layers:
+        x = F.relu(F.linear(x, weight, bias))
+    return x
+
+
+def check_equal(norms: Mapping[str, Callable[[], torch.Tensor]]) -> None:
+    """The same norm is timed.
+
+    Raises:
+        AssertionError: two ways of computing it differ.
+    """
+    values = {name: f().item() for name, f in norms.items()}
+    first = next(iter(values.values()))
+    if any(abs(v - first) > 1e-9 * abs(first) for v in values.values()):
+        raise AssertionError(f"different norms: {values}")
+
+
+def _gpt2(layers: int, rounds: int) -> list[dict[str, Any]]:
+    model, ids = models.gpt2(layers), models.tokens()
+    given = models.given_norms(model)
+    what = f"GPT-2, {layers} layers"
+
+    norm_map = build_norm_map(model, input_ids=ids)
+    started = time.perf_counter()
+    norm_map(input_ids=ids, normed_state_dict=given)
+    built = time.perf_counter() - started
+    operations = count_operations(norm_map.last_program.entry.computation_traces[0])
+
+    def map_size() -> torch.Tensor:
+        return norm_map(input_ids=ids, normed_state_dict=given).logits.norm_size
+
+    jitted = thunder.jit(model, transforms=[NormTransform(parameters=given)])
+    run_normed, real = normed(jitted), thunder.jit(model)
+    modes = {
+        MODE: lambda: run_normed(ids).logits.norm_size,
+        REAL: lambda: real(ids).logits.sum(),
+    }
+    check_equal({MAP: map_size, MODE: modes[MODE]})
+    return [
+        *timing.rows(f"norm map, {what}: first call", timing.Measured({MAP: [built]}), MAP),
+        *_cases(f"norm map, {what}", {MAP: map_size}, MAP, operations, rounds),
+        *_cases(f"normed mode, {what}", modes, REAL, operations, max(3, rounds // 2)),
+    ]
+
+
+def count_operations(trace: Any) -> int:
+    """Operations of the user's program that carry a norm: one composite each."""
+    return sum(1 for bsym in trace.bound_symbols if type(bsym.sym.id).__name__ == "OperationId")
+
+
+def quoted_table(rows_of_suite: list[dict[str, Any]]) -> str:
+    """How many times faster a norm map is than the quoted figures, which were not measured in this process."""
+    lines = [QUOTED["source"]]
+    for what, case in (
+        ("call, as published (formats debug strings)", "forward"),
+        ("forward and backward, without its debug strings", "forward and backward"),
+    ):
+        for depth, seconds in QUOTED[what].items():
+            ours = [r for r in rows_of_suite if r["case"] == f"norm map, depth {depth}: {case}" and r["candidate"] == MAP]
+            if ours:
+                us = ours[0]["median_us"]
+                lines.append(
+                    f"  depth {depth:2}, {what}: {seconds * 1e3:.0f} ms; norm map {us / 1e3:.3f} ms, {seconds * 1e6 / us:.0f} x"
+                )
+    return "\n".join(lines)
