@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from thunder.core.transform_common import Transform
 
 from thunder_norm.subclass import boundary, patches
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
+from thunder_norm.subclass.mutations import check_mutations
 
 
 class SubclassTransform(Transform):
@@ -48,6 +50,8 @@ class SubclassTransform(Transform):
         prologue, computation, epilogue = boundary.lower(acquisition, prologue_trace, computation_trace, epilogue_trace)
         if acquisition.has_wrappers:
             patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors
+            if torch.is_grad_enabled():
+                check_mutations(computation)
             computation = broadcast_scalars(computation)
             return self.transform_lowered(acquisition, (prologue, computation, epilogue))
         return prologue, computation, epilogue

@@ -55,11 +55,12 @@ class Acquisition:
         self.refusal: Exception | None = None  # why this program cannot be traced, even if it catches the error itself
         self.pending: Exception | None = None  # an error met where the interpreter cannot take one; raised at its next call
         self.value_read: Exception | None = None  # what to refuse with if there are wrappers: a tensor's value was asked for
-        self.held: set[int] = set()  # fakes of inner tensors that the program may hold as plain tensors too
+        self._held: dict[int, torch.Tensor] = {}  # fakes that the program may hold as plain tensors
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
         self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
         self._fake_of: dict[str, FakeTensor] = {}
         self._subclass_proxies: dict[int, SubclassProxy] = {}
+        self.bound_leaves: dict[int, tuple[TensorProxy, ...]] = {}  # of each wrapper, as the trace knows them
         self.input_fakes: set[int] = set()
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
         self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
@@ -178,6 +179,14 @@ class Acquisition:
         """Whether some other known fake is a view of the same storage."""
         storage = fake.untyped_storage()._cdata
         return any(other is not fake and other.untyped_storage()._cdata == storage for other, _ in list(self._proxy_of.values()))
+
+    def hold(self, fake: torch.Tensor) -> None:
+        """The program got hold of `fake` as a plain tensor."""
+        self._held[id(fake)] = fake
+
+    def is_held(self, fake: torch.Tensor) -> bool:
+        """Whether the program may hold `fake` as a plain tensor; Thunder would not see it change."""
+        return id(fake) in self._held
 
     def subclass_proxy(self, fake: torch.Tensor) -> SubclassProxy | None:
         """The SubclassProxy made for this fake wrapper, if there is one."""

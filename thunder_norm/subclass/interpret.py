@@ -10,7 +10,6 @@ from typing import Any
 import thunder.torch as ltorch
 import torch
 from thunder.core import devices, dtypes
-from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import (
     ProvenanceRecord,
     PseudoInst,
@@ -330,7 +329,7 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
         proxy = acquisition.proxy_of(value)
         if proxy is None:
             raise UnsupportedOpError("an attribute holds a tensor that __tensor_flatten__ does not name")
-        acquisition.held.add(id(value))
+        acquisition.hold(value)
         return proxy
     return devices.to_device(value) if isinstance(value, torch.device) else value  # as Thunder shows plain tensors' devices
 
@@ -491,8 +490,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
 def _check_requires_grad(x: torch.Tensor) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         requires_grad = x.requires_grad
-    cd = get_compile_data()
-    if requires_grad and (cd is None or cd.is_grad_enabled):
+    if requires_grad and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region of the program first
         raise UnsupportedSubclassError(
             with_details(
                 f"a {type(x).__qualname__} that requires grad itself is an input of the jitted function",

@@ -118,7 +118,7 @@ class Recorder(TorchDispatchMode):
         why = None
         if id(target) in self.acquisition.input_fakes or not isinstance(target, FakeTensor):
             why = "it is an input of the jitted function"
-        elif id(target) in self.acquisition.held:
+        elif self.acquisition.is_held(target):
             why = "the program also holds it as a plain tensor"
         elif self.acquisition.shares_storage_with_another(target) or self._is_aliased_in_log(target):
             why = "another tensor is a view of it, or it is a view of another tensor"

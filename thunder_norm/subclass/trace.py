@@ -66,6 +66,7 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
             acquisition.bind(fake, leaf, is_input=True)
         leaves.append(acquisition.proxy_of(fake))
     acquisition.input_specs[id(proxy.fake)] = spec
+    acquisition.bound_leaves[id(proxy.fake)] = tuple(leaves)
     _append_top_level(FLATTEN.bind(proxy, output=tuple(leaves)))
 
 
@@ -80,7 +81,8 @@ def write_leaf(acquisition: Acquisition, name: str, fakes: Sequence[torch.Tensor
 def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> SubclassProxy:
     """The proxy of a wrapper found inside another one (nested wrappers share their leaves)."""
     proxy = acquisition.register(SubclassProxy(fake, acquisition))
-    _append_top_level(UNFLATTEN.bind(*leaf_proxies(acquisition, fake), output=proxy))
+    leaves = acquisition.bound_leaves[id(fake)] = leaf_proxies(acquisition, fake)
+    _append_top_level(UNFLATTEN.bind(*leaves, output=proxy))
     return proxy
 
 
@@ -131,11 +133,18 @@ def write(acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorde
     returned = [x for x in _tensors(result) if id(x) not in before or not is_wrapper(x)]
     outputs = _unique(leaf for x in [*returned, *mutated, *(x for x, _ in before.values())] for leaf in _leaves(x))
     emit_composite(acquisition, name, log, outputs)
-    for x, leaves in before.values():
-        proxy = acquisition.subclass_proxy(x)
-        if proxy is not None and tuple((id(t), id(acquisition.proxy_of(t))) for t in _leaves(x)) != leaves:
-            _append_top_level(REBIND.bind(proxy, *leaf_proxies(acquisition, x), output=None))
+    if mutated or any(r.is_in_place for r in log):
+        _rebind(acquisition)
     return _to_proxies(acquisition, result)
+
+
+def _rebind(acquisition: Acquisition) -> None:
+    """Tell the trace of every wrapper, also those that share inner tensors, which proxies its leaves are now."""
+    for proxy in acquisition.subclass_proxies():
+        leaves = leaf_proxies(acquisition, proxy.fake)
+        if any(p is not q for p, q in zip(acquisition.bound_leaves[id(proxy.fake)], leaves, strict=True)):
+            acquisition.bound_leaves[id(proxy.fake)] = leaves
+            _append_top_level(REBIND.bind(proxy, *leaves, output=None))
 
 
 def emit_composite(
@@ -245,6 +254,7 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
         known = acquisition.subclass_proxy(result)
         return known if known is not None else open_inner_wrapper(acquisition, result)
     if isinstance(result, torch.Tensor):
+        acquisition.hold(result)
         proxy = acquisition.proxy_of(result)
         return proxy if proxy is not None else _constant_result(acquisition, result)
     if type(result).__module__ == "torch.return_types":

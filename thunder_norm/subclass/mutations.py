@@ -1,0 +1,91 @@
+"""In-place operations on plain tensors, in programs with wrappers that are to be differentiated.
+
+Thunder 0.2.6 differentiates some of them wrongly without a word: ``z = p * 2; z.mul_(q); (z * z).sum()`` loses q's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from thunder.core import dtypes, prims
+from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+
+
+def check_mutations(trace: TraceCtx) -> None:
+    """Refuse in-place operations that take part in what is differentiated; updates of buffers that end there may stay.
+
+    Raises:
+        UnsupportedOpError: the target or the new value of an in-place operation depends on an input that requires grad.
+    """
+    inputs = [p for p in trace.args if isinstance(p, TensorProxy)]
+    active = {p.name for p in inputs if p.requires_grad}
+    buffers = {p.name for p in inputs} - active
+    for position, bsym in enumerate(trace.bound_symbols):
+        if not active or bsym.sym.id == prims.PrimIDs.RETURN:
+            return
+        _propagate(bsym, active)
+        for value, target, result in _copies(bsym):
+            if {value.name, target.name, result.name}.isdisjoint(active):
+                continue
+            is_buffer = _origin(target, trace.bound_symbols[:position]) in buffers
+            if not is_buffer or _is_used({target.name, result.name}, trace.bound_symbols[position + 1 :]):
+                _refuse(bsym)
+
+
+def _propagate(bsym: BoundSymbol, active: set[str]) -> None:
+    """Add to `active` the results of `bsym` that depend differentiably on a tensor in it."""
+    for sub in bsym.subsymbols:
+        _propagate(sub, active)
+    if bsym.subsymbols or bsym.sym.name == "detach" or active.isdisjoint(p.name for p in bsym.flat_proxy_args):
+        return
+    for p in bsym.flat_proxy_outs:
+        if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype) and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags:
+            active.add(p.name)
+
+
+def _copies(bsym: BoundSymbol) -> Iterator[tuple[TensorProxy, TensorProxy, TensorProxy]]:
+    """(new value, target, result) of each copy into a tensor inside `bsym`."""
+    if bsym.sym.id == prims.PrimIDs.COPY_:
+        yield bsym.args[0], bsym.args[1], bsym.output
+    for sub in bsym.subsymbols:
+        yield from _copies(sub)
+
+
+def _origin(target: TensorProxy, earlier: Sequence[BoundSymbol]) -> str:
+    """The name `target` had before the aliases that earlier in-place operations made."""
+    name = target.name
+    for bsym in reversed(earlier):
+        if bsym.sym.id == prims.PrimIDs.UPDATE_ALIASES:
+            renamed = {new.name: old.name for old, new in zip(bsym.args[0], bsym.output, strict=True)}
+        else:
+            renamed = {result.name: old.name for _, old, result in _copies(bsym)}
+        name = renamed.get(name, name)
+    return name
+
+
+def _is_used(names: set[str], later: Sequence[BoundSymbol]) -> bool:
+    """Whether a tensor of one of the `names` is read, or returned to the program."""
+    for bsym in later:
+        args = bsym.args[0]["output"] if bsym.sym.id == prims.PrimIDs.RETURN else bsym.flat_proxy_args
+        if names.isdisjoint(p.name for p in args if isinstance(p, TensorProxy)):
+            continue
+        if bsym.sym.id != prims.PrimIDs.UPDATE_ALIASES:
+            return True
+        names = names | {p.name for p in bsym.flat_proxy_outs}
+    return False
+
+
+def _refuse(bsym: BoundSymbol) -> None:
+    line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
+    raise UnsupportedOpError(
+        with_details(
+            f"in-place {bsym.sym.name} on a plain tensor, in a differentiated program with wrapper subclasses",
+            at=f"{bsym.source_filename}:{line}",
+            why="Thunder's gradients of in-place operations are not reliable",
+            instead="use the out-of-place operation, or torch.no_grad()",
+        )
+    )
