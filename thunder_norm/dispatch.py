@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
 from thunder_norm import conversions
-from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
 
 Mode = Literal["bound", "typical", "modula"]
@@ -580,6 +580,8 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         prepared = rule.prepare(bound)
         result = rule.fn(*prepared.args, **prepared.kwargs)
+    except NormMapKeyError:  # a parameter's name is not the operation's affair
+        raise
     except NormMismatchError as e:
         raise NormMismatchError(
             with_details(f"{op_name(func)}: {e}", called_with=_describe_call(args, kwargs), at=_environment.get().user_location())

@@ -39,6 +39,11 @@ class DynamicDims:
         """The dynamic dimensions, each once."""
         return list(dict.fromkeys(name for dims in self.by_leaf.values() for name in dims.values()))
 
+    def without(self, position: int, t: torch.Tensor) -> tuple[int | None, ...]:
+        """The shape of argument number `position`, with None for dynamic dimensions."""
+        dims = self.by_leaf.get(position, {})
+        return tuple(None if d in dims else size for d, size in enumerate(t.shape))
+
     def sizes(self, leaves: Sequence[Any], examples: Sequence[Any]) -> dict[str, int]:
         """The sizes of the dynamic dimensions in a call.
 
@@ -69,7 +74,9 @@ class DynamicDims:
             )
         for d, name in dims.items():
             if sizes.setdefault(name, leaf.shape[d]) != leaf.shape[d]:
-                raise NormMismatchError(f"dynamic dimension {name!r} is {sizes[name]} in one argument and {leaf.shape[d]} in another")
+                raise NormMismatchError(
+                    f"dynamic dimension {name!r} is {sizes[name]} in one argument and {leaf.shape[d]} in another"
+                )
 
     def variants(self, inputs: Sequence[Any]) -> Iterator[Variant]:
         """For each dynamic dimension, the inputs with that dimension one larger."""
@@ -102,16 +109,18 @@ def parse_dynamic_shapes(
         return DynamicDims()
     by_argument = _by_argument(model, args, kwargs, dynamic_shapes)
     found: dict[int, dict[int, str]] = {}
+    left = dict(enumerate(leaves))  # one tensor may be several arguments
     for value, shapes in by_argument:
-        if shapes is None:
-            continue
-        tensors = [t for t in tree_flatten(value)[0]]
-        per_tensor = [shapes] if isinstance(value, torch.Tensor) else tree_flatten(shapes, is_leaf=_is_dims)[0]
-        if len(per_tensor) != len(tensors):
+        flat = tree_flatten(value)[0]
+        per_leaf = [None] * len(flat) if shapes is None else [shapes]
+        if shapes is not None and not isinstance(value, torch.Tensor):
+            per_leaf = tree_flatten(shapes, is_leaf=_is_dims)[0]
+        if len(per_leaf) != len(flat) or not all(map(_is_dims, per_leaf)):
             raise NormMismatchError("dynamic_shapes do not have the structure of the example arguments")
-        for t, dims in zip(tensors, per_tensor, strict=True):
+        for t, dims in zip(flat, per_leaf, strict=True):
+            position = next(i for i, leaf in left.items() if leaf is t)
+            del left[position]
             if dims:
-                position = next(i for i, leaf in enumerate(leaves) if leaf is t)
                 found[position] = _dims_of(t, dims)
     return DynamicDims(found)
 
@@ -133,13 +142,15 @@ def _by_argument(model: Callable, args: tuple, kwargs: dict, dynamic_shapes: Any
         unknown = set(dynamic_shapes) - set(flat)
         if unknown:
             raise NormMismatchError(f"dynamic_shapes names {sorted(unknown)}, the arguments are {sorted(flat)}")
-        return [(flat[name], shapes) for name, shapes in dynamic_shapes.items()]
+        return [(value, dynamic_shapes.get(name)) for name, value in flat.items()]
     if not isinstance(dynamic_shapes, list | tuple) or len(dynamic_shapes) != len(args):
         raise NormMismatchError(f"dynamic_shapes must be a dict by name, or have one entry for each of the {len(args)} arguments")
     return list(zip(args, dynamic_shapes, strict=True))
 
 
-def _dims_of(t: torch.Tensor, dims: Mapping[int, Any]) -> dict[int, str]:
+def _dims_of(t: Any, dims: Mapping[int, Any]) -> dict[int, str]:
+    if not isinstance(t, torch.Tensor):
+        raise NormMismatchError(f"dynamic_shapes: {type(t).__name__} has no dimensions")
     found = {}
     for d, name in dims.items():
         if not isinstance(d, int) or not -t.ndim <= d < t.ndim:

@@ -18,12 +18,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from thunder_norm import norm_map_trace
 from thunder_norm.dispatch import Mode, check_mode
 from thunder_norm.dynamic_shapes import DynamicDims, parse_dynamic_shapes
-from thunder_norm.errors import NormMapKeyError, NormMismatchError, ThunderNormError, with_details
+from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
 from thunder_norm.higher_order import RunCompiled, Scalars
 from thunder_norm.normed_mode import normed
 from thunder_norm.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.sizes import Sizes
-from thunder_norm.tensors import NormedTensor, describe
+from thunder_norm.tensors import NormedTensor
 
 
 def build_norm_map(
@@ -52,10 +52,13 @@ def build_norm_map(
 
     Raises:
         NormMismatchError: dynamic_shapes do not fit the arguments, or an unknown mode or policy.
+        NormMapKeyError: `parameters` names a parameter the model does not have.
     """
     leaves, spec = tree_flatten((example_args, example_kwargs))
     dims = parse_dynamic_shapes(model, example_args, example_kwargs, dynamic_shapes, leaves)
     policy = None if parameters is None else check_policy(parameters)
+    if isinstance(policy, Mapping):
+        check_names(policy, model, "build_norm_map(parameters=...)")
     return NormMap(model, leaves, spec, dims, policy, check_mode(mode))
 
 
@@ -92,10 +95,12 @@ class NormMap:
             raise NormMismatchError(
                 with_details("arguments differ in structure from the example arguments", expected=self.example_spec, got=spec)
             )
-        given = None if normed_state_dict is None else Sizes(normed_state_dict.values())
+        sizes = self.dynamic_dims.sizes(leaves, self.example_leaves)
+        norms = self._norms_in_call(normed_state_dict)
+        given = Sizes(norms.values())
         key = (
-            tuple(map(_signature, leaves, self.example_leaves)),
-            None if normed_state_dict is None or given is None else (tuple(normed_state_dict), given.signature),
+            tuple(map(self._signature, range(len(leaves)), leaves)),
+            (normed_state_dict is None, tuple(norms), given.signature),
             torch.is_grad_enabled(),
         )
         if self._last is None or key != self._last_key:
@@ -103,7 +108,32 @@ class NormMap:
                 self._programs[key] = self._acquire(leaves, normed_state_dict)
             self._last, self._last_key = self._programs[key], key
         self._last_call = leaves, normed_state_dict
-        return self._last(leaves, given, self.dynamic_dims.sizes(leaves, self.example_leaves))
+        return self._last(leaves, given, sizes)
+
+    def _norms_in_call(self, normed_state_dict: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The norms given for parameters, in this call and when the norm map was built."""
+        if isinstance(self.parameters, Mapping):
+            return {**self.parameters, **(normed_state_dict or {})}
+        return normed_state_dict or {}
+
+    def _signature(self, position: int, value: Any) -> Any:
+        """What a program relies on about one argument, besides its norm."""
+        if isinstance(value, NormedTensor):
+            d = value.perturbation_size
+            dims = value.elem_dims
+            if not value.finalized and isinstance(example := self.example_leaves[position], torch.Tensor):
+                dims = value._canonical(value.default_elem_dims(example.ndim) if dims is None else dims, example.ndim)
+            return (
+                type(value),
+                dims,
+                value.norm_size.requires_grad,
+                value.norm_size.device,
+                None if d is None else d.requires_grad,
+            )
+        if isinstance(value, torch.Tensor):
+            shape = self.dynamic_dims.without(position, value)
+            return ("plain", value.dtype, value.requires_grad, value.device, shape)
+        return type(value), value
 
     @property
     def last_trace(self) -> Any:
@@ -134,7 +164,12 @@ class NormMap:
 
     def placeholders(self, leaves: list[Any]) -> list[Any]:
         """The arguments over backings without memory, on the device of the model's parameters."""
-        return [norm_map_trace.placeholder(leaf, e, self.model) for leaf, e in zip(leaves, self.example_leaves, strict=True)]
+        found: list[Any] = []
+        for leaf, example in zip(leaves, self.example_leaves, strict=True):
+            x = norm_map_trace.placeholder(leaf, example, self.model)
+            is_repeated = isinstance(x, torch.Tensor) and any(x is y for y in found)
+            found.append(x.view_as(x) if is_repeated else x)  # the next call may give two tensors
+        return found
 
     def _acquire(self, leaves: list[Any], normed_state_dict: Mapping[str, Any] | None) -> Program:
         policy = self.given(normed_state_dict)
@@ -160,22 +195,18 @@ class NormMap:
             NormMapKeyError: a name the model does not have.
             NormMismatchError: a norm of another shape than the parameter.
         """
-        is_module = isinstance(self.model, torch.nn.Module)
-        fallback = self.parameters
-        explicit: dict[str, Any] = dict(fallback) if isinstance(fallback, Mapping) else {}
+        norms = self._norms_in_call(normed_state_dict)
         if normed_state_dict is not None:
-            if not is_module:
-                raise NormMapKeyError(f"normed_state_dict given, but {describe(self.model)} is not a module")
             check_names(normed_state_dict, self.model, "normed_state_dict")
-            names = tensor_names(self.model)
-            for name, value in normed_state_dict.items():
-                if isinstance(value, NormedTensor) and value.finalized and value.shape != names[name].shape:
-                    raise NormMismatchError(
-                        f"normed_state_dict[{name!r}] has shape {list(value.shape)}, the model's has {list(names[name].shape)}"
-                    )
-            explicit.update(normed_state_dict)
-        otherwise = fallback if isinstance(fallback, str) else "required" if normed_state_dict is not None else "measured"
-        return norm_map_trace.Given(explicit, otherwise, tuple(normed_state_dict or ()))
+        names = tensor_names(self.model) if isinstance(self.model, torch.nn.Module) else {}
+        for name, value in norms.items():
+            if isinstance(value, NormedTensor) and value.finalized and value.shape != names[name].shape:
+                raise NormMismatchError(
+                    f"normed_state_dict[{name!r}] has shape {list(value.shape)}, the model's has {list(names[name].shape)}"
+                )
+        policy = self.parameters
+        otherwise = policy if isinstance(policy, str) else "required" if normed_state_dict is not None else "measured"
+        return norm_map_trace.Given(norms, otherwise, tuple(norms))
 
 
 @dataclass
@@ -195,7 +226,7 @@ class Program:
         run = normed(jitted)
 
         args, kwargs = tree_unflatten(inputs, spec)
-        entry, static = norm_map_trace.capture(jitted, lambda: run(*args, **kwargs), lambda: transform.plan)
+        entry, static = norm_map_trace.capture(jitted, lambda: run(*args, **kwargs), transform.planned)
         return Program(entry, transform.plan, static, Scalars.of(entry))
 
     @property
@@ -233,19 +264,3 @@ class Program:
             result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
         with norm_map_trace.sizes_of_call(sizes):
             return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)
-
-
-def _signature(value: Any, example: Any) -> Any:
-    """What a program relies on about one argument, besides its norm."""
-    if isinstance(value, NormedTensor):
-        d = value.perturbation_size
-        return (
-            type(value),
-            value.elem_dims,
-            value.norm_size.requires_grad,
-            value.norm_size.device,
-            None if d is None else d.requires_grad,
-        )
-    if isinstance(value, torch.Tensor):
-        return ("plain", value.dtype, value.requires_grad, value.device, value.shape)
-    return value

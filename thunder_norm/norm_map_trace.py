@@ -74,11 +74,9 @@ def placeholder(leaf: Any, example: Any, model: Callable) -> Any:
 
 
 def _device(example: torch.Tensor, model: Callable) -> torch.device:
-    """Where the program runs: with the parameters, unless there are none."""
-    if isinstance(model, torch.nn.Module):
-        for t in tensor_names(model).values():
-            return t.device
-    return example.device
+    """Where the program runs: with the parameters, if they are all elsewhere."""
+    devices = [t.device for t in tensor_names(model).values()] if isinstance(model, torch.nn.Module) else []
+    return example.device if example.device in devices or not devices else devices[0]
 
 
 @dataclass
@@ -160,6 +158,16 @@ class NormMapTransform(NormTransform):
         self._given = given
         self._inputs = list(inputs)
         self.plan: Plan
+
+    def planned(self) -> Plan:
+        """What the acquired program is.
+
+        Raises:
+            NormMismatchError: no NormedTensor was met in it.
+        """
+        if not hasattr(self, "plan"):
+            raise NormMismatchError("nothing in the model has a norm: give a NormedTensor for one of its arguments")
+        return self.plan
 
     def transform_module(self, model: ThunderModule) -> None:
         """Remember the module; names were checked by the norm map."""

@@ -116,21 +116,24 @@ def tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
     return {name: tuple(groups[id(t)]) for name, t in names.items()}
 
 
-def check_names(mapping: Mapping[str, Any], model: torch.nn.Module, what: str) -> None:
+def check_names(mapping: Mapping[str, Any], model: Any, what: str) -> None:
     """Refuse names the model does not have.
 
     Raises:
-        NormMapKeyError: lists the unknown names and those that are close to them.
+        NormMapKeyError: lists the unknown names and those that are close to them; or there is no module.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise NormMapKeyError(f"{what} given, but {describe(model)} is not a module")
     names = tensor_names(model)
     unknown = [name for name in mapping if name not in names]
     if unknown:
         import difflib
 
         close = sorted({c for name in unknown for c in difflib.get_close_matches(name, names, n=2)})
+        noun = "a parameter or buffer" if len(unknown) == 1 else "parameters or buffers"
         raise NormMapKeyError(
             with_details(
-                f"{what} names {'a parameter or buffer' if len(unknown) == 1 else 'parameters or buffers'} the model does not have",
+                f"{what} names {noun} the model does not have",
                 unknown=", ".join(map(repr, unknown)),
                 did_you_mean=", ".join(map(repr, close)) or None,
                 model=f"{type(model).__name__} with {len(names)} parameters and buffers",
@@ -278,7 +281,9 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     default = source_kind.default_elem_dims(source.ndim)
     result: Any = None
     for order in dict.fromkeys((default, default[::-1])):  # a transposed matrix wants (in, out) of its source
-        lifted = tree_map(lambda v, o=order: dispatch.lift(v, source_kind, o) if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        lifted = tree_map(
+            lambda v, o=order: dispatch.lift(v, source_kind, o) if isinstance(v, torch.Tensor) else v, (args, kwargs)
+        )
         result = dispatch.run_registered(derived.fn, *lifted)
         result = result if derived.index is None else result[derived.index]
         if isinstance(result, wanted) and result.elem_dims == dims:

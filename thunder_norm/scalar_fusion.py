@@ -230,7 +230,7 @@ def as_function_of_floats(trace: TraceCtx) -> Callable | None:
         if bsym.sym.id in (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL) or bsym.sym.name == "clear_mutable_collection":
             continue
         if bsym.sym.id == prims.PrimIDs.UNPACK_SEQUENCE:
-            lines.append(f"    {_names(bsym.output)} = {bsym.args[0].name}")
+            lines.append(f"    {_targets(bsym.output)} = {bsym.args[0].name}")
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             lines.append(f"    return {_names(bsym.args if len(bsym.args) > 1 else bsym.args[0])}")
         elif _expression(bsym) is not None:
@@ -251,6 +251,13 @@ def _names(tree: Any) -> str:
     if isinstance(tree, tuple | list):
         return "(" + "".join(_names(v) + ", " for v in tree) + ")"
     return tree.name if isinstance(tree, Proxy) else repr(tree)
+
+
+def _targets(tree: Any) -> str:
+    """A nested structure of proxies as the left side of an assignment; what is not used there (None) goes nowhere."""
+    if isinstance(tree, tuple | list):
+        return "(" + "".join(_targets(v) + ", " for v in tree) + ")"
+    return tree.name if isinstance(tree, Proxy) else "_"
 
 
 def _statement(bsym: BoundSymbol) -> str:

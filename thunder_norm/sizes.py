@@ -42,7 +42,7 @@ class Sizes:
             elem_dims = tuple([v.elem_dims if kind else None for kind, v in pairs])
         given = [d for d in self.perturbation_sizes if d is not None]
         perturbed = tuple([d is not None for d in self.perturbation_sizes]) if given else ()
-        self.signature = (kinds, elem_dims, *_metadata(self.norm_sizes), perturbed, *_metadata(given))
+        self.signature = (kinds, elem_dims, *_metadata(self.norm_sizes), perturbed, *_metadata(given), _shapes(kinds, values))
 
     def are_scalars(self) -> bool:
         """Whether all sizes are 0-dim float64 tensors: so they are made, but nothing keeps attributes from being set."""
@@ -59,6 +59,12 @@ def _sizes(values: Sequence[Any]) -> Sequence[torch.Tensor]:
 
 def _are_scalars(tensors: Sequence[torch.Tensor]) -> bool:
     return {NORM_DTYPE}.issuperset(map(_dtype, tensors)) and {0}.issuperset(map(_ndim, tensors))
+
+
+def _shapes(kinds: Sequence[type | None], values: Sequence[Any]) -> tuple:
+    """Shapes of the backings, if there are any."""
+    backings = [v.backing if kind else None for kind, v in zip(kinds, values, strict=True)]
+    return tuple([None if b is None else b.shape for b in backings]) if any([b is not None for b in backings]) else ()
 
 
 def _metadata(scalars: Sequence[torch.Tensor]) -> tuple[tuple, tuple]:
