@@ -133,6 +133,9 @@ class EagerEnvironment(dispatch.Environment):
 
     def note(self, func: Callable, out: NormedTensor) -> None:
         """Remember the operation, its module and the user's line."""
+        if self.perturbed and out.perturbation_size is not None:
+            # an operation of sensitivity 1 hands on its argument's: a node of its own, to tell this result from the argument
+            out.perturbation_size = out.perturbation_size.clone()
         self.noted.append(Noted(func, self.module_path[-1], user_line() or "", out))
 
     def user_location(self) -> str | None:
