@@ -8,6 +8,7 @@ own formula.
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,26 +17,24 @@ import thunder.torch as ltorch
 import torch
 from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
-
 from thunder.core.trace import get_tracectx
-from thunder.core.transforms import augmented_forward_impls, backward_impls
-from thunder.extend import OperatorExecutor
 from thunder.torch import _torch_to_thunder_function_map as torch_to_thunder
-
+from thunder.torch.default_torch_ops import torch_auto_registered_ops
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import location_of_user
+from thunder_norm.subclass.fallback import fallback
 from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded
-
-# Runs the operations Thunder has no symbol for.  Never in an executor list: only what is written here carries it.
-fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")
+from thunder_norm.subclass.signatures import arguments_for
 
 aten = torch.ops.aten
 
 
-def emit(recorded: Recorded, to_proxy: Callable[[torch.Tensor], TensorProxy]) -> tuple[TensorProxy, ...]:
-    """Write one recorded operation into the current trace; returns a proxy for each of its output tensors.
+def emit(
+    recorded: Recorded, to_proxy: Callable[[torch.Tensor], TensorProxy], used: tuple[bool, ...]
+) -> tuple[TensorProxy | None, ...]:
+    """Write one recorded operation into the current trace; returns a proxy for each of its output tensors marked in `used`.
 
     Raises:
         UnsupportedOpError: the operation cannot be represented (a large constant, a random operation Thunder does not know).
@@ -57,8 +56,9 @@ def emit(recorded: Recorded, to_proxy: Callable[[torch.Tensor], TensorProxy]) ->
                 why="Thunder has no symbol for it, and running it again in the backward would draw other numbers",
             )
         )
-    outputs = fallback(recorded.func)(*args, **kwargs)
-    return tuple(v for v in tree_flatten(outputs)[0] if isinstance(v, TensorProxy))
+    kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT}
+    outputs = iter(fallback(recorded.func, used)(*args, **kwargs))
+    return tuple(next(outputs) if u else None for u in used)
 
 
 def _is_identity(func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...]) -> bool:
@@ -124,23 +124,49 @@ def _same_metadata(proxy: TensorProxy, fake: torch.Tensor) -> bool:
 
 def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Callable, tuple, dict]]:
     """Thunder callables that may mean the same, best first."""
-    if not isinstance(func, torch._ops.OpOverload):
-        symbol = torch_to_thunder.get(func) or _of_method(func)
-        if symbol is not None:
-            yield symbol, args, kwargs
+    if torch.is_grad_enabled() and (_name(func) in _WITHOUT_GRADIENT or "rounding_mode" in kwargs or _is_complex((args, kwargs))):
         return
-    kwargs = {k: v for k, v in kwargs.items() if v is not None and k not in ("layout", "pin_memory", "memory_format", "implicit")}
     special = _SPECIAL.get(func)
     if special is not None:
-        yield special, args, kwargs
+        yield special, args, {k: v for k, v in kwargs.items() if v is not None and k not in _HOW_NOT_WHAT}
+        return
+    if not isinstance(func, torch._ops.OpOverload):
+        symbol = torch_to_thunder.get(func) or _of_method(func)
+        if symbol is not None and func not in _auto_registered():
+            yield symbol, args, kwargs
         return
     if func.namespace != "aten":
         return
-    name = func.overloadpacket.__name__
     for namespace in (torch, torch.nn.functional, torch.Tensor, torch.special):
-        symbol = torch_to_thunder.get(getattr(namespace, name, None)) if hasattr(namespace, name) else None
-        if symbol is not None:
-            yield symbol, args, kwargs
+        function = getattr(namespace, _name(func), None)
+        symbol = torch_to_thunder.get(function)
+        arguments = None if symbol is None or function in _auto_registered() else arguments_for(symbol, func, args, kwargs)
+        if arguments is not None:
+            yield symbol, *arguments
+
+
+_HOW_NOT_WHAT = ("layout", "pin_memory", "memory_format", "implicit")
+
+# Thunder's symbols that have no gradient, or a wrong one (prod at zero, the values of index_put).
+_WITHOUT_GRADIENT = frozenset(
+    "flip fliplr flipud index_add index_put lerp prod remainder __mod__ __rmod__ round trunc fix".split()
+)
+
+
+def _is_complex(tree: Any) -> bool:
+    """Whether complex numbers take part: Thunder's gradients forget to conjugate."""
+    leaves = tree_flatten(tree)[0]
+    return any(isinstance(v, complex) or (isinstance(v, TensorProxy) and dtypes.is_complex_dtype(v.dtype)) for v in leaves)
+
+
+def _name(func: Callable) -> str:
+    return func.overloadpacket.__name__ if isinstance(func, torch._ops.OpOverload) else getattr(func, "__name__", "")
+
+
+@functools.cache
+def _auto_registered() -> frozenset:
+    """The functions Thunder takes from torch as they are: `fallback` does the same, with all gradients."""
+    return frozenset(itertools.chain(*torch_auto_registered_ops.values()))
 
 
 def _of_method(func: Callable) -> Callable | None:
@@ -204,6 +230,20 @@ def _convolution(a, weight, bias, stride, padding, dilation, transposed, output_
     return ltorch.convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
+def _minimum(a: TensorProxy, b: TensorProxy) -> TensorProxy:
+    if not torch.is_grad_enabled() or not (dtypes.is_float_dtype(a.dtype) and dtypes.is_float_dtype(b.dtype)):
+        return ltorch.minimum(a, b)
+    return ltorch.neg(ltorch.maximum(ltorch.neg(a), ltorch.neg(b)))  # which has a gradient
+
+
+def _copy(a: TensorProxy, value: TensorProxy, non_blocking: bool = False) -> TensorProxy:
+    return ltorch.expand(ltorch.to(value, a.device, a.dtype, copy=True), tuple(a.shape))
+
+
+def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False) -> TensorProxy:
+    return ltorch.embedding(indices, weight, None if padding_idx < 0 else padding_idx, None, 2.0, scale_grad_by_freq, sparse)
+
+
 def _detach(a: TensorProxy) -> TensorProxy:
     detached = prims.shallow_copy(a)
     detached.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
@@ -230,6 +270,10 @@ _SPECIAL: dict[Any, Callable] = {
     aten.ones_like.default: lambda a, *, dtype=None, device=None: _full_like(a, 1, dtype=dtype, device=device),
     aten.zeros_like.default: lambda a, *, dtype=None, device=None: _full_like(a, 0, dtype=dtype, device=device),
     aten.full_like.default: _full_like,
+    aten.minimum.default: lambda a, b: _minimum(a, b),
+    torch.minimum: lambda a, b: _minimum(a, b),
+    aten.copy.default: _copy,
+    aten.embedding.default: _embedding,
     aten.amax.default: lambda a, dim=(), keepdim=False: ltorch.amax(a, tuple(dim) or None, keepdim),
     aten.amin.default: lambda a, dim=(), keepdim=False: ltorch.amin(a, tuple(dim) or None, keepdim),
     aten.mean.dim: lambda a, dim, keepdim=False, *, dtype=None: ltorch.mean(a, tuple(dim or ()) or None, keepdim, dtype=dtype),
@@ -237,55 +281,3 @@ _SPECIAL: dict[Any, Callable] = {
         a, tuple(dim or ()) or None, keepdim, dtype=dtype
     ),
 }
-
-
-# -- fallback ---------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def fallback(func: Callable) -> Any:
-    """One opaque primitive for `func`: torch runs it, torch's own formula differentiates it."""
-    call = _with_torch_types(func)
-    name = _fallback_name(func)
-    symbol = fallback_executor.register_operator(name, meta=_with_plain_outputs(ltorch.meta_adaptor(func)), fn=call)
-    augmented_forward_impls[symbol.id] = ltorch.augmented_forward_adaptor(symbol)
-    backward_impls[symbol.id] = fallback_executor.register_operator(
-        f"{name}_vjp", meta=ltorch.backward_adaptor(call), fn=functools.partial(ltorch._vjp_impl, call)
-    )
-    return symbol
-
-
-def _fallback_name(func: Callable) -> str:
-    if isinstance(func, torch._ops.OpOverload):
-        return str(func).replace(".", "_").replace("::", "_")
-    if func.__name__ == "__get__":  # a property of torch.Tensor
-        return f"Tensor_get_{func.__self__.__name__}"
-    owner = getattr(func, "__module__", None) or "Tensor"  # methods written in C have no module
-    return f"{owner}_{func.__name__}".replace(".", "_")
-
-
-def _with_plain_outputs(meta: Callable) -> Callable:
-    """Lists become tuples, numbers stay numbers: what a bound symbol may return."""
-
-    @functools.wraps(meta)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        result = meta(*args, **kwargs)
-        return tuple(result) if isinstance(result, list) else result
-
-    return wrapped
-
-
-def _with_torch_types(func: Callable) -> Callable:
-    """`func` taking Thunder's dtypes and devices too: only the computation trace has them translated, the backward has not."""
-
-    def to_torch(value: Any) -> Any:
-        if isinstance(value, dtypes.dtype):
-            return dtypes.to_torch_dtype(value)
-        return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
-
-    @functools.wraps(func, assigned=("__name__", "__doc__"), updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = func(*tree_map(to_torch, args), **tree_map(to_torch, kwargs))
-        return tuple(result) if isinstance(result, list) else result
-
-    return call

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from thunder.core import prims
-from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.codeutils import SigInfo
+from thunder.core.dtypes import to_torch_dtype
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
-from thunder.core.codeutils import SigInfo
-from thunder.core.dtypes import to_torch_dtype
 from thunder.extend import OperatorExecutor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
@@ -132,7 +132,7 @@ def lower(acquisition: Acquisition, prologue: TraceCtx, computation: TraceCtx, e
     _note_origins(acquisition, computation, leaves)
     new_computation = _lower_computation(computation, inner, leaves)
     new_prologue = _lower_prologue(acquisition, prologue, inner, leaves, new_computation)
-    new_epilogue = None if epilogue is None else _lower_epilogue(epilogue, inner)
+    new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner))
     return new_prologue, new_computation, new_epilogue
 
 
@@ -368,6 +368,31 @@ def _lower_epilogue(trace: TraceCtx, inner: Inner) -> TraceCtx:
     new.bound_symbols = [*unpacks, *body, *rest]
     _bind_arguments(new, "epilogue", [a for a in arguments if all(a is not q for q in trace.args)])
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
+    return new
+
+
+def _with_structs(trace: TraceCtx) -> TraceCtx:
+    """The epilogue with ``torch.return_types`` made by operators: Thunder prints them in a form that does not run."""
+    returned = trace.bound_symbols[-1]
+    makers: list[BoundSymbol] = []
+
+    def convert(value: Any) -> Any:
+        if type(value).__module__ == "torch.return_types":
+            made = AnyProxy(value)
+            cls = type(value)
+            make = _bindable(f"{cls.__name__}_{next(_counter)}", lambda *values: cls(values))
+            makers.append(make(*(convert(v) for v in value), output=made))
+            return made
+        if type(value) in (list, tuple):
+            return type(value)(convert(v) for v in value)
+        return {k: convert(v) for k, v in value.items()} if type(value) is dict else value
+
+    with tracectx(trace):
+        converted = tuple(convert(a) for a in returned.args)
+    if not makers:
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = [*trace.bound_symbols[:-1], *makers, returned.from_bsym(args=converted)]
     return new
 
 

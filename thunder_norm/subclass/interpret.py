@@ -9,6 +9,7 @@ from typing import Any
 
 import thunder.torch as ltorch
 import torch
+import torch.utils.checkpoint
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     ProvenanceRecord,
@@ -66,6 +67,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     if isinstance(fn, type):
         return _operation(acquisition, fn) if is_wrapper_class(fn) else None
     if _has_wrapper(args, kwargs):
+        if fn is torch.utils.checkpoint.checkpoint:  # what is recomputed is a matter of memory, not of values
+            return lambda function, *inputs, **options: _interpret_call(function, *inputs)
         if _is_autograd_function(fn):
             return functools.partial(_refuse_autograd_function, acquisition)
         torch_fn = torch_callable(fn)
@@ -113,8 +116,8 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
         return functools.partial(_refuse_functorch, acquisition)
     if not args or type(args[0].value) is not TensorProxy:
         return None
-    if fn is getattr and len(args) >= 2 and unwrap(args[1]) == "dtype" and _from_user():
-        return _dtype_of_plain
+    if fn is getattr and len(args) >= 2 and unwrap(args[1]) in ("dtype", "device") and _from_user():
+        return _metadata_of_plain
     if fn is type and len(args) == 1 and _from_user():
         return functools.partial(_type_of_plain, acquisition)
     if fn in (bool, float, int, complex) or torch_callable(fn) in _READS_VALUES:
@@ -331,7 +334,7 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
             raise UnsupportedOpError("an attribute holds a tensor that __tensor_flatten__ does not name")
         acquisition.hold(value)
         return proxy
-    return devices.to_device(value) if isinstance(value, torch.device) else value  # as Thunder shows plain tensors' devices
+    return value
 
 
 def _isinstance(obj: WrappedValue, cls: WrappedValue) -> Any:
@@ -376,9 +379,11 @@ SubclassProxy.run_special_method = staticmethod(_native)
 # -- beside wrappers --------------------------------------------------------------------------------------------------
 
 
-def _dtype_of_plain(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    # Thunder's own dtype is unequal to the torch dtype it stands for
-    return _result(dtypes.to_torch_dtype(obj.value.dtype), [obj.provenance, name.provenance])
+def _metadata_of_plain(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    # Thunder's own dtypes and devices are unequal to the torch ones they stand for
+    proxy = obj.value
+    value = dtypes.to_torch_dtype(proxy.dtype) if unwrap(name) == "dtype" else devices.to_torch_device(proxy.device)
+    return _result(value, [obj.provenance, name.provenance])
 
 
 def _type_of_plain(acquisition: Acquisition, obj: WrappedValue) -> Any:

@@ -22,6 +22,8 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
 from thunder_norm.subclass.protocol import is_wrapper
 
+aten = torch.ops.aten
+
 # How large a constant tensor may be to be written into the trace as numbers.
 MAX_CONSTANT_NUMEL = 4096
 
@@ -110,8 +112,14 @@ class Recorder(TorchDispatchMode):
             )
         target = args[0]
         self._check_may_mutate(func, target)
-        result = func(*args, **kwargs)
-        self.log.append(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
+        with self.paused():
+            value = functional(*args, **kwargs)
+            result = func(*args, **kwargs)
+        if (value.dtype, value.shape) == (target.dtype, target.shape):
+            self.log.append(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
+        else:  # the target keeps its dtype
+            self._append(functional, args, kwargs, value)
+            self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
         return result
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
@@ -143,11 +151,14 @@ def functional_variant(func: Any) -> Any | None:
     if not name.endswith("_"):
         return None
     packet = getattr(torch.ops.aten, name.rstrip("_"), None)
-    if func.namespace != "aten" or packet is None or func._overloadname not in packet.overloads():
+    if func.namespace != "aten" or packet is None:
         return None
-    found = getattr(packet, func._overloadname)
-    same = [a.name for a in found._schema.arguments] == [a.name for a in func._schema.arguments]
-    return found if same and not found._schema.is_mutable else None
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    for overload in packet.overloads():  # pow_.Scalar(Tensor, Scalar) goes with pow.Tensor_Scalar
+        found = getattr(packet, overload)
+        if not found._schema.is_mutable and [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
+            return found
+    return None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ symbols `flatten`, `unflatten` and `rebind`, which `boundary.lower` takes out of
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import torch
 from thunder.core import devices, dtypes, prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import ProxyTag, TensorProxy
-
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.transforms.autocast import disable_autocast
 from torch._subclasses.fake_tensor import FakeTensor
@@ -164,6 +162,8 @@ def emit_composite(
         t for r in log for t in tree_flatten((r.args, r.kwargs))[0] if isinstance(t, torch.Tensor) and _is_known(acquisition, t)
     )
 
+    wanted = {id(t) for t in outputs} | {id(t) for r in log for t in tree_flatten((r.args, r.kwargs))[0]}
+
     def meta(*proxies: TensorProxy) -> tuple[TensorProxy, ...]:
         # Rebuilt from the actual arguments each time: passes may run a symbol's meta function again.
         env = {id(t): p for t, p in zip(inputs, proxies, strict=True)}
@@ -178,7 +178,8 @@ def emit_composite(
 
         with disable_autocast():  # recorded operations are already below autocast
             for recorded in log:
-                for t, p in zip(recorded.outputs, aten.emit(recorded, to_proxy), strict=True):
+                used = tuple(id(t) in wanted for t in recorded.outputs)
+                for t, p in zip(recorded.outputs, aten.emit(recorded, to_proxy, used), strict=True):
                     env[id(t)] = p
         return tuple(_attached(env[id(t)]) for t in outputs)
 
@@ -258,7 +259,7 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
         proxy = acquisition.proxy_of(result)
         return proxy if proxy is not None else _constant_result(acquisition, result)
     if type(result).__module__ == "torch.return_types":
-        return namedtuple(type(result).__name__, type(result).__match_args__)(*(_to_proxies(acquisition, v) for v in result))
+        return type(result)([_to_proxies(acquisition, v) for v in result])
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_to_proxies(acquisition, v) for v in result))
     if isinstance(result, tuple | list):

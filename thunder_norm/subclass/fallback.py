@@ -1,0 +1,104 @@
+"""Opaque primitives: operations that torch runs, differentiated by torch's own formula.
+
+Thunder registers such operations too (``thunder.torch.default_torch_ops``), but loses the gradients of tensors in lists and of
+keyword arguments, and computes gradients of results that nobody used.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import devices, dtypes, prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.core.transforms import register_grad
+from thunder.extend import OperatorExecutor
+from torch.utils._pytree import tree_flatten, tree_map
+
+# Runs the operations Thunder has no symbol for.  Never in an executor list: only what is written here carries it.
+fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")
+
+
+@functools.cache
+def fallback(func: Callable, used: tuple[bool, ...]) -> Symbol:
+    """One opaque primitive for `func`, that returns the tensors of its result marked in `used`, as a tuple."""
+    name = _fallback_name(func) + ("" if all(used) else "_" + "".join(str(i) for i, u in enumerate(used) if u))
+    infer = ltorch.meta_adaptor(func)
+
+    def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
+        return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
+
+    def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        result = func(*tree_map(_to_torch, args), **tree_map(_to_torch, kwargs))
+        return _select(tree_flatten(result)[0], used, torch.Tensor)
+
+    def vjp(arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return _vjp(run, arguments, cotangents)
+
+    def vjp_meta(arguments: tuple[tuple, dict], cotangents: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
+        return tuple(TensorProxy(like=p, requires_grad=False) for p in _differentiable(arguments))
+
+    symbol = fallback_executor.register_operator(name, meta=meta, fn=run)
+    vjp_symbol = fallback_executor.register_operator(f"{name}_vjp", meta=vjp_meta, fn=vjp)
+
+    def grad(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
+        results = symbol(*args, **kwargs)
+        inputs = _differentiable((args, kwargs))
+        outputs = _differentiable(results)
+        if inputs and outputs:
+            cotangents = tuple(prims.get_grad(p) for p in outputs)
+            for p, g in zip(inputs, vjp_symbol((args, kwargs), cotangents), strict=True):
+                prims.put_grad(p, g)
+        return results
+
+    register_grad(symbol.id, grad)  # the id is ours: nothing else is differentiated by it
+    return symbol
+
+
+def _select(values: Sequence[Any], used: tuple[bool, ...], kind: type) -> tuple:
+    tensors = [v for v in values if isinstance(v, kind)]
+    return tuple(t for t, u in zip(tensors, used, strict=True) if u)
+
+
+def _differentiable(tree: Any) -> list[TensorProxy]:
+    return [p for p in tree_flatten(tree)[0] if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)]
+
+
+def _vjp(run: Callable, arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Vector-Jacobian products of `run`, one for each differentiable tensor in `arguments`, in order."""
+    inputs: list[torch.Tensor] = []
+
+    def leaf(value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())):
+            return value
+        inputs.append(value.detach().requires_grad_())
+        return inputs[-1]
+
+    args, kwargs = tree_map(leaf, arguments)
+    with torch.enable_grad():
+        results = [t for t in run(*args, **kwargs) if t.is_floating_point() or t.is_complex()]
+    pairs = [(t, g) for t, g in zip(results, cotangents, strict=True) if t.requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(t) for t in inputs)
+    found = torch.autograd.grad([t for t, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+    return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True))
+
+
+def _to_torch(value: Any) -> Any:
+    """Torch's dtype or device for Thunder's: only the computation trace has them translated, the backward has not."""
+    if isinstance(value, dtypes.dtype):
+        return dtypes.to_torch_dtype(value)
+    return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
+
+
+def _fallback_name(func: Callable) -> str:
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func).replace(".", "_").replace("::", "_")
+    if func.__name__ == "__get__":  # a property of torch.Tensor
+        return f"Tensor_get_{func.__self__.__name__}"
+    owner = getattr(func, "__module__", None) or "Tensor"  # methods written in C have no module
+    return f"{owner}_{func.__name__}".replace(".", "_")
