@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import thunder
 import torch
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, from_trace
@@ -57,7 +58,8 @@ class Replay:
         new = from_trace(self._trace)
         *body, returned = self._trace.bound_symbols
         new.bound_symbols = [*body, returned.from_bsym(args=(self._outputs,), output=self._outputs)]
-        executable = transform_for_execution(dce(new), executors_list=(torchex, pythonex))
+        compile_ = thunder._with_cache_info_ctx(transform_for_execution)  # executors ask it for the state of autocast
+        executable = compile_(dce(new), executors_list=(torchex, pythonex))
         return executable.python_callable(include_decorators=False)
 
 

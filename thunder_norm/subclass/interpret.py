@@ -114,6 +114,8 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
     """Where Thunder's answers about plain tensors are wrong or late, they must not decide what a program with wrappers does."""
     if fn in _FUNCTORCH_LEVELS:
         return functools.partial(_refuse_functorch, acquisition)
+    if fn is torch.device:  # Thunder makes one of its own, which is unequal to torch's
+        return interpreter_needs_wrap(torch.device)
     if not args or type(args[0].value) is not TensorProxy:
         return None
     if fn is getattr and len(args) >= 2 and unwrap(args[1]) in ("dtype", "device") and _from_user():
