@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import thunder
 import torch
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from thunder_norm import (
@@ -23,6 +23,7 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.scalar_fusion import as_function_of_floats, fuse_scalars
+from thunder_norm.transforms import NormTransform
 
 FUNCTIONS = {
     "sum": lambda a, b: a + b * 3 - 1,
@@ -159,3 +160,71 @@ def test_a_call_reads_sizes_anew_and_notices_other_kinds(model):
     assert mapped.last_program is not program
     assert mapped(x, normed_state_dict=dict(reversed(leaves.items()))).norm_size == after.norm_size
     assert mapped(L1Tensor(2.0), normed_state_dict=leaves).norm_size > 0
+
+
+# -- random programs ------------------------------------------------------------------------------------------------------
+
+UNARY = [torch.neg, torch.abs, torch.sqrt, torch.reciprocal, torch.exp, torch.tanh, torch.erf]
+BINARY = [torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum]
+COMPARISONS = [torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne]
+
+
+@st.composite
+def programs(draw: Any) -> Callable:
+    """A straight-line program of two scalars: each step uses any values before it."""
+    steps = []
+    for count in range(2, 2 + draw(st.integers(2, 8))):
+        value = st.integers(0, count - 1)
+        kind = draw(st.sampled_from(["unary", "binary", "number", "where"]))
+        if kind == "unary":
+            steps.append((draw(st.sampled_from(UNARY)), draw(value)))
+        elif kind == "binary":
+            steps.append((draw(st.sampled_from(BINARY)), draw(value), draw(value)))
+        elif kind == "number":
+            steps.append((draw(st.sampled_from(BINARY[:4])), draw(value), draw(st.sampled_from([0.0, 1.0, -2.5, 1e300]))))
+        else:
+            steps.append((draw(st.sampled_from(COMPARISONS)), draw(value), draw(value), draw(value), draw(value)))
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        values = [a, b]
+        for op, *operands in steps:
+            taken = [values[i] if type(i) is int else i for i in operands]
+            values.append(torch.where(op(*taken[:2]), *taken[2:]) if len(taken) == 4 else op(*taken))
+        return values[-1] * 1.0, a - b
+
+    return program
+
+
+# Compiling is slow, so failing programs are not shrunk.
+@pytest.mark.slow
+@settings(max_examples=12, phases=[Phase.generate])
+@given(program=programs(), values=st.lists(st.tuples(VALUES, VALUES), min_size=10, max_size=10))
+def test_random_programs_give_what_torch_gives(program, values):
+    jitted = thunder.jit(program)
+    jitted(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25, dtype=torch.float64))
+    trace = thunder.last_traces(jitted)[-1]
+    fused, on_floats = fuse_scalars(trace).python_callable(), as_function_of_floats(trace)
+    for a, b in values:
+        x, y = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
+        expected = _flat(program(x, y))
+        for got in (_flat(fused(x, y)), _flat(on_floats(a, b))):
+            assert all(map(_same_bits, got, expected)), (a, b, got, expected)
+
+
+@pytest.mark.slow
+@settings(max_examples=8, phases=[Phase.generate])
+@given(program=programs(), points=st.lists(st.tuples(st.floats(0.3, 2.0), st.floats(0.3, 2.0)), min_size=3, max_size=3))
+def test_derivatives_of_random_programs(program, points):
+    """Sums in another order differ in their last bits, nothing else."""
+
+    def as_norms(x: RMSTensor, y: RMSTensor) -> RMSTensor:
+        return program(x.norm_size, y.norm_size)
+
+    jitted = thunder.jit(as_norms, transforms=[NormTransform()])
+    for a, b in points:
+        x, y = (RMSTensor(v, backing=torch.ones(2), norm_size_requires_grad=True) for v in (a, b))
+        sizes = [x.norm_size, y.norm_size]
+        got = torch.autograd.grad(sum(jitted(x, y)), sizes, allow_unused=True, materialize_grads=True)
+        want = torch.autograd.grad(sum(program(*sizes)), sizes, allow_unused=True, materialize_grads=True)
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-10, atol=1e-12, equal_nan=True)
