@@ -24,7 +24,10 @@ from thunder_norm.transforms import NormTransform
 def read_text(length: int) -> str:
     """Real text from an installed package: the license of transformers or, failing that, its metadata."""
     folder = Path(transformers.__file__).parent
-    candidates = [*folder.parent.glob("transformers-*.dist-info/**/LICENSE*"), *folder.parent.glob("transformers-*.dist-info/METADATA")]
+    candidates = [
+        *folder.parent.glob("transformers-*.dist-info/**/LICENSE*"),
+        *folder.parent.glob("transformers-*.dist-info/METADATA"),
+    ]
     text = candidates[0].read_text(encoding="utf-8", errors="replace")
     return " ".join(text.split())[:length]
 

@@ -28,7 +28,9 @@ def bert():
 
 
 def vit():
-    config = tf.ViTConfig(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1, image_size=8, patch_size=4)
+    config = tf.ViTConfig(
+        hidden_size=16, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1, image_size=8, patch_size=4
+    )
     return tf.ViTModel(config), {"pixel_values": torch.randn(2, 3, 8, 8)}
 
 
@@ -60,7 +62,9 @@ def test_model_runs_in_both_modes(name):
     assert thunder.cache_misses(jm) == 2  # one in real mode, one in normed mode
 
     report = norm_report(jm, **inputs)
-    assert report.rows[-1].norm_size > 0 and all(r.tightness is None or r.tightness != r.tightness or r.tightness <= 1 + 1e-5 for r in report)
+    assert report.rows[-1].norm_size > 0 and all(
+        r.tightness is None or r.tightness != r.tightness or r.tightness <= 1 + 1e-5 for r in report
+    )
     leaves = {
         n: with_perturbation(getattr(kinds, row.kind)(row.norm_size, elem_dims=row.elem_dims, norm_size_requires_grad=True))
         for n, row in report.parameters.items()

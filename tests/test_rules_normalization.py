@@ -216,7 +216,9 @@ def test_modula_mode_has_sensitivity_one(call):
     assert out.perturbation_size.item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("call, freedom", [(layer_norm, 15), (rms_norm, 16), (llama, 16)], ids=["layer_norm", "rms_norm", "llama"])
+@pytest.mark.parametrize(
+    "call, freedom", [(layer_norm, 15), (rms_norm, 16), (llama, 16)], ids=["layer_norm", "rms_norm", "llama"]
+)
 def test_typical_mode_agrees_with_random_tensors(call, freedom):
     n, count = 1.7, 100_000
     generator = torch.Generator().manual_seed(0)

@@ -31,7 +31,9 @@ def jit(function: Callable, transform: type[SubclassTransform] = SubclassTransfo
     return thunder.jit(function, transforms=[transform()], **options)
 
 
-def check(function: Callable, make: Callable[[], tuple], transform: type[SubclassTransform] = SubclassTransform, **kwargs: Any) -> Any:
+def check(
+    function: Callable, make: Callable[[], tuple], transform: type[SubclassTransform] = SubclassTransform, **kwargs: Any
+) -> Any:
     """Compare two calls of the jitted function with eager, also in what they do to their arguments; returns the jitted function."""
 
     def inputs() -> tuple:
@@ -110,7 +112,10 @@ OPERATIONS: dict[str, tuple[Callable, Callable[[], tuple]]] = {
     "reductions": (lambda x: (x.sum(), x.mean(0), x.amax(1), x.var(-1), x.norm(), x.prod(1), x.logsumexp(0)), one),
     "where": (lambda x, p: torch.where(p > x, x, p), with_plain),
     "masked_fill": (lambda x, p: x.masked_fill(p > 0, 2.0), with_plain),
-    "scatter and gather": (lambda x, i: (x.gather(1, i), x.scatter(1, i, 1.0)), lambda: (two(3, 4), torch.tensor([[0], [1], [3]]))),
+    "scatter and gather": (
+        lambda x, i: (x.gather(1, i), x.scatter(1, i, 1.0)),
+        lambda: (two(3, 4), torch.tensor([[0], [1], [3]])),
+    ),
     "casts": (lambda x: (x.to(torch.bfloat16).float(), x.double(), x.half().dtype), one),
     "cast to the dtype it has": (lambda x: x.to(torch.float32).contiguous() + 1, one),
     "factories like it": (lambda x: (torch.ones_like(x), torch.zeros_like(x) + x, torch.full_like(x, 2.0), x.new_ones(2)), one),
@@ -174,13 +179,20 @@ CPU = torch.device("cpu")
 
 METADATA: dict[str, tuple[Callable, Callable[[], tuple]]] = {
     "isinstance": (lambda x: [isinstance(x, c) for c in (torch.Tensor, TwoTensor, ScaleTensor, torch.nn.Parameter)], one),
-    "type": (lambda x: [type(x) is TwoTensor, type(x) == TwoTensor, x.__class__ is TwoTensor, type(x).__name__], one),
-    "type of results": (lambda s: [isinstance(s * 2, ScaleTensor), type(s + 1) is torch.Tensor, type(s.scale) is torch.Tensor], scaled),
+    "type": (lambda x: [type(x) is TwoTensor, x.__class__ is TwoTensor, type(x).__name__], one),
+    "type of results": (
+        lambda s: [isinstance(s * 2, ScaleTensor), type(s + 1) is torch.Tensor, type(s.scale) is torch.Tensor],
+        scaled,
+    ),
     "dtype": (lambda x: [x.dtype == torch.float32, x.dtype is torch.float32, x.dtype == WRAPPER_DTYPE, x.dtype], one),
     "dtype of an inner tensor": (
-        lambda x: [x.a.dtype == torch.float32, x.a.dtype is torch.float32, x.a.dtype in (torch.half,), (x.a * 2).dtype], one
+        lambda x: [x.a.dtype == torch.float32, x.a.dtype is torch.float32, x.a.dtype in (torch.half,), (x.a * 2).dtype],
+        one,
     ),
-    "dtype beside a wrapper": (lambda x, p: [p.dtype == torch.float32, p.dtype == x.dtype, (p > 0).dtype == torch.bool], with_plain),
+    "dtype beside a wrapper": (
+        lambda x, p: [p.dtype == torch.float32, p.dtype == x.dtype, (p > 0).dtype == torch.bool],
+        with_plain,
+    ),
     "dtype as a key": (lambda x: {torch.float32: 3, torch.float64: 4}[x.a.dtype], one),
     "dtype as an argument": (lambda x, p: torch.zeros(2, dtype=p.dtype) + torch.finfo(x.dtype).max, with_plain),
     "int and float": (lambda x: [x.dtype.is_floating_point, x.is_floating_point(), x.is_complex(), torch.is_tensor(x)], one),
@@ -188,7 +200,10 @@ METADATA: dict[str, tuple[Callable, Callable[[], tuple]]] = {
     "shape": (lambda x, p: [x.shape == p.shape, x.shape == (3, 4), x.shape[0], x.size(1), x.ndim, x.dim(), len(x)], with_plain),
     "shape as an argument": (lambda x: x.view(x.shape[1:] + (-1,)) + x.reshape(*x.size()[::-1]).sum(), one),
     "strides": (lambda x: [x.stride(), x.stride(0), x.t().stride(), x.is_contiguous(), x.t().is_contiguous()], one),
-    "other": (lambda x: [x.layout is torch.strided, x.requires_grad, x.is_leaf, x.grad_fn is None, x.is_cuda, x.element_size()], one),
+    "other": (
+        lambda x: [x.layout is torch.strided, x.requires_grad, x.is_leaf, x.grad_fn is None, x.is_cuda, x.element_size()],
+        one,
+    ),
     "hasattr": (lambda x: [hasattr(x, n) for n in ("a", "c", "sum", "__tensor_flatten__")], one),
     "getattr with default": (lambda x: getattr(x, "missing", 3), one),
     "context": (lambda s: s + 1 if s.label == "plain" else s - 1, scaled),
@@ -236,7 +251,10 @@ CONTAINERS: dict[str, tuple[Callable, Callable[[], tuple]]] = {
     "strided inner tensors": (lambda x: (x + 1, x.stride()), lambda: (TwoTensor(torch.randn(4, 3).t(), torch.randn(4, 3).t()),)),
     "no tensor out": (lambda x: (x.shape[0], "text", None), one),
     "sum of a list": (lambda x, p: sum([x, x, p]), with_plain),
-    "functions of the operator module": (lambda x, p: (operator.add(x, p), operator.mul(p, x), operator.getitem(x, 0)), with_plain),
+    "functions of the operator module": (
+        lambda x, p: (operator.add(x, p), operator.mul(p, x), operator.getitem(x, 0)),
+        with_plain,
+    ),
     "reduce": (lambda x, p: functools.reduce(operator.mul, [x, x, p]), with_plain),
 }
 

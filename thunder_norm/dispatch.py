@@ -394,9 +394,7 @@ class NormedOp:
         self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when))
         return rule
 
-    def find(
-        self, args: tuple, kwargs: dict, *, with_conditions: bool = True
-    ) -> tuple[NormRule, inspect.BoundArguments] | None:
+    def find(self, args: tuple, kwargs: dict, *, with_conditions: bool = True) -> tuple[NormRule, inspect.BoundArguments] | None:
         """The rule for these arguments.
 
         Exact kinds go before converted ones, then rules with a condition before the others, then those of the current mode.

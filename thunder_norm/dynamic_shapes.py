@@ -97,9 +97,7 @@ def _resized(x: torch.Tensor, dims: set[int], size: int) -> torch.Tensor:
     return torch.zeros((), dtype=x.dtype, device=x.device).expand(shape)
 
 
-def parse_dynamic_shapes(
-    model: Callable, args: tuple, kwargs: dict, dynamic_shapes: Any, leaves: Sequence[Any]
-) -> DynamicDims:
+def parse_dynamic_shapes(model: Callable, args: tuple, kwargs: dict, dynamic_shapes: Any, leaves: Sequence[Any]) -> DynamicDims:
     """Read ``dynamic_shapes`` in the forms `torch.export.export` takes.
 
     Raises:

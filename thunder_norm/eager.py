@@ -122,7 +122,8 @@ class EagerEnvironment(dispatch.Environment):
         """Whether the norm of a parameter, or of a tensor made from parameters alone, is that of its data."""
         if id(t) in self.derived:
             return all(self.is_measured(v) for v in self.derived[id(t)][1].sources())
-        is_given = self.leaves is not None and self.names.get(id(t)) in self.leaves
+        name = self.names.get(id(t))
+        is_given = self.leaves is not None and name is not None and name in self.leaves
         return not (is_given or self.policy == "unit" and id(t) in self.parameters)
 
     def annotated(self, t: Any) -> Any:
@@ -230,5 +231,10 @@ def run_eagerly(
     """
     current = {**tensor_names(model), **(tensors or {})}
     environment = EagerEnvironment(current, policy, model, perturbed=perturbed)
-    with dispatch.norm_mode(mode), dispatch.environment(environment), _module_paths(model, environment), EagerNormedMode(environment):
+    with (
+        dispatch.norm_mode(mode),
+        dispatch.environment(environment),
+        _module_paths(model, environment),
+        EagerNormedMode(environment),
+    ):
         return torch.func.functional_call(model, current, args, kwargs), environment

@@ -58,9 +58,15 @@ class Replay:
         new = from_trace(self._trace)
         *body, returned = self._trace.bound_symbols
         new.bound_symbols = [*body, returned.from_bsym(args=(self._outputs,), output=self._outputs)]
-        compile_ = thunder._with_cache_info_ctx(transform_for_execution)  # executors ask it for the state of autocast
-        executable = compile_(dce(new), executors_list=(torchex, pythonex))
-        return executable.python_callable(include_decorators=False)
+        return _executable(dce(new)).python_callable(include_decorators=False)
+
+
+@thunder._with_cache_info_ctx
+def _executable(trace: TraceCtx) -> TraceCtx:
+    """The trace with every operation run by torch; factories ask the surrounding call for the defaults."""
+    defaults = {"default_dtype": torch.get_default_dtype(), "default_device": torch.get_default_device()}
+    thunder._get_cache_info().update(defaults, is_autocast_enabled=False)
+    return transform_for_execution(trace, executors_list=(torchex, pythonex))
 
 
 class Twice(torch.autograd.Function):

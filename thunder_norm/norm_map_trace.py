@@ -30,7 +30,7 @@ from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
 # function of the call's flattened arguments.
 Source = int | Callable[[Sequence[Any]], torch.Tensor]
 
-_sizes: contextvars.ContextVar[dict[str, int]] = contextvars.ContextVar("thunder_norm_dynamic_sizes", default={})
+_sizes: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("thunder_norm_dynamic_sizes", default=None)
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ class OutputShape:
             if self._backing is None:
                 self._backing = torch.empty(self.shape, dtype=self.dtype, device="meta")
             return self._backing
-        sizes = _sizes.get()
+        sizes = _sizes.get() or {}
         shape = list(self.shape)
         for d, (name, factor, offset) in self.follows.items():
             if name in sizes:
@@ -260,7 +260,9 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
             "the model returns plain tensors as well as normed ones; a norm map has no data to compute them from: "
             + ", ".join(p.type_string() for p in plain)
         )
-    new.bound_symbols = [b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in dropped - needed]
+    new.bound_symbols = [
+        b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in dropped - needed
+    ]
     new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in dropped - needed)
     boundary.declare_arguments(new, "epilogue")
     return new

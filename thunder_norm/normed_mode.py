@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from thunder.core import dtypes
-from thunder.core.interpreter import PseudoInst, ProvenanceRecord
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_parameter_or_buffer_or_submodule_name_and_root
 from thunder.core.proxies import TensorProxy
 from torch.utils._python_dispatch import _disable_current_modes
@@ -185,7 +185,9 @@ class NormAcquisition(Acquisition):
         tied = self.tied.get(found[1], (found[1],))
         return next((name for name in tied if self.leaves is not None and name in self.leaves), tied[0])
 
-    def lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
+    def lift(
+        self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None
+    ) -> NormedTensor:
         """The normed tensor for a plain one, by this acquisition's policy; written once."""
         dims = kind._canonical(kind.default_elem_dims(t.ndim) if elem_dims is None else elem_dims, t.ndim)
         if self.proxy_of(t) is None:  # a temporary of the operation being recorded
@@ -212,7 +214,9 @@ class NormAcquisition(Acquisition):
             self.check_measurable(name)
         return recorder.hoist((kind.__name__, "of"), lambda: kind.of(t, dims))
 
-    def _leaf(self, recorder: Recorder, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+    def _leaf(
+        self, recorder: Recorder, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]
+    ) -> NormedTensor:
         with _disable_current_modes():  # a bare tensor's value is looked at: it must not be negative
             real = self.leaves.tensors(name)
         with recorder.paused():

@@ -114,7 +114,9 @@ class NormReport:
         axes.plot(depth, [_positive(r.norm_size) for r in self.rows], label="norm_size (bound)", color="tab:blue")
         if any(r.actual is not None for r in self.rows):
             axes.plot(depth, [_positive(r.actual) for r in self.rows], ".", label="actual norm", color="tab:orange", ms=3)
-        axes.plot(depth, [_positive(r.sensitivity) for r in self.rows], label="sensitivity of the output", color="tab:green", lw=1)
+        axes.plot(
+            depth, [_positive(r.sensitivity) for r in self.rows], label="sensitivity of the output", color="tab:green", lw=1
+        )
         axes.set(yscale="log", xlabel="operation", ylabel="norm", title="Norms by depth")
         _mark_modules(axes, self.rows)
         axes.legend()
@@ -155,9 +157,7 @@ def _transform_of(target: Any) -> Any:
     for transform in getattr(target, "_lc_transforms", ()):
         if isinstance(transform, NormTransform):
             return transform
-    raise NormMismatchError(
-        f"norm_report needs a norm map or a function jitted with NormTransform, got {type(target).__name__}"
-    )
+    raise NormMismatchError(f"norm_report needs a norm map or a function jitted with NormTransform, got {type(target).__name__}")
 
 
 class _AsModule(torch.nn.Module):

@@ -169,7 +169,7 @@ def _expression(bsym: BoundSymbol) -> str | None:
     if name == "pow" and len(operands) == 2 and _is_number(operands[1]):
         return _POWERS.get(operands[1], "power({0}, {1})")
     if name in _IN_TORCH and operands:
-        return f"{name}({', '.join('{%d}' % i for i in range(len(operands)))})"
+        return f"{name}({', '.join(f'{{{i}}}' for i in range(len(operands)))})"
     return None
 
 

@@ -20,7 +20,9 @@ from thunder_norm.subclass.trace import FLATTEN, LEAF, UNFLATTEN, OperationId
 _ROLES = {"norm_size": "n", "perturbation_size": "d"}
 
 
-def with_readable_names(acquisition: Acquisition, computation: TraceCtx, epilogue: TraceCtx | None) -> tuple[TraceCtx, TraceCtx | None]:
+def with_readable_names(
+    acquisition: Acquisition, computation: TraceCtx, epilogue: TraceCtx | None
+) -> tuple[TraceCtx, TraceCtx | None]:
     """The two traces with inner tensors renamed; the prologue does not mention them yet."""
     taken = {p.name for b in computation.bound_symbols for p in (*b.flat_proxy_args, *b.flat_proxy_outs)} | set(computation.names)
     kept = {p.name for p in computation.args if isinstance(p, Proxy)}
