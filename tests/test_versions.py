@@ -86,7 +86,9 @@ def test_pyproject_allows_the_tested_versions_only():
     first, last = _versions.TESTED_TORCH[0], _versions.TESTED_TORCH[-1]
     after_last = f"2.{int(last.split('.')[1]) + 1}"
     assert f"torch>={first},<{after_last}" in project["dependencies"]
-    assert [f"lightning-thunder=={v}" for v in _versions.TESTED_THUNDER] == [d for d in project["dependencies"] if d.startswith("lightning-thunder")]
+    assert [f"lightning-thunder=={v}" for v in _versions.TESTED_THUNDER] == [
+        d for d in project["dependencies"] if d.startswith("lightning-thunder")
+    ]
 
 
 def test_transforms_are_found_in_a_source_tree_without_an_installation():
