@@ -16,6 +16,7 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def examples(markdown: str, *, run_by_default: bool) -> list[Example]:
     """The Python blocks to run, each with its expected output."""
     found = list(blocks(markdown))
     result = []
-    for block, following in zip(found, [*found[1:], None], strict=True):
+    for block, following in zip_longest(found, found[1:]):
         runs = "run" in block.info or (run_by_default and "no-run" not in block.info)
         if block.info[:1] == ("python",) and runs:
             result.append(Example(block, following if following and following.info[:1] == ("text",) else None))
