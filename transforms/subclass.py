@@ -10,6 +10,7 @@ from thunder.core.transform_common import Transform
 from thunder_norm.subclass import boundary, patches
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
+from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.mutations import check_mutations
 
 
@@ -55,6 +56,10 @@ class SubclassTransform(Transform):
             computation = broadcast_scalars(computation)
             return self.transform_lowered(acquisition, (prologue, computation, epilogue))
         return prologue, computation, epilogue
+
+    def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
+        """Tidy up the program that runs; leave those without wrappers alone."""
+        return without_copies(computation_trace) if patches.is_interpreted() else computation_trace
 
     def transform_lowered(self, acquisition: Acquisition, traces: boundary.Traces) -> boundary.Traces:
         """What a derived transform does once there are only plain tensors left."""
