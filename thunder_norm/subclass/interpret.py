@@ -62,7 +62,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         found = _beside_wrappers(acquisition, fn, args)
         if found is not None:
             return found
-    if fn in (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass):
+    if fn in _MAKERS:
         return functools.partial(_refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
         return _operation(acquisition, fn) if is_wrapper_class(fn) else None
@@ -89,6 +89,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     return None
 
 
+_MAKERS = (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)
 _TRANSPOSES = ("T", "mT", "H", "mH")
 _READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)
 
@@ -133,15 +134,27 @@ def _is_autograd_function(fn: Callable) -> bool:
 
 
 def _has_wrapper(args: tuple, kwargs: dict) -> bool:
-    return any(_holds_wrapper(a.value) for a in args) or any(_holds_wrapper(v.value) for v in kwargs.values())
+    # asked at every call of the program being traced: no generators, and one look at each type
+    for a in args:
+        may_hold = _may_hold_wrapper(type(a.value))
+        if may_hold and may_hold(a.value):
+            return True
+    return bool(kwargs) and _has_wrapper(tuple(kwargs.values()), {})
+
+
+@functools.cache
+def _may_hold_wrapper(cls: type) -> Callable[[Any], bool] | None:
+    """How to see whether a value of this class is or holds a wrapper; None if it cannot."""
+    if issubclass(cls, TensorProxy):
+        return (lambda value: True) if issubclass(cls, SubclassProxy) else None
+    if issubclass(cls, list | tuple):
+        return lambda value: any(_holds_wrapper(unwrap(v)) for v in value)
+    return is_wrapper if issubclass(cls, torch.Tensor) and cls is not torch.Tensor else None  # not a proxy yet
 
 
 def _holds_wrapper(value: Any) -> bool:
-    if isinstance(value, TensorProxy):
-        return isinstance(value, SubclassProxy)
-    if isinstance(value, list | tuple):
-        return any(_holds_wrapper(unwrap(v)) for v in value)
-    return is_wrapper(value)  # an element of an input list, which is not a proxy yet
+    may_hold = _may_hold_wrapper(type(value))
+    return may_hold is not None and may_hold(value)
 
 
 def torch_callable(fn: Callable) -> Callable | None:

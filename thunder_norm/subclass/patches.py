@@ -105,15 +105,17 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
 
 
 def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
-    acquisition = current_acquisition()
+    acquisition = getattr(jit_ext.get_jit_ctx(), _ATTRIBUTE, None) or current_acquisition()
     if acquisition is None:
         return _original_lookaside(fn, *args, **kwargs)
     if not acquisition.is_started:
         acquisition.is_started = True
         acquisition.expects_wrappers = _takes_wrappers(fn, args)
     found = interpret.lookaside(acquisition, fn, args, kwargs) or _original_lookaside(fn, *args, **kwargs)
+    if acquisition.pending is None:
+        return found
     pending, acquisition.pending = acquisition.pending, None
-    return found if pending is None else do_raise(pending)
+    return do_raise(pending)
 
 
 def _takes_wrappers(entry: Callable, args: tuple[WrappedValue, ...]) -> bool:
