@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shlex
@@ -33,9 +34,9 @@ def main() -> None:
     if unknown:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
 
-    amount = models.Options(rounds=5, first_calls=3, gpt2_layers=1) if options.quick else models.Options()
+    amount = models.Options(rounds=5, first_calls=3, gpt2_layers=1, depths=(4, 16)) if options.quick else models.Options()
     if options.rounds is not None:
-        amount = models.Options(options.rounds, amount.first_calls, amount.gpt2_layers)
+        amount = dataclasses.replace(amount, rounds=options.rounds)
     torch.set_num_threads(1)
     result = {"command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), "machine": machine.describe(), "suites": {}}
     print(json.dumps(result["machine"], indent=1), flush=True)

@@ -41,13 +41,10 @@ def run(options: models.Options) -> list[dict[str, Any]]:
 def _cases(
     what: str, forwards: Mapping[str, Callable[[], torch.Tensor]], peer: str, operations: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """`forwards` give norm sizes: timed alone, without gradients, and with the backward pass."""
-    with torch.no_grad():
-        without = timing.in_turns(forwards, rounds)
+    """`forwards` give norm sizes: timed alone and with the backward pass."""
     forward = timing.in_turns(forwards, rounds)
     both = timing.in_turns({name: lambda f=f: f().backward() for name, f in forwards.items()}, rounds)
     return [
-        *timing.rows(f"{what}: forward, no_grad", without, peer, operations=operations),
         *timing.rows(f"{what}: forward", forward, peer, operations=operations),
         *timing.rows(f"{what}: forward and backward", both, peer, operations=operations),
     ]
