@@ -54,15 +54,15 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     `args` and `kwargs` are the interpreter's wrapped values.
     """
     first = args[0].value if args else None
-    if isinstance(first, SubclassProxy):
-        found = _about_wrapper(acquisition, fn, args)
-        if found is not None:
-            return found
-    if acquisition.meets_wrappers:
+    if acquisition.has_wrappers or acquisition.expects_wrappers:
+        if isinstance(first, SubclassProxy):
+            found = _about_wrapper(acquisition, fn, args)
+            if found is not None:
+                return found
         found = _beside_wrappers(acquisition, fn, args)
         if found is not None:
             return found
-    if fn in _MAKERS:
+    if id(fn) in _MAKERS:
         return functools.partial(_refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
         return _operation(acquisition, fn) if is_wrapper_class(fn) else None
@@ -89,7 +89,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     return None
 
 
-_MAKERS = (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)
+_MAKERS = frozenset(map(id, (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)))
 _TRANSPOSES = ("T", "mT", "H", "mH")
 _READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)
 
