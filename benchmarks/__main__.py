@@ -34,7 +34,11 @@ def main() -> None:
     if unknown:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
 
-    amount = models.Options(rounds=5, first_calls=3, gpt2_layers=1, depths=(4, 16)) if options.quick else models.Options()
+    amount = (
+        models.Options(rounds=5, first_calls=2, mlp_layers=4, gpt2_layers=1, depths=(4, 16))
+        if options.quick
+        else models.Options()
+    )
     if options.rounds is not None:
         amount = dataclasses.replace(amount, rounds=options.rounds)
     torch.set_num_threads(1)

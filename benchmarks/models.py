@@ -16,6 +16,7 @@ class Options:
 
     rounds: int = 15
     first_calls: int = 5  # of the MLP; of GPT-2 two fifths, at least one
+    mlp_layers: int = 12
     gpt2_layers: int = 4
     depths: tuple[int, ...] = (4, 16, 64)
 

@@ -28,7 +28,14 @@ def run(options: models.Options) -> list[dict[str, Any]]:
     thunder.jit(lambda x: x * 2)(torch.randn(2))  # Thunder itself is loaded and warm
     gpt2 = models.gpt2(options.gpt2_layers)
     return [
-        *_model("MLP, 12 layers", models.mlp(12), torch.randn(16, 64), torch.sum, options.first_calls, options.rounds),
+        *_model(
+            f"MLP, {options.mlp_layers} layers",
+            models.mlp(options.mlp_layers),
+            torch.randn(16, 64),
+            torch.sum,
+            options.first_calls,
+            options.rounds,
+        ),
         *_model(
             f"GPT-2, {options.gpt2_layers} layers",
             gpt2,

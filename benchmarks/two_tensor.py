@@ -19,7 +19,6 @@ from benchmarks import models, timing
 from thunder_norm.transforms import SubclassTransform
 
 EAGER, OURS, HAND = "eager dispatch", "SubclassTransform", "thunder.jit, by hand"
-DEPTH = 12
 
 
 class ByHand(nn.Module):
@@ -41,7 +40,7 @@ class ByHand(nn.Module):
 
 def run(options: models.Options) -> list[dict[str, Any]]:
     """All rows of the suite."""
-    model = models.mlp(DEPTH)
+    model = models.mlp(options.mlp_layers)
     torch.manual_seed(1)
     a, b = torch.randn(16, 64), torch.randn(16, 64)
     x = TwoTensor(a, b)
@@ -54,10 +53,10 @@ def run(options: models.Options) -> list[dict[str, Any]]:
         first = timing.Measured({name: [_first_call(call)] for name, call in calls.items()})
         check_equal({name: call() for name, call in calls.items()})
         measured = timing.in_turns(calls, options.rounds)
-    what = f"TwoTensor, MLP of {DEPTH} layers"
+    what = f"TwoTensor, MLP of {options.mlp_layers} layers"
     return [
         *timing.rows(f"{what}: first call", first, HAND),
-        *timing.rows(f"{what}: forward", measured, HAND, operations=2 * DEPTH),
+        *timing.rows(f"{what}: forward", measured, HAND, operations=2 * options.mlp_layers),
     ]
 
 
