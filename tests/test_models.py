@@ -80,7 +80,7 @@ def test_model_runs_in_both_modes(name):
         torch.testing.assert_close(out.norm_size.item(), y.norm_size.item(), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+@pytest.mark.parametrize("name", MODELS)
 def test_real_mode_is_plain_thunder(name):
     torch.manual_seed(0)
     model, inputs = MODELS[name]()

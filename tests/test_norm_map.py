@@ -579,6 +579,13 @@ def test_outputs_keep_their_structure_and_dtype():
     assert y.norm_size.item() == 2 and z.dtype is torch.float64 and z.backing.device.type == "meta"
 
 
+def test_outputs_of_one_norm_each_have_their_derivatives():
+    x = RMSTensor(1.0, norm_size_requires_grad=True)
+    outputs = build_norm_map(lambda x: (x * 2, -(x * 2), x), torch.empty(3))(x)
+    grads = [torch.autograd.grad(y.norm_size, x.norm_size, retain_graph=True)[0].item() for y in outputs]
+    assert grads == [2, 2, 1]
+
+
 def test_an_output_that_is_the_input():
     y = build_norm_map(nn.Identity(), torch.empty(3, 4))(RMSTensor(2.0, norm_size_requires_grad=True))
     assert y.norm_size.item() == 2 and y.shape == (3, 4)

@@ -696,6 +696,24 @@ def test_a_leaf_the_output_does_not_depend_on_has_sensitivity_0():
     assert sensitivities(RMSTensor.of(torch.ones(3)), [x])[0].item() == 0
 
 
+def test_outputs_of_one_norm_each_have_their_derivatives():
+    """-x, |x| and x have the same norm, one scalar in the trace: no output may take the derivatives of the others away."""
+
+    def f(x):
+        y = x * 2
+        return y, -y, y.abs(), y.norm_size, x
+
+    x = with_perturbation(RMSTensor(1.0, backing=torch.ones(3), norm_size_requires_grad=True))
+    outputs = jit(f)(x)
+    sizes = [o.norm_size if isinstance(o, NormedTensor) else o for o in outputs]
+    grads = [torch.autograd.grad(n, x.norm_size, retain_graph=True)[0].item() for n in sizes]
+    assert grads == [2, 2, 2, 2, 1]
+    assert torch.autograd.grad(sum(sizes), x.norm_size, retain_graph=True)[0].item() == 9
+    assert [sensitivities(o, [x])[0].item() for o in outputs if isinstance(o, NormedTensor)] == [2, 2, 2, 1]
+    (again,) = jit(lambda x: (x * 2,))(x)
+    assert torch.equal(again.norm_size, sizes[0])
+
+
 def test_mistakes_in_sensitivities_are_refused():
     x = with_perturbation(RMSTensor.of(torch.ones(3)))
     with pytest.raises(NormMismatchError, match="leaf 0 of sensitivities must be a NormedTensor, got Tensor"):

@@ -240,8 +240,10 @@ def as_function_of_floats(trace: TraceCtx) -> Callable | None:
     arguments = [p for p in trace.bound_symbols if p.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
     if not all(_is_scalar(b.output) or not isinstance(b.output, TensorProxy) for b in arguments):
         return None
-    name = f"{trace._siginfo.name if trace._siginfo else 'computation'}_on_floats"
-    return _compiled(name, "\n".join([f"def {name}({', '.join(b.output.name for b in arguments)}):", *lines]))
+    signature = trace.siginfo()
+    name = f"{signature.name}_on_floats"
+    # the signature has arguments that are not unpacked because nothing is in them: no value saved for the backward pass
+    return _compiled(name, "\n".join([f"def {name}({', '.join(argument for argument, _ in signature.args)}):", *lines]))
 
 
 def _names(tree: Any) -> str:

@@ -132,7 +132,8 @@ def lower(acquisition: Acquisition, prologue: TraceCtx, computation: TraceCtx, e
     _note_origins(acquisition, computation, leaves)
     new_computation = _lower_computation(computation, inner, leaves)
     new_prologue = _lower_prologue(acquisition, prologue, inner, leaves, new_computation)
-    new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner))
+    num_computed = len(computation.bound_symbols[-1].args[0]["output"])
+    new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed))
     return new_prologue, new_computation, new_epilogue
 
 
@@ -174,7 +175,9 @@ def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol])
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (returned,) = bsym.args
             arguments = tuple(_unique(_flat((*trace.args, *given), inner)))
-            lowered = {**returned, "output": tuple(_flat(returned["output"], inner)), "flat_args": list(arguments)}
+            # one tensor in two wrappers is returned once: autograd would keep the derivatives of its last place only
+            outputs = tuple(_unique(_flat(returned["output"], inner)))
+            lowered = {**returned, "output": outputs, "flat_args": list(arguments)}
             new.bound_symbols.append(bsym.from_bsym(args=(lowered,)))
         else:
             _refuse_wrapper(bsym)
@@ -345,20 +348,29 @@ def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:
     return _bindable(name, run)(output=None)
 
 
-def _lower_epilogue(trace: TraceCtx, inner: Inner) -> TraceCtx:
+def _lower_epilogue(trace: TraceCtx, inner: Inner, num_computed: int) -> TraceCtx:
+    """Take inner tensors, each once, and wrap them; the last `num_computed` arguments are what the computation returned."""
     wrappers = [p for p in trace.args if isinstance(p, SubclassProxy) and p.name in inner]
     if not wrappers:
         return trace
     new = from_trace(trace)
     arguments: list[Any] = []
     body: list[BoundSymbol] = []
-    for p in trace.args:
-        if not any(p is w for w in wrappers):
-            arguments.append(p)
-            continue
-        leaves = [_renamed(q, arguments, new) for q in inner[p.name]]
-        arguments.extend(leaves)
-        body.append(_unflatten_operator(p.fake)(*leaves, output=p))
+    first = len(trace.args) - num_computed
+    plain = {p.name: p for p in trace.args[first:] if not any(p is w for w in wrappers)}
+    computed: dict[str, Any] = {}
+    for i, p in enumerate(trace.args):
+        is_wrapper = any(p is w for w in wrappers)
+        leaves = []
+        for q in inner[p.name] if is_wrapper else (p,):
+            leaf = computed.get(q.name) if i >= first else None
+            if leaf is None:
+                leaf = _renamed(q, new) if is_wrapper and (i < first or q.name not in plain) else plain.get(q.name, q)
+                arguments.append(leaf)
+                computed |= {q.name: leaf} if i >= first else {}
+            leaves.append(leaf)
+        if is_wrapper:
+            body.append(_unflatten_operator(p.fake)(*leaves, output=p))
     new.args = tuple(arguments)
     kept = [
         b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and any(b.output is w for w in wrappers))
@@ -396,8 +408,8 @@ def _with_structs(trace: TraceCtx) -> TraceCtx:
     return new
 
 
-def _renamed(p: TensorProxy, taken: list[Any], trace: TraceCtx) -> TensorProxy:
-    """`p`, or a copy under a new name if the epilogue already takes one of that name (one tensor in two wrappers)."""
+def _renamed(p: TensorProxy, trace: TraceCtx) -> TensorProxy:
+    """`p`, or a copy under a new name if the epilogue already takes one of that name from the prologue."""
     if not trace.has_name(p.name):
         trace.add_name(p.name)
         return p

@@ -69,6 +69,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     if _has_wrapper(args, kwargs):
         if fn is torch.utils.checkpoint.checkpoint:  # what is recomputed is a matter of memory, not of values
             return lambda function, *inputs, **options: _interpret_call(function, *inputs)
+        if fn in _ASKS_FOR_OVERRIDES:  # torch's modules leave their fused inference kernels where a subclass takes part
+            return functools.partial(_has_override, acquisition, fn)
         if _is_autograd_function(fn):
             return functools.partial(_refuse_autograd_function, acquisition)
         torch_fn = torch_callable(fn)
@@ -350,6 +352,18 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
         acquisition.hold(value)
         return proxy
     return value
+
+
+_ASKS_FOR_OVERRIDES = (
+    torch.overrides.has_torch_function,
+    torch.overrides.has_torch_function_unary,
+    torch.overrides.has_torch_function_variadic,
+)
+
+
+def _has_override(acquisition: Acquisition, fn: Callable, *args: WrappedValue) -> Any:
+    values = (tuple(unwrap(v) for v in a.value) if type(a.value) in (list, tuple) else a.value for a in args)
+    return _result(fn(*(acquisition.to_fake(v) for v in values)), [a.provenance for a in args])
 
 
 def _isinstance(obj: WrappedValue, cls: WrappedValue) -> Any:
