@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from thunder_norm import dispatch
+from thunder_norm import registry
 
 ROOT = Path(__file__).parents[1]
 RUN_BY_DEFAULT = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,12 +79,12 @@ def examples(markdown: str, *, run_by_default: bool) -> list[Example]:
 
 
 @pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def norm_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norm rules registered by a file's examples are gone after the test."""
-    copies = {key: copy.copy(op) for key, op in dispatch._registry.items()}
+    copies = {key: copy.copy(op) for key, op in registry._registry.items()}
     for op in copies.values():
         op.rules = list(op.rules)
-    monkeypatch.setattr(dispatch, "_registry", copies)
+    monkeypatch.setattr(registry, "_registry", copies)
 
 
 def run(path: Path, markdown: str, *, run_by_default: bool) -> None:

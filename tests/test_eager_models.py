@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm import rules  # noqa: F401
-from thunder_norm.dispatch import norm_mode
+from thunder_norm.context import norm_mode
 from thunder_norm.tensors import NormedTensor, RMSTensor, RMSToRMSTensor
 
 transformers = pytest.importorskip("transformers")

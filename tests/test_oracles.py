@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from oracles import Ball, lmo, norm, project, search, start
 
-from thunder_norm.dispatch import normed_op
+from thunder_norm.registry import normed_op
 from thunder_norm.tensors import (
     L1Tensor,
     L2Tensor,

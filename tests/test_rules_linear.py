@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from oracles import Ball, Case, check
 
 from thunder_norm import rules  # noqa: F401
-from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 
 R, INF, L1, OP = RMSTensor, LinfTensor, L1Tensor, RMSToRMSTensor

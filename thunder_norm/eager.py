@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm import conversions, dispatch
+from thunder_norm import context, conversions, dispatch, registry
 from thunder_norm.parameters import (
     Derived,
     Leaves,
@@ -44,7 +44,7 @@ class Noted:
     out: NormedTensor
 
 
-class EagerEnvironment(dispatch.Environment):
+class EagerEnvironment(context.Environment):
     """Lifts parameters by a policy and notes every operation.
 
     Args:
@@ -165,7 +165,7 @@ class EagerNormedMode(TorchFunctionMode):
         env = self.environment
         if any(isinstance(t, NormedTensor) for t in tensors):
             return func(*tree_map(env.annotated, args), **tree_map(env.annotated, kwargs))
-        if not dispatch.has_rule(func) and (dispatch.is_metadata(func) or all(map(env.is_measured, tensors))):
+        if not registry.has_rule(func) and (registry.is_metadata(func) or all(map(env.is_measured, tensors))):
             return func(*args, **kwargs)
         if not tensors:
             return dispatch.run_registered(func, args, kwargs) if dispatch.is_factory(func) else func(*args, **kwargs)
@@ -178,7 +178,7 @@ class EagerNormedMode(TorchFunctionMode):
             result = func(*args, **kwargs)
             env.derived |= {id(t): (t, made) for t, made in derivations(func, args, kwargs, result)}
             return result
-        if not dispatch.has_rule(func):
+        if not registry.has_rule(func):
             return func(*args, **kwargs)
         return dispatch.run_registered(func, tree_map(env.annotated, args), tree_map(env.annotated, kwargs))
 
@@ -211,7 +211,7 @@ def run_eagerly(
     kwargs: dict,
     *,
     policy: Policy,
-    mode: dispatch.Mode,
+    mode: context.Mode,
     tensors: Mapping[str, torch.Tensor] | None = None,
     perturbed: bool = False,
 ) -> tuple[Any, EagerEnvironment]:
@@ -232,8 +232,8 @@ def run_eagerly(
     current = {**tensor_names(model), **(tensors or {})}
     environment = EagerEnvironment(current, policy, model, perturbed=perturbed)
     with (
-        dispatch.norm_mode(mode),
-        dispatch.environment(environment),
+        context.norm_mode(mode),
+        context.environment(environment),
         _module_paths(model, environment),
         EagerNormedMode(environment),
     ):

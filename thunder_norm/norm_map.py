@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from thunder_norm import norm_map_trace
-from thunder_norm.dispatch import Mode, check_mode
+from thunder_norm.context import Mode, check_mode
 from thunder_norm.dynamic_shapes import DynamicDims, parse_dynamic_shapes
 from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
 from thunder_norm.higher_order import RunCompiled, Scalars

@@ -15,7 +15,7 @@ from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, from_trace
 
-from thunder_norm.dispatch import Mode
+from thunder_norm.context import Mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.higher_order import Replay
 from thunder_norm.normed_mode import LiftedParameter, NormAcquisition, parameter_name

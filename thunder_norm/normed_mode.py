@@ -21,7 +21,7 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm import conversions, dispatch
+from thunder_norm import context, conversions, dispatch, registry
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.parameters import (
     Annotation,
@@ -71,7 +71,7 @@ class LiftedParameter:
 class NormAcquisition(Acquisition):
     """An acquisition whose operations run under norm rules."""
 
-    def __init__(self, policy: Policy, mode: dispatch.Mode, model: torch.nn.Module | None):
+    def __init__(self, policy: Policy, mode: context.Mode, model: torch.nn.Module | None):
         super().__init__()
         self.tied: dict[str, tuple[str, ...]] = {} if model is None else tied_names(model)
         self.policy = policy
@@ -108,13 +108,13 @@ class NormAcquisition(Acquisition):
 
         Also those without a rule that make a tensor from parameters with given norms alone: its norm is not that of the data.
         """
-        if not dispatch.has_rule(fn) and dispatch.is_metadata(fn):
+        if not registry.has_rule(fn) and registry.is_metadata(fn):
             return False
         proxies = [v for v in tree_flatten(([_value(a) for a in args], [_value(v) for v in kwargs.values()]))[0] if _is_proxy(v)]
         if not proxies:
             return dispatch.is_factory(fn)
-        is_mutation = dispatch.is_mutation(fn, {k: _value(v) for k, v in kwargs.items()})
-        if is_mutation or not dispatch.has_rule(fn):
+        is_mutation = registry.is_mutation(fn, {k: _value(v) for k, v in kwargs.items()})
+        if is_mutation or not registry.has_rule(fn):
             parameters = [self.fake_of(p) for p in proxies if self.is_parameter(p)]
             return len(parameters) == len(proxies) and not all(self.is_measured(t) for t in parameters)
         return any(self.is_parameter(p) for p in proxies)
@@ -137,7 +137,7 @@ class NormAcquisition(Acquisition):
 
     def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""
-        with dispatch.norm_mode(self.mode_of_rules), dispatch.environment(NormEnvironment(self, recorder)):
+        with context.norm_mode(self.mode_of_rules), context.environment(NormEnvironment(self, recorder)):
             args, kwargs = self._with_annotated(args), self._with_annotated(kwargs)
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
             if any(is_wrapper(t) for t in tensors):
@@ -154,7 +154,7 @@ class NormAcquisition(Acquisition):
 
     def _derive(self, recorder: Recorder, fn: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters alone (a transpose, a cast): plain, but remembered."""
-        body = fn.body if isinstance(fn, dispatch.NormedOp) else fn
+        body = fn.body if isinstance(fn, registry.NormedOp) else fn
         result = recorder.call(body, args, kwargs)
         self._derived |= {id(t): made for t, made in derivations(fn, args, kwargs, result)}
         return result
@@ -170,7 +170,7 @@ class NormAcquisition(Acquisition):
         if stated is None:
             return t
         try:
-            return dispatch.lift(t, *stated)
+            return context.lift(t, *stated)
         except NormMismatchError as e:
             raise NormMismatchError(f"the norm stated for parameter {name!r} does not fit it: {e}") from e
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm import conversions, dispatch
+from thunder_norm import context, conversions, dispatch, op_names, registry
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.sizes import Sizes
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
@@ -241,10 +241,10 @@ def refuse_mutation(fn: Callable, args: tuple, kwargs: dict, location: str | Non
     Raises:
         UnsupportedOpError: `fn` works in place.
     """
-    if dispatch.is_mutation(fn, kwargs):
+    if registry.is_mutation(fn, kwargs):
         raise UnsupportedOpError(
             with_details(
-                f"in-place {dispatch.op_name(fn)} on a tensor made from parameters with given norms",
+                f"in-place {op_names.op_name(fn)} on a tensor made from parameters with given norms",
                 called_with=describe(args),
                 at=location,
                 instead="use the out-of-place operation and assign its result",
@@ -282,7 +282,7 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     result: Any = None
     for order in dict.fromkeys((default, default[::-1])):  # a transposed matrix wants (in, out) of its source
         lifted = tree_map(
-            lambda v, o=order: dispatch.lift(v, source_kind, o) if isinstance(v, torch.Tensor) else v, (args, kwargs)
+            lambda v, o=order: context.lift(v, source_kind, o) if isinstance(v, torch.Tensor) else v, (args, kwargs)
         )
         result = dispatch.run_registered(derived.fn, *lifted)
         result = result if derived.index is None else result[derived.index]

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from thunder_norm.dispatch import Mode, op_key
+from thunder_norm.context import Mode
 from thunder_norm.eager import Noted, run_eagerly
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norm_map import NormMap
+from thunder_norm.op_names import op_key
 from thunder_norm.parameters import Policy, tensor_names
 from thunder_norm.sensitivity import with_perturbation
 from thunder_norm.tensors import NormedTensor

@@ -321,7 +321,7 @@ class RMSToRMSTensor(NormedTensor):
 
     @classmethod
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        from thunder_norm.dispatch import run_real
+        from thunder_norm.context import run_real
 
         largest = run_real(torch.linalg.matrix_norm, (t, 2, elem_dims), {}).amax()
         return largest * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import Constant, times
 from thunder_norm.tensors import NormedTensor, RMSTensor
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder_norm.dispatch import normed_op
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import like
 from thunder_norm.tensors import RMSTensor

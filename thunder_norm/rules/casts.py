@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import like, scaled, times
 from thunder_norm.tensors import NormedTensor, RMSToRMSTensor
 

@@ -11,7 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.dispatch import normed_op
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._pointwise import pointwise, softplus_of, typical_pointwise
 from thunder_norm.rules._shared import VectorKind, like, root_sum_squares, scalar, scaled
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor

@@ -11,8 +11,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import VectorKind, as_kind, spread, times
 from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from thunder_norm.dispatch import current_mode, normed_op
+from thunder_norm.context import current_mode
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import register_refusal, scalar
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 

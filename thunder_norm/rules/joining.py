@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     align,
     annotated,

@@ -8,7 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.dispatch import normed_op
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import align, broadcast, like, maximum, over_dims_of, rms, root_sum_squares, times
 from thunder_norm.tensors import RMSTensor
 

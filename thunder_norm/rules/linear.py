@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import is_plain
 from thunder_norm.rules._shared import VectorKind, rms
 from thunder_norm.rules.contraction import contract, conversion_factor, number, plus, rms_factor, scaled

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import lift, normed_op, run_real
+from thunder_norm.context import lift, run_real
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._pointwise import softplus_of
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread, times
 from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor

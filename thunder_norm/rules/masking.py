@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.dispatch import current_mode, lift, normed_op
+from thunder_norm.context import current_mode, lift
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     VectorKind,
     is_constant_along,

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import current_mode, normed_op
+from thunder_norm.context import current_mode
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import Source, fact, general, is_rms, know, moves_with
 from thunder_norm.rules._shared import dims_tuple, like, refined, scalar
 from thunder_norm.rules.normalization import normalized

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import current_mode, normed_op
+from thunder_norm.context import current_mode
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times
 from thunder_norm.tensors import L2Tensor, LinfTensor, NormedTensor, RMSTensor
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import normed_op
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import as_kind, negative, rms, root, scaled, spread, times
 from thunder_norm.tensors import RMSTensor
 

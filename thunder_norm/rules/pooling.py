@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import current_mode, normed_op
+from thunder_norm.context import current_mode
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._gaussian import expected_maximum
 from thunder_norm.rules._shared import as_kind, rms, root, scaled, spread, times
 from thunder_norm.tensors import RMSTensor

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from thunder_norm.dispatch import current_mode, normed_op
+from thunder_norm.context import current_mode
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._gaussian import absolute_moment
 from thunder_norm.rules._pointwise import Function, typical_pointwise
 from thunder_norm.rules._shared import like, refuse, scaled, times

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.dispatch import normed_op
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import Source, fact, general, is_plain, know, moves_with
 from thunder_norm.rules._shared import rms
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor

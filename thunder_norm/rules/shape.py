@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import as_kind, dims_tuple, like, negative, own_dims, refuse, rms, scaled, spread
 from thunder_norm.tensors import L1Tensor, L2Tensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.dispatch import normed_op
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import dims_tuple, negative, refined, rms, scalar
 from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.dispatch import normed_op
+from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import Source, fact, general, is_rms, know, moves_with
 from thunder_norm.rules._shared import times
 from thunder_norm.rules.mean_square import MeanSquare

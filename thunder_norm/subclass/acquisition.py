@@ -15,7 +15,7 @@ from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import NumberProxy, TensorProxy
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from thunder_norm.dispatch import Environment, environment
+from thunder_norm.context import Environment, environment
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy

@@ -29,8 +29,8 @@ from thunder.core.utils import is_hashable
 from thunder.torch import _torch_to_thunder_function_map
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
-from thunder_norm.dispatch import NormedOp
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.registry import NormedOp
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
 from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class

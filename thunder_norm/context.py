@@ -1,0 +1,92 @@
+"""What surrounds a norm rule while it runs: the mode, and how real operations are run and plain tensors lifted."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.tensors import NormedTensor
+
+Mode = Literal["bound", "typical", "modula"]
+MODES: tuple[Mode, ...] = typing.get_args(Mode)
+
+_mode: contextvars.ContextVar[Mode] = contextvars.ContextVar("thunder_norm_mode", default="bound")
+
+
+@contextlib.contextmanager
+def norm_mode(mode: Mode) -> Iterator[None]:
+    """Use the rules of `mode` inside the block: "bound" (sound), "typical" (expected sizes) or "modula" (its conventions).
+
+    Raises:
+        NormMismatchError: there is no such mode.
+    """
+    token = _mode.set(check_mode(mode))
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def check_mode(mode: str) -> Mode:
+    """`mode` itself, or an error that names the modes there are."""
+    if mode not in MODES:
+        raise NormMismatchError(f"mode must be one of {MODES}, got {mode!r}")
+    return mode
+
+
+def current_mode() -> Mode:
+    """The mode of the enclosing `norm_mode` block."""
+    return _mode.get()
+
+
+class Environment:
+    """What surrounds a rule while it runs; tracing replaces it to record ops and to lift parameters its own way."""
+
+    def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run an operation on plain tensors."""
+        return func(*args, **kwargs)
+
+    def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
+        """The normed tensor that stands for the plain tensor `t`: with its exact norm."""
+        return kind.of(t, elem_dims)
+
+    def note(self, func: Callable, out: NormedTensor) -> None:
+        """Called with each normed result of an operation."""
+
+    def user_location(self) -> str | None:
+        """File, line and text of the user's call, where the traceback alone does not show it."""
+        return None
+
+
+_environment: contextvars.ContextVar[Environment] = contextvars.ContextVar("thunder_norm_environment", default=Environment())
+
+
+@contextlib.contextmanager
+def environment(env: Environment) -> Iterator[None]:
+    """Run rules in `env` inside the block."""
+    token = _environment.set(env)
+    try:
+        yield
+    finally:
+        _environment.reset(token)
+
+
+def run_real(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run `func` on plain tensors as one operation (a trace records it as such)."""
+    return _environment.get().run_real(func, args, kwargs)
+
+
+def lift(t: torch.Tensor, kind: type[NormedTensor], elem_dims: Sequence[int] | None = None) -> NormedTensor:
+    """A plain tensor as a normed one: constants by their exact norm, parameters as the transform in use says."""
+    return _environment.get().lift(t, kind, None if elem_dims is None else tuple(elem_dims))
+
+
+def current_environment() -> Environment:
+    """What surrounds the rules that run now."""
+    return _environment.get()

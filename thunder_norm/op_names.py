@@ -1,0 +1,87 @@
+"""One name for one operation: torch function, tensor method, operator and aten overload.
+
+``F.relu``, ``torch.relu``, ``Tensor.relu`` and ``aten.relu.default`` are all "relu", ``x + y`` is "add".
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ALIASES = {
+    "absolute": "abs", "concat": "cat", "concatenate": "cat", "multiply": "mul", "subtract": "sub", "divide": "div",
+    "true_divide": "div", "negative": "neg", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
+    "special_expit": "sigmoid", "special_erf": "erf", "special_softmax": "softmax", "clip": "clamp", "greater": "gt",
+    "less": "lt", "_unsafe_view": "view", "_reshape_alias": "reshape", "fix": "trunc", "arctan": "atan",
+    "__add__": "add", "__radd__": "add", "__iadd__": "add_", "__sub__": "sub", "__isub__": "sub_", "__rsub__": "rsub",
+    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul_", "__truediv__": "div", "__div__": "div", "__itruediv__": "div_",
+    "__idiv__": "div_", "__rtruediv__": "rdiv", "__rdiv__": "rdiv", "__matmul__": "matmul", "__rmatmul__": "rmatmul",
+    "__neg__": "neg", "__pow__": "pow", "__rpow__": "rpow", "__ipow__": "pow_", "__abs__": "abs", "__getitem__": "getitem",
+    "__setitem__": "setitem_", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge", "__eq__": "eq", "__ne__": "ne",
+}  # fmt: skip
+
+# Functions that share their name with another operation.
+_RENAMED = {torch.nn.functional.unfold: "im2col", torch.nn.functional.fold: "col2im"}
+
+METADATA = frozenset(
+    "size shape ndim dim numel nelement dtype device layout requires_grad is_cuda is_cpu is_meta is_floating_point "
+    "is_complex is_contiguous stride storage_offset is_leaf grad_fn grad __len__ __hash__ __repr__ __str__ element_size "
+    "itemsize nbytes is_nested is_sparse is_quantized get_device _backward_hooks names data_ptr is_inference __format__ "
+    "is_same_size is_mkldnn is_conj is_neg is_signed is_shared retains_grad output_nr _is_view is_distributed".split()
+)
+
+
+def op_key(func: Callable) -> Any:
+    """The registry key of an operation: its canonical name for torch's own, the function itself for others.
+
+    >>> op_key(torch.nn.functional.relu), op_key(torch.ops.aten.relu.default), op_key(torch.Tensor.__add__)
+    ('relu', 'relu', 'add')
+    """
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        packet = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
+        namespace, name = packet._qualified_op_name.split("::")
+        return _ALIASES.get(name, name) if namespace in ("aten", "prims") else packet._qualified_op_name
+    if isinstance(func, types.FunctionType) and func in _RENAMED:
+        return _RENAMED[func]
+    name = getattr(func, "__name__", None)
+    if name in ("__get__", "__set__") and hasattr(func, "__self__"):  # a property of torch.Tensor: x.T
+        name = getattr(func.__self__, "__name__", name) if name == "__get__" else f"{func.__self__.__name__}_"
+    module = getattr(func, "__module__", None) or getattr(getattr(func, "__objclass__", None), "__module__", None) or ""
+    if name is None or not (module.startswith("torch") or isinstance(func, _BUILTIN_TYPES)):
+        return func
+    return _ALIASES.get(name, name)
+
+
+_BUILTIN_TYPES = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MethodWrapperType,
+)
+
+
+def op_name(func: Callable) -> str:
+    """Readable name of an operation for messages and traces."""
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return f"torch.ops.{func}"
+    key = op_key(func)
+    if not isinstance(key, str):
+        return getattr(func, "__qualname__", repr(func))
+    own = (func.__self__ if func.__name__ in ("__get__", "__set__") else func).__name__
+    module = getattr(func, "__module__", None) or ""
+    if module.startswith("torch.nn.functional") or module == "torch._C._nn":
+        public = next((name for name in (key, own) if hasattr(torch.nn.functional, name)), None)
+        return f"torch.nn.functional.{public}" if public else f"{module}.{own}"
+    family, _, rest = key.partition("_")  # torch.linalg.svd calls itself linalg_svd
+    if family in ("linalg", "special", "fft") and hasattr(getattr(torch, family), rest):
+        return f"torch.{family}.{rest}"
+    return f"torch.Tensor.{own}" if not hasattr(torch, key) and hasattr(torch.Tensor, own) else f"torch.{key}"
+
+
+def is_in_place(key: str) -> bool:
+    """Whether a canonical name is that of an in-place operation, by torch's naming rule."""
+    return key.endswith("_") and not key.endswith("__")
