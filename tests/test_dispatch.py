@@ -23,7 +23,7 @@ from thunder_norm import (
 from thunder_norm.context import MODES
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, ThunderNormError, UnsupportedOpError
 from thunder_norm.op_names import op_key, op_name
-from thunder_norm.registry import has_rule, registered_ops
+from thunder_norm.registry import NormedOp, has_rule, registered_ops
 
 aten = torch.ops.aten
 
@@ -60,6 +60,19 @@ def test_all_spellings_of_an_operation_share_a_name(key, functions):
 def test_operations_that_only_share_a_name_are_told_apart():
     assert op_key(F.unfold) != op_key(torch.Tensor.unfold)
     assert op_key(F.unfold) == op_key(aten.im2col.default)
+
+
+def test_an_argument_that_a_rule_does_not_name_is_off_only_where_torch_means_off():
+    """False is torch's default of `keepdim`, but not of `sorted`."""
+    op = NormedOp("topk", torch.topk)
+
+    @op.register_norm
+    def topk(input: RMSTensor, k: int) -> RMSTensor:
+        return input
+
+    x = RMSTensor.of(torch.ones(3))
+    assert op.find((x, 2), {"largest": None}) is not None
+    assert op.find((x, 2), {"sorted": False}) is None
 
 
 def test_functions_that_are_not_torchs_are_their_own_key():

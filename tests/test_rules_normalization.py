@@ -236,6 +236,7 @@ REFUSED = [
     ("layer_norm without eps", lambda: F.layer_norm(normed(), (4,), eps=0.0)),
     ("normalize by another norm", lambda: F.normalize(normed(), p=1.0)),
     ("batch_norm without statistics", lambda: F.batch_norm(normed(), None, torch.ones(4), training=False)),
+    ("batch_norm without channels", lambda: F.batch_norm(normed(shape=(4,)), torch.zeros(4), torch.ones(4))),
     ("embedding that rescales", lambda: F.embedding(INDICES, normed(shape=(4, 3)), max_norm=1.0)),
     ("embedding_bag that rescales", lambda: F.embedding_bag(INDICES, normed(shape=(4, 3)), max_norm=1.0)),
 ]

@@ -6,6 +6,7 @@ every argument fits is the one.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -93,8 +94,11 @@ def _is_union(annotation: Any) -> bool:
     return isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
 
 
-# Arguments that do not change a norm: a rule need not name them.  (One that is None or False need not be named either.)
-_NORM_NEUTRAL = frozenset({"inplace", "_stacklevel", "memory_format", "non_blocking", "pin_memory", "layout", "device"})
+# Arguments that do not change a norm: a rule need not name them.  (One that is None, or False where torch's default is not
+# True, need not be named either.)
+_NORM_NEUTRAL = frozenset(
+    {"inplace", "_stacklevel", "memory_format", "non_blocking", "pin_memory", "layout", "device", "cudnn_enable", "cudnn_enabled"}
+)
 
 # From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).
 LiftDims = Callable[[torch.Tensor, dict[str, Any]], "tuple[int, ...] | None"]
@@ -114,13 +118,20 @@ class NormRule:
     lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
     when: Callable[[dict[str, Any]], bool] | None = None
 
-    def bind(self, args: tuple, kwargs: dict) -> inspect.BoundArguments | str:
-        """The call's arguments by the rule's own names, or why they do not fit its signature."""
+    def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:
+        """The call's arguments by the rule's own names, or why they do not fit its signature.
+
+        `on_by_default` are the names of the operation's arguments that are True if not given.
+        """
         names = self.signature.parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in names.values())
         kwargs = {("input" if k == "self" and k not in names else k): v for k, v in kwargs.items()}
         if not takes_any:
-            kwargs = {k: v for k, v in kwargs.items() if k in names or not (k in _NORM_NEUTRAL or v is None or v is False)}
+            kwargs = {
+                k: v
+                for k, v in kwargs.items()
+                if k in names or not (k in _NORM_NEUTRAL or v is None or v is False and k not in on_by_default)
+            }
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
@@ -253,10 +264,24 @@ class NormedOp:
         ordered.sort(key=lambda r: (r.when is None, r.mode is None))
         for converting in (False, True):
             for rule in ordered:
-                bound = rule.bind(args, kwargs)
+                bound = rule.bind(args, kwargs, _on_by_default(self.key))
                 if not isinstance(bound, str) and rule.fits(bound, converting=converting):
                     return rule, bound
         return None
+
+
+@functools.cache
+def _on_by_default(key: Any) -> frozenset[str]:
+    """The arguments of an operation that are True if they are not given: by aten's schemas and Python's signatures."""
+    if not isinstance(key, str):
+        return frozenset()
+    packet = getattr(torch.ops.aten, key, None)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet else []
+    names = {a.name for schema in schemas for a in schema.arguments if a.has_default_value() and a.default_value is True}
+    function = getattr(torch.nn.functional, key, None)
+    if isinstance(function, types.FunctionType):
+        names |= {p.name for p in inspect.signature(function).parameters.values() if p.default is True}
+    return frozenset(names)
 
 
 _registry: dict[Any, NormedOp] = {}

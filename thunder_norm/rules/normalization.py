@@ -208,6 +208,8 @@ def batch_norm(
       Value:        |y| <= sqrt(v^2 |g|^2 + |b|^2), v = n / sqrt(n^2 + eps), n = |x|    (centred x and the bias are orthogonal)
       Sensitivity:  |g| / sqrt(eps),  v,  1
     """
+    if input.ndim < 2:
+        raise NormMismatchError(f"batch_norm needs an input [batch, channels, ...], got shape {tuple(input.shape)}")
     if training:
         dims = tuple(d for d in range(-input.ndim, 0) if d != _channel(input))
         return _over_batch(input, dims, weight, bias, eps)

@@ -252,7 +252,7 @@ def _register_variance(ops: tuple[Callable, ...], compute: Callable, doc: str, i
     def of_all(input: RMSTensor, unbiased: bool = True) -> Any:
         return result(input, None, float(unbiased), False)
 
-    # in this order: a rule that does not name `unbiased` would take False for the default
+    # in this order: by_correction would take the flag of var(x, unbiased) for a dimension
     for fn in (by_unbiased, of_all, by_correction):
         fn.__doc__ = doc
         fn.__name__ = fn.__qualname__ = ops[0].__name__
