@@ -78,7 +78,7 @@ class NormAcquisition(Acquisition):
         self.leaves = None if isinstance(policy, str) else Leaves(policy)
         self.mode_of_rules = mode
         self.annotations: dict[str, Annotation] = {} if model is None else named_annotations(model)
-        self.is_normed_call = is_normed_call()
+        self.is_normed_call = self.watches = is_normed_call()
         self._lifted: dict[tuple, NormedTensor] = {}
         self._derived: dict[int, Derived] = {}
         self.lifted_parameters: list[LiftedParameter] = []

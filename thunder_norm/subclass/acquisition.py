@@ -50,6 +50,7 @@ class Acquisition:
         self.is_started = False
         self.is_finished = False
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.watches = False  # whether every call of the program must be looked at: there are wrappers, or may be norms
         self.has_wrappers = False
         self.expects_wrappers = False  # some argument or parameter is one, although none was met yet
         self.refusal: Exception | None = None  # why this program cannot be traced, even if it catches the error itself
@@ -101,6 +102,7 @@ class Acquisition:
             error.args = (f"{error}\n  at  {location}", *error.args[1:])
         if self.refusal is None:
             self.refusal = error
+        self.watches = True
         return error
 
     def raise_if_refused(self) -> None:
@@ -199,7 +201,7 @@ class Acquisition:
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
         self._subclass_proxies[id(proxy.fake)] = proxy
-        self.has_wrappers = True
+        self.has_wrappers = self.watches = True
         return proxy
 
     def spec_of(self, proxy: SubclassProxy) -> WrapperSpec:

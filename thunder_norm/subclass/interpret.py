@@ -176,6 +176,14 @@ def torch_callable(fn: Callable) -> Callable | None:
 
 
 @functools.cache
+def operations() -> frozenset:
+    """The functions a program without wrappers may meet its first one in."""
+    own = {f for cls in (TensorProxy, SubclassProxy) for name in dir(cls) if id(f := getattr(cls, name)) in _PROXY_METHODS}
+    makers = {torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass, torch.utils.checkpoint.checkpoint}
+    return frozenset(own | makers | _overridable() | _factories() | {f for f in _torch_to_thunder_function_map if is_hashable(f)})
+
+
+@functools.cache
 def _overridable() -> frozenset:
     """Every function and method torch lets a tensor subclass override."""
     found = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions}

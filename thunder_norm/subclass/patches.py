@@ -16,6 +16,7 @@ general_jit_lookaside  thunder_general_jit: ``fn_lookaside=...``             reg
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -110,12 +111,18 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
         return _original_lookaside(fn, *args, **kwargs)
     if not acquisition.is_started:
         acquisition.is_started = True
-        acquisition.expects_wrappers = _takes_wrappers(fn, args)
+        if _takes_wrappers(fn, args):
+            acquisition.expects_wrappers = acquisition.watches = True
+    elif not acquisition.watches and type(fn) in _FUNCTIONS and fn not in interpret.operations():
+        return _original_lookaside(fn, *args, **kwargs)  # most calls of a program without wrappers
     found = interpret.lookaside(acquisition, fn, args, kwargs) or _original_lookaside(fn, *args, **kwargs)
     if acquisition.pending is None:
         return found
     pending, acquisition.pending = acquisition.pending, None
     return do_raise(pending)
+
+
+_FUNCTIONS = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
 
 
 def _takes_wrappers(entry: Callable, args: tuple[WrappedValue, ...]) -> bool:
