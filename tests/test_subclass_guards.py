@@ -50,15 +50,6 @@ def test_inner_requires_grad_is_guarded():
     assert jf(RMSTensor(1.0, backing=t, norm_size_requires_grad=True)).norm_size.requires_grad
 
 
-def test_a_wrapper_that_requires_grad_itself_is_refused():
-    x = TwoTensor(torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True))
-    jf = jit(lambda x: x * 2)
-    with pytest.raises(UnsupportedSubclassError, match="requires grad itself"):
-        jf(x)
-    with torch.no_grad():
-        assert torch.equal(jf(x).a, x.a * 2)
-
-
 class NoFlatten(torch.Tensor):
     @staticmethod
     def __new__(cls, t):

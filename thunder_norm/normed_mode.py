@@ -36,7 +36,7 @@ from thunder_norm.parameters import (
     tied_names,
 )
 from thunder_norm.subclass import boundary, trace
-from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, location_of_user, value_of
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
@@ -110,10 +110,14 @@ class NormAcquisition(Acquisition):
         """
         if not registry.has_rule(fn) and registry.is_metadata(fn):
             return False
-        proxies = [v for v in tree_flatten(([_value(a) for a in args], [_value(v) for v in kwargs.values()]))[0] if _is_proxy(v)]
+        if super().wants(fn, args, kwargs):
+            return True
+        proxies = [
+            v for v in tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0] if _is_proxy(v)
+        ]
         if not proxies:
             return dispatch.is_factory(fn)
-        is_mutation = registry.is_mutation(fn, {k: _value(v) for k, v in kwargs.items()})
+        is_mutation = registry.is_mutation(fn, {k: value_of(v) for k, v in kwargs.items()})
         if is_mutation or not registry.has_rule(fn):
             parameters = [self.fake_of(p) for p in proxies if self.is_parameter(p)]
             return len(parameters) == len(proxies) and not all(self.is_measured(t) for t in parameters)
@@ -268,11 +272,6 @@ def parameter_name(proxy: TensorProxy) -> tuple[str, str] | None:
         return None
     where, name, _ = get_parameter_or_buffer_or_submodule_name_and_root(provenance)
     return where, ".".join(name)
-
-
-def _value(wrapped: Any) -> Any:
-    value = wrapped.value
-    return [_value(v) if hasattr(v, "value") else v for v in value] if isinstance(value, list | tuple) else value
 
 
 def _is_proxy(value: Any) -> bool:

@@ -11,6 +11,7 @@ from thunder_norm.subclass import boundary, patches
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
+from thunder_norm.subclass.differentiation import differentiate
 from thunder_norm.subclass.mutations import check_mutations
 
 
@@ -19,11 +20,15 @@ class SubclassTransform(Transform):
 
     ``thunder.jit(f, transforms=[SubclassTransform()])`` accepts instances of any class made with
     ``torch.Tensor._make_wrapper_subclass`` that has ``__torch_dispatch__``, ``__tensor_flatten__`` and
-    ``__tensor_unflatten__``: as arguments, as (frozen) parameters and buffers, constructed inside, and as results.  The
-    computation runs on their inner tensors; gradients flow into inner tensors that require grad.
+    ``__tensor_unflatten__``: as arguments, as parameters and buffers, constructed inside, and as results.  The computation
+    runs on their inner tensors.
+
+    Gradients are PyTorch's where a wrapper requires grad itself: torch's formulas, dispatched to the class again, and the
+    backward of every ``torch.autograd.Function`` on the way.  Where no wrapper does, gradients flow into inner tensors that
+    require grad, which eager mode has not; a program may not have both.
 
     Raises (when the jitted function is called):
-        UnsupportedSubclassError: a class does not follow the protocol, or an instance requires grad itself.
+        UnsupportedSubclassError: a class does not follow the protocol.
         UnsupportedOpError: an operation on a wrapper has no place in a trace.
     """
 
@@ -41,14 +46,18 @@ class SubclassTransform(Transform):
         """The state for one acquisition."""
         return Acquisition()
 
-    def transform_traces_pre_prologue(self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, **kwargs: Any):
+    def transform_traces_pre_prologue(
+        self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, *, executors_list: Any
+    ):
         """Lower wrappers to their inner tensors; see `thunder_norm.subclass.boundary`."""
         acquisition = patches.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
         acquisition.is_finished = True
         acquisition.raise_if_refused()
-        prologue, computation, epilogue = boundary.lower(acquisition, prologue_trace, computation_trace, epilogue_trace)
+        joint = differentiate(acquisition, computation_trace) if acquisition.differentiates else None
+        traces = prologue_trace, computation_trace, epilogue_trace
+        prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
         if acquisition.has_wrappers:
             patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():

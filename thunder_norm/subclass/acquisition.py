@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 from thunder.core import devices, dtypes
-from thunder.core.compile_data import get_cache_option
-from thunder.core.interpreter import get_interpreterruntimectx, unwrap
+from thunder.core.compile_data import get_cache_option, get_compile_data
+from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx, unwrap
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.options import CACHE_OPTIONS
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_flatten
 
 from thunder_norm.context import Environment, environment
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass import activity
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 
 
@@ -44,8 +47,6 @@ class Acquisition:
     operation simply points to the newer proxy.
     """
 
-    intercepts_plain = False  # whether operations on plain tensors may be taken over (`wants` says which)
-
     def __init__(self) -> None:
         self.is_started = False
         self.is_finished = False
@@ -53,9 +54,15 @@ class Acquisition:
         self.watches = False  # whether every call of the program must be looked at: there are wrappers, or may be norms
         self.has_wrappers = False
         self.expects_wrappers = False  # some argument or parameter is one, although none was met yet
+        self.differentiates = False  # whether torch's autograd runs on the fakes, see `differentiation`
+        self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
+        self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
+        self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
+        self._num_scanned = 0
         self.refusal: Exception | None = None  # why this program cannot be traced, even if it catches the error itself
         self.pending: Exception | None = None  # an error met where the interpreter cannot take one; raised at its next call
         self.value_read: Exception | None = None  # what to refuse with if there are wrappers: a tensor's value was asked for
+        self.inner_fakes: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
         self._held: dict[int, torch.Tensor] = {}  # fakes that the program may hold as plain tensors
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
         self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
@@ -63,6 +70,8 @@ class Acquisition:
         self._subclass_proxies: dict[int, SubclassProxy] = {}
         self.bound_leaves: dict[int, tuple[TensorProxy, ...]] = {}  # of each wrapper, as the trace knows them
         self.input_fakes: set[int] = set()
+        self.user_names: dict[Variable, TensorProxy] = {}  # Thunder's table of proxies it names after the user's variables
+        self.readable_names: dict[str, TensorProxy] = {}  # ours, by the name before; see `names`
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
         self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
         self.input_specs: dict[int, WrapperSpec] = {}  # of input wrappers, by the identity of their fakes
@@ -81,9 +90,56 @@ class Acquisition:
         """Bound symbols the prologue must run besides the checks of its inputs."""
         return []
 
+    @property
+    def intercepts_plain(self) -> bool:
+        """Whether operations on plain tensors may be taken over (`wants` says which)."""
+        return self.differentiates
+
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
-        return False
+        if not self.differentiates or not is_grad_enabled():
+            return False
+        values = tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0]
+        return any(isinstance(v, TensorProxy) and self.requires_grad(v) for v in values)
+
+    # -- differentiation ----------------------------------------------------------------------------------------------
+
+    def differentiate(self) -> None:
+        """From now on torch's autograd runs on the fakes: there is a wrapper that requires grad."""
+        if self.differentiates:
+            return
+        self.differentiates = self.watches = self.has_wrappers = True
+        for fake, proxy in list(self._proxy_of.values()):
+            self._note_source(fake, proxy)
+
+    def requires_grad(self, proxy: TensorProxy) -> bool:
+        """Whether the tensor a proxy stands for requires grad, for torch or for Thunder."""
+        if isinstance(proxy, SubclassProxy):
+            return outer_metadata(proxy.fake)[2]
+        fake = self._fake_of.get(proxy.name) if self.differentiates else None
+        return self._is_active(proxy) if fake is None else fake.requires_grad
+
+    def _note_source(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
+        if (
+            not fake.requires_grad
+            and fake.dtype.is_floating_point
+            and id(fake) not in self.inner_fakes
+            and self._is_active(proxy)
+        ):
+            fake.requires_grad_()
+            self.sources[id(fake)] = fake
+
+    def _is_active(self, proxy: TensorProxy) -> bool:
+        """Whether Thunder would differentiate what a plain proxy stands for."""
+        if proxy.history is not None:
+            return proxy.requires_grad
+        bsyms = get_jit_ctx().computation_trace.bound_symbols
+        for bsym in bsyms[self._num_scanned :]:
+            inputs = (p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy))
+            self._active.update(p.name for p in inputs if p.history is not None and p.requires_grad)
+            activity.propagate(bsym, self._active)
+        self._num_scanned = len(bsyms)
+        return proxy.name in self._active
 
     @property
     def meets_wrappers(self) -> bool:
@@ -122,7 +178,12 @@ class Acquisition:
         """The wrapper `x` rebuilt over fake inner tensors."""
         spec = WrapperSpec.of(x)
         with torch.no_grad(), self.mode:
-            return spec.build(tuple(self.new_fake(t) for t in spec.leaves(x)))
+            fake = spec.build(tuple(self.new_fake(t) for t in spec.leaves(x)))
+        if self.differentiates and spec.requires_grad:
+            with torch._C.DisableTorchFunctionSubclass():
+                fake.requires_grad_()
+            self.sources[id(fake)] = fake
+        return fake
 
     def note_input(self, key: Any, real: torch.Tensor) -> None:
         """Remember the real tensor an input proxy (by its history) or fake wrapper stands for."""
@@ -175,7 +236,20 @@ class Acquisition:
                     else torch.empty_strided(shape, stride, dtype=dtype, device=device)
                 )
             self.bind(fake, proxy, is_input=True)
+            if self.differentiates:
+                self._note_source(fake, proxy)
         return fake
+
+    def current(self, proxy: TensorProxy) -> TensorProxy:
+        """What a proxy of the acquisition is called in the finished trace."""
+        proxy = self.user_names.get(variableify(proxy), proxy)
+        return self.readable_names.get(proxy.name, proxy)
+
+    def fakes_by_name(self) -> dict[str, torch.Tensor]:
+        """The fakes of plain proxies by the names they have in the finished trace."""
+        original = {p.name: variable.proxy.name for variable, p in self.user_names.items()}
+        original |= {p.name: original.get(name, name) for name, p in self.readable_names.items()}
+        return self._fake_of | {new: self._fake_of[old] for new, old in original.items() if old in self._fake_of}
 
     def shares_storage_with_another(self, fake: torch.Tensor) -> bool:
         """Whether some other known fake is a view of the same storage."""
@@ -275,6 +349,18 @@ def data_dependent(what: str) -> UnsupportedOpError:
             instead="use torch.where, or compute the condition outside the jitted function",
         )
     )
+
+
+def is_grad_enabled() -> bool:
+    """Whether the program being traced is in a region that records gradients."""
+    cd = get_compile_data()
+    return torch.is_grad_enabled() if cd is None else cd.is_grad_enabled
+
+
+def value_of(a: Any) -> Any:
+    """What an argument wrapped by the interpreter is, lists and tuples of wrapped values included."""
+    value = a.value if isinstance(a, WrappedValue) else a
+    return [value_of(v) for v in value] if type(value) in (list, tuple) else value
 
 
 _NOT_USER = ("thunder", "torch")

@@ -23,6 +23,7 @@ from thunder.extend import OperatorExecutor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOrigin
+from thunder_norm.subclass.differentiation import Joint, Source
 from thunder_norm.subclass.names import with_readable_names
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -65,22 +66,35 @@ def _check_not_wrapper(t: torch.Tensor) -> None:
 _check_plain = _operator("check_plain_tensors", check_plain_tensors, lambda *tensors: None, keep=True)
 
 
-def _flatten_operator(spec: WrapperSpec) -> Callable:
-    """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors."""
+def _flatten_operator(spec: WrapperSpec, source: Source | None, is_detached: bool) -> Callable:
+    """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors.
+
+    If x is the source of a gradient, its inner tensors are connected with it, or carriers follow them.
+    """
 
     def flatten(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if not spec.matches(x):
             raise GuardError(f"expected {spec}, got {type(x).__name__}")
-        return spec.leaves(x)
+        if source is not None and not source.uses_carriers:
+            return source.open(x)
+        leaves = spec.leaves(x)
+        if is_detached:
+            leaves = tuple(t.detach() for t in leaves)
+        return leaves if source is None else (*leaves, *source.open(x))
 
     return _bindable(f"flatten_{spec.cls.__name__}_{next(_counter)}", flatten)
 
 
-def _unflatten_operator(fake: torch.Tensor) -> Callable:
-    """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results."""
+def _unflatten_operator(fake: torch.Tensor, joint: Joint | None) -> Callable:
+    """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results; carriers of its gradient may follow these."""
     spec = WrapperSpec.of(fake)
+    result = None if joint is None else joint.result_of(fake)
 
     def unflatten(*leaves: torch.Tensor) -> torch.Tensor:
+        if result is not None:
+            return result.close(spec, leaves)
+        if joint is not None:
+            return spec.build(tuple(t.detach() for t in leaves))
         with torch.enable_grad():  # the generated epilogue runs under no_grad; inner results keep their history
             return spec.build(leaves)
 
@@ -118,22 +132,30 @@ def _bindable(name: str, fn: Callable) -> Callable:
 # -- lowering ---------------------------------------------------------------------------------------------------------
 
 
-def lower(acquisition: Acquisition, prologue: TraceCtx, computation: TraceCtx, epilogue: TraceCtx | None) -> Traces:
+def lower(
+    acquisition: Acquisition,
+    traces: Traces,
+    joint: Joint | None = None,
+    executor: Any = None,
+) -> Traces:
     """Take wrappers out of the computation and put checks, unpacking and wrapping into prologue and epilogue.
+
+    `joint` is what torch's autograd does with the program, `executor` what its operation is registered with.
 
     Raises:
         UnsupportedOpError: an operation that was not interpreted still touches a wrapper.
     """
+    prologue, computation, epilogue = traces
     inner: Inner = {}
     if not acquisition.has_wrappers:  # only the prologue changes: it must also find that there are none
-        return _lower_prologue(acquisition, prologue, inner, [], computation), computation, epilogue
+        return _lower_prologue(acquisition, prologue, inner, [], computation, None), computation, epilogue
     computation, epilogue = with_readable_names(acquisition, computation, epilogue)
     leaves = [bsym for bsym in computation.bound_symbols if bsym.sym.id == LEAF.id]
     _note_origins(acquisition, computation, leaves)
-    new_computation = _lower_computation(computation, inner, leaves)
-    new_prologue = _lower_prologue(acquisition, prologue, inner, leaves, new_computation)
+    new_computation = _lower_computation(computation, inner, leaves, joint, executor)
+    new_prologue = _lower_prologue(acquisition, prologue, inner, leaves, new_computation, joint)
     num_computed = len(computation.bound_symbols[-1].args[0]["output"])
-    new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed))
+    new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint))
     return new_prologue, new_computation, new_epilogue
 
 
@@ -157,7 +179,7 @@ def _flat(tree: Any, inner: Inner) -> Iterator[Any]:
             yield leaf
 
 
-def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol]) -> TraceCtx:
+def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], joint: Joint | None, executor: Any) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = []
     given = [p for bsym in leaves for p in bsym.output]
@@ -165,7 +187,9 @@ def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol])
         if bsym.sym.id == LEAF.id:
             continue
         if bsym.sym.id == FLATTEN.id:
-            inner[bsym.args[0].name] = tuple(bsym.output)
+            (wrapper,) = bsym.args
+            source = None if joint is None else joint.source_of(wrapper.fake)
+            inner[wrapper.name] = tuple(bsym.output) if source is None else joint.anchor_wrapper(source, bsym.output, new)
         elif bsym.sym.id == UNFLATTEN.id:
             inner[bsym.output.name] = tuple(bsym.args)
         elif bsym.sym.id == REBIND.id:
@@ -174,15 +198,18 @@ def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol])
             continue
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (returned,) = bsym.args
-            arguments = tuple(_unique(_flat((*trace.args, *given), inner)))
+            carriers = () if joint is None else joint.anchor_plain(trace.args, new)
+            arguments = tuple(_unique(_flat((*trace.args, *given, *carriers), inner)))
             # one tensor in two wrappers is returned once: autograd would keep the derivatives of its last place only
             outputs = tuple(_unique(_flat(returned["output"], inner)))
+            if joint is not None:
+                outputs = joint.write(new, executor, returned["output"], outputs, inner)
             lowered = {**returned, "output": outputs, "flat_args": list(arguments)}
             new.bound_symbols.append(bsym.from_bsym(args=(lowered,)))
         else:
             _refuse_wrapper(bsym)
             new.bound_symbols.append(bsym)
-    new.args = tuple(_unique(_flat((*trace.args, *given), inner)))
+    new.args = arguments
     _bind_arguments(new, "computation", [p for p in new.args if all(p is not q for q in trace.args)])
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
@@ -216,7 +243,12 @@ def _bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:
 
 
 def _lower_prologue(
-    acquisition: Acquisition, trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], computation: TraceCtx
+    acquisition: Acquisition,
+    trace: TraceCtx,
+    inner: Inner,
+    leaves: list[BoundSymbol],
+    computation: TraceCtx,
+    joint: Joint | None,
 ) -> TraceCtx:
     specs = {p.name: acquisition.spec_of(p) for p in _wrappers_in(trace) if p.name in inner}
     new = from_trace(trace)
@@ -235,6 +267,8 @@ def _lower_prologue(
             if leaves:
                 _fetch(acquisition, new, leaves)
             with tracectx(new):
+                for source, p in () if joint is None else joint.plain_sources_with_carriers():
+                    new.bound_symbols.append(_bindable(f"carriers_{next(_counter)}", source.open)(p, output=source.anchors))
                 new.bound_symbols.extend(bsym for bsym in acquisition.guards())
                 if checked:
                     new.bound_symbols.append(_check_plain.bind(*checked, output=None))
@@ -242,7 +276,9 @@ def _lower_prologue(
         new.bound_symbols.append(bsym)
         if isinstance(bsym.output, SubclassProxy) and bsym.output.name in inner and bsym.output.name in specs:
             spec = specs.pop(bsym.output.name)
-            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name]))
+            source = None if joint is None else joint.source_of(bsym.output.fake)
+            is_detached = acquisition.differentiates and spec.requires_grad
+            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], source, is_detached))
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
 
@@ -253,10 +289,18 @@ def _wrappers_in(trace: TraceCtx) -> Iterator[SubclassProxy]:
             yield bsym.output
 
 
-def _open(trace: TraceCtx, spec: WrapperSpec, wrapper: SubclassProxy, leaves: tuple[TensorProxy, ...]) -> tuple[TensorProxy, ...]:
+def _open(
+    trace: TraceCtx,
+    spec: WrapperSpec,
+    wrapper: SubclassProxy,
+    leaves: tuple[TensorProxy, ...],
+    source: Source | None,
+    is_detached: bool,
+) -> tuple[TensorProxy, ...]:
     """Guard, unpack and check one wrapper in the prologue; returns the inner proxies."""
+    carriers = source.anchors if source is not None and source.uses_carriers else ()
     with tracectx(trace):
-        trace.bound_symbols.append(_flatten_operator(spec)(wrapper, output=leaves))
+        trace.bound_symbols.append(_flatten_operator(spec, source, is_detached)(wrapper, output=(*leaves, *carriers)))
         _check_metadata(leaves)
     return leaves
 
@@ -348,14 +392,17 @@ def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:
     return _bindable(name, run)(output=None)
 
 
-def _lower_epilogue(trace: TraceCtx, inner: Inner, num_computed: int) -> TraceCtx:
-    """Take inner tensors, each once, and wrap them; the last `num_computed` arguments are what the computation returned."""
+def _lower_epilogue(trace: TraceCtx, inner: Inner, num_computed: int, joint: Joint | None) -> TraceCtx:
+    """Take inner tensors, each once, and wrap them; the last `num_computed` arguments are what the computation returned.
+
+    The carriers of the results' gradients come after these.
+    """
     wrappers = [p for p in trace.args if isinstance(p, SubclassProxy) and p.name in inner]
-    if not wrappers:
+    if not wrappers and (joint is None or not joint.result_carriers()):
         return trace
     new = from_trace(trace)
     arguments: list[Any] = []
-    body: list[BoundSymbol] = []
+    bodies: list[tuple[SubclassProxy, list[TensorProxy]]] = []
     first = len(trace.args) - num_computed
     plain = {p.name: p for p in trace.args[first:] if not any(p is w for w in wrappers)}
     computed: dict[str, Any] = {}
@@ -370,7 +417,10 @@ def _lower_epilogue(trace: TraceCtx, inner: Inner, num_computed: int) -> TraceCt
                 computed |= {q.name: leaf} if i >= first else {}
             leaves.append(leaf)
         if is_wrapper:
-            body.append(_unflatten_operator(p.fake)(*leaves, output=p))
+            bodies.append((p, leaves))
+    carriers = {} if joint is None else {id(fake): [_renamed(q, new) for q in found] for fake, found in joint.result_carriers()}
+    arguments.extend(itertools.chain.from_iterable(carriers.values()))
+    body = [_unflatten_operator(p.fake, joint)(*leaves, *carriers.get(id(p.fake), ()), output=p) for p, leaves in bodies]
     new.args = tuple(arguments)
     kept = [
         b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and any(b.output is w for w in wrappers))

@@ -28,12 +28,13 @@ from thunder.core.symbol import Symbol
 from thunder.core.utils import is_hashable
 from thunder.torch import _torch_to_thunder_function_map
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.registry import NormedOp
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
-from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, location_of_user, value_of
+from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 
@@ -66,13 +67,14 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return functools.partial(_refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
         return _operation(acquisition, fn) if is_wrapper_class(fn) else None
+    if fn is _APPLY:
+        return _autograd_function(acquisition, args, kwargs)
+    if fn is torch.utils.checkpoint.checkpoint and (acquisition.differentiates or _has_wrapper(args, kwargs)):
+        # what is recomputed is a matter of memory, not of values
+        return lambda function, *inputs, **options: _interpret_call(function, *inputs)
     if _has_wrapper(args, kwargs):
-        if fn is torch.utils.checkpoint.checkpoint:  # what is recomputed is a matter of memory, not of values
-            return lambda function, *inputs, **options: _interpret_call(function, *inputs)
         if fn in _ASKS_FOR_OVERRIDES:  # torch's modules leave their fused inference kernels where a subclass takes part
             return functools.partial(_has_override, acquisition, fn)
-        if _is_autograd_function(fn):
-            return functools.partial(_refuse_autograd_function, acquisition)
         torch_fn = torch_callable(fn)
         return None if torch_fn is None else _operation(acquisition, torch_fn)
     if isinstance(fn, NormedOp):
@@ -130,9 +132,34 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
     return None
 
 
-def _is_autograd_function(fn: Callable) -> bool:
-    owner = getattr(fn, "__self__", None)
-    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply"
+# The interpreter takes bound methods apart: the class is the first argument.
+_APPLY = torch.autograd.Function.apply.__func__
+
+
+def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> Callable | None:
+    """Run an autograd function on fakes if it takes a wrapper, or makes one of what it takes.
+
+    If what it takes requires grad, its backward is torch's affair, and so is that of all that follows.
+    """
+    apply, given = unwrap(args[0]).apply, args[1:]
+    if not _has_wrapper(given, kwargs) and not (acquisition.differentiates and acquisition.wants(apply, given, kwargs)):
+        recursively_proxy(*given, **kwargs)
+        if not _makes_wrappers(acquisition, apply, given, kwargs):
+            return None
+    values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
+    if is_grad_enabled() and any(isinstance(v, TensorProxy) and acquisition.requires_grad(v) for v in values):
+        acquisition.differentiate()
+    return lambda cls, *inputs, **options: _operation(acquisition, apply)(*inputs, **options)
+
+
+def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> bool:
+    with recording(acquisition) as recorder:
+        try:
+            values = acquisition.to_fake(([value_of(a) for a in args], {k: value_of(v) for k, v in kwargs.items()}))
+            result = fn(*values[0], **values[1])
+        except Exception:  # noqa: BLE001 - if there were wrappers the real run meets it again, otherwise Thunder does
+            return recorder.has_met_wrappers
+    return recorder.has_met_wrappers or any(is_wrapper(v) for v in tree_flatten(result)[0])
 
 
 def _has_wrapper(args: tuple, kwargs: dict) -> bool:
@@ -179,7 +206,7 @@ def torch_callable(fn: Callable) -> Callable | None:
 def operations() -> frozenset:
     """The functions a program without wrappers may meet its first one in."""
     own = {f for cls in (TensorProxy, SubclassProxy) for name in dir(cls) if id(f := getattr(cls, name)) in _PROXY_METHODS}
-    makers = {torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass, torch.utils.checkpoint.checkpoint}
+    makers = {torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass, torch.utils.checkpoint.checkpoint, _APPLY}
     return frozenset(own | makers | _overridable() | _factories() | {f for f in _torch_to_thunder_function_map if is_hashable(f)})
 
 
@@ -357,6 +384,14 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
         proxy = acquisition.proxy_of(value)
         if proxy is None:
             raise UnsupportedOpError("an attribute holds a tensor that __tensor_flatten__ does not name")
+        if acquisition.differentiates and acquisition.inner_fakes.get(id(value)):
+            raise UnsupportedOpError(
+                with_details(
+                    "an inner tensor that requires grad is used beside wrappers that require grad",
+                    at=location_of_user(),
+                    instead="give it to the function as an argument of its own",
+                )
+            )
         acquisition.hold(value)
         return proxy
     return value
@@ -431,20 +466,6 @@ def _type_of_plain(acquisition: Acquisition, obj: WrappedValue) -> Any:
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def _refuse_autograd_function(acquisition: Acquisition, *args: Any, **kwargs: Any) -> Any:
-    return do_raise(
-        acquisition.refuse(
-            UnsupportedOpError(
-                with_details(
-                    "a torch.autograd.Function is applied to a wrapper subclass",
-                    at=location_of_user(),
-                    why="its backward would have to be dispatched to the class",
-                )
-            )
-        )
-    )
-
-
 def _refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *args: Any, **kwargs: Any) -> Any:
     cls = type(obj.value.fake).__name__ if isinstance(obj.value, SubclassProxy) else "tensor"
     if fn is bool:
@@ -515,11 +536,12 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     """The proxy of a wrapper the jitted function was given, opened into its inner tensors in the trace.
 
     Raises:
-        UnsupportedSubclassError: the wrapper breaks its protocol, or requires grad itself.
+        UnsupportedSubclassError: the wrapper breaks its protocol.
         UnsupportedOpError: the function was jitted with an option that wrappers exclude.
     """
     acquisition.check_cache_option()
-    _check_requires_grad(x)
+    if outer_metadata(x)[2] and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region first
+        acquisition.differentiate()
     fake = acquisition.fake_wrapper(x)
     acquisition.note_input(fake, x)
     if getattr(x, "_is_param", False):
@@ -527,17 +549,3 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     proxy = acquisition.register(SubclassProxy(fake, acquisition, name=name, history=history))
     trace.open_input(acquisition, proxy, x)
     return proxy
-
-
-def _check_requires_grad(x: torch.Tensor) -> None:
-    with torch._C.DisableTorchFunctionSubclass():
-        requires_grad = x.requires_grad
-    if requires_grad and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region of the program first
-        raise UnsupportedSubclassError(
-            with_details(
-                f"a {type(x).__qualname__} that requires grad itself is an input of the jitted function",
-                at=location_of_user(),
-                why="gradients are computed for inner tensors; a wrapper's own would need its backward dispatched to the class",
-                instead="call it under torch.no_grad(), or give a wrapper that does not require grad (x.detach())",
-            )
-        )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thunder.core import dtypes, prims
-from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.activity import propagate
 
 
 def check_mutations(trace: TraceCtx) -> None:
@@ -27,24 +28,13 @@ def check_mutations(trace: TraceCtx) -> None:
     for position, bsym in enumerate(trace.bound_symbols):
         if not active or bsym.sym.id == prims.PrimIDs.RETURN:
             return
-        _propagate(bsym, active)
+        propagate(bsym, active)
         for value, target, result in _copies(bsym):
             if {value.name, target.name, result.name}.isdisjoint(active):
                 continue
             is_buffer = _origin(target, trace.bound_symbols[:position]) in buffers
             if not is_buffer or _is_used({target.name, result.name}, trace.bound_symbols[position + 1 :]):
                 _refuse(bsym)
-
-
-def _propagate(bsym: BoundSymbol, active: set[str]) -> None:
-    """Add to `active` the results of `bsym` that depend differentiably on a tensor in it."""
-    for sub in bsym.subsymbols:
-        _propagate(sub, active)
-    if bsym.subsymbols or bsym.sym.name == "detach" or active.isdisjoint(p.name for p in bsym.flat_proxy_args):
-        return
-    for p in bsym.flat_proxy_outs:
-        if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype) and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags:
-            active.add(p.name)
 
 
 def _copies(bsym: BoundSymbol) -> Iterator[tuple[TensorProxy, TensorProxy, TensorProxy]]:

@@ -37,6 +37,7 @@ def with_readable_names(
         taken.add(name)
         with tracectx(computation):
             renamed[variable] = proxy.replace(name=name)
+    acquisition.readable_names = {variable.proxy.name: p for variable, p in renamed.items()}
     if not renamed:
         return computation, epilogue
     return _swapped(computation, renamed), None if epilogue is None else _swapped(epilogue, renamed)

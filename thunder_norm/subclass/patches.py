@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.subclass import interpret
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.protocol import check_supported, is_claimed_by_thunder, is_wrapper
+from thunder_norm.subclass.protocol import check_supported, is_claimed_by_thunder, is_wrapper, outer_metadata
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
@@ -57,6 +57,7 @@ def current_acquisition() -> Acquisition | None:
         found = None if transform is None else transform.new_acquisition()
         setattr(ctx, _ATTRIBUTE, found)
         if found is not None:
+            found.user_names = ctx._proxy_swapmap
             setattr(get_compile_data(), _ATTRIBUTE, found)
     return found
 
@@ -111,8 +112,11 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
         return _original_lookaside(fn, *args, **kwargs)
     if not acquisition.is_started:
         acquisition.is_started = True
-        if _takes_wrappers(fn, args):
-            acquisition.expects_wrappers = acquisition.watches = True
+        wrappers = _wrappers_given(fn, args)
+        acquisition.expects_wrappers = bool(wrappers)
+        acquisition.watches |= bool(wrappers)
+        if torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers):
+            acquisition.differentiate()
     elif not acquisition.watches and type(fn) in _FUNCTIONS and fn not in interpret.operations():
         return _original_lookaside(fn, *args, **kwargs)  # most calls of a program without wrappers
     found = interpret.lookaside(acquisition, fn, args, kwargs) or _original_lookaside(fn, *args, **kwargs)
@@ -125,8 +129,8 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
 _FUNCTIONS = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
 
 
-def _takes_wrappers(entry: Callable, args: tuple[WrappedValue, ...]) -> bool:
-    """Whether an argument of the jitted function, or a parameter or buffer of the jitted module, is a wrapper.
+def _wrappers_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[torch.Tensor]:
+    """The wrappers among the arguments of the jitted function, and the parameters and buffers of the jitted module.
 
     Relies on the interpreter's first call: ``fn_2(args, kwargs)``, a closure over the function given to ``interpret``.
     """
@@ -134,7 +138,7 @@ def _takes_wrappers(entry: Callable, args: tuple[WrappedValue, ...]) -> bool:
     for cell in getattr(entry, "__closure__", None) or ():
         if isinstance(cell.cell_contents, torch.nn.Module):
             tensors.extend((*cell.cell_contents.parameters(), *cell.cell_contents.buffers()))
-    return any(is_wrapper(t) for t in tensors)
+    return [t for t in tensors if is_wrapper(t) and not is_claimed_by_thunder(t)]
 
 
 def check_patch_points() -> None:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, location_of_user
 from thunder_norm.subclass.protocol import is_wrapper
 
 aten = torch.ops.aten
@@ -51,12 +51,14 @@ class Recorder(TorchDispatchMode):
         self.leaves: list[tuple[str, tuple[torch.Tensor, ...], tuple[bool, ...]]] = []
         self.lifts: dict[tuple, Any] = {}
         self.lifted_parameters: list[Any] = []
+        self.has_met_wrappers = False
         self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
         if any(is_wrapper(t) for t in tensors):
+            self.has_met_wrappers = True
             return NotImplemented
         if self._is_paused:
             return func(*args, **kwargs)
@@ -165,10 +167,11 @@ def functional_variant(func: Any) -> Any | None:
 def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     """Run operations on fakes inside the block and log them.
 
-    Autograd is off: inner differentiation is Thunder's, on the operations that are written into the trace.
+    Autograd is off where only inner tensors are differentiated: that is Thunder's, on the operations written into the trace.
     """
     recorder = Recorder(acquisition)
-    with torch.no_grad(), _autocast(), acquisition.mode, recorder:
+    is_tracked = acquisition.differentiates and is_grad_enabled()
+    with torch.set_grad_enabled(is_tracked), _autocast(), acquisition.mode, recorder:
         yield recorder
 
 

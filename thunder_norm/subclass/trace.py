@@ -61,7 +61,8 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
     leaves = []
     for fake, real in zip(spec.leaves(proxy.fake), spec.leaves(x), strict=True):
         if acquisition.proxy_of(fake) is None:
-            leaf = proxy_like(fake, requires_grad=real.requires_grad)
+            acquisition.inner_fakes[id(fake)] = real.requires_grad
+            leaf = proxy_like(fake, requires_grad=real.requires_grad and id(proxy.fake) not in acquisition.sources)
             acquisition.bind(fake, leaf, is_input=True)
         leaves.append(acquisition.proxy_of(fake))
     acquisition.input_specs[id(proxy.fake)] = spec
@@ -157,13 +158,39 @@ def emit_composite(
     outputs = [t for t in outputs if id(t) in produced]
     if not outputs:
         return
-    log = _needed(log, outputs)
+    if not acquisition.differentiates:  # the backward may use everything
+        log = _needed(log, outputs)
     produced = {id(t) for r in log for t in r.outputs}
     inputs = _unique(
         t for r in log for t in tree_flatten((r.args, r.kwargs))[0] if isinstance(t, torch.Tensor) and _is_known(acquisition, t)
     )
 
     wanted = {id(t) for t in outputs} | {id(t) for r in log for t in tree_flatten((r.args, r.kwargs))[0]}
+    if acquisition.differentiates:
+        wanted |= produced
+    symbol, made = composite(name, log, inputs, outputs, wanted, is_detached=acquisition.differentiates)
+    results = symbol(*(acquisition.proxy_of(t) for t in inputs))
+    for t, p in zip(outputs, results, strict=True):
+        acquisition.bind(t, p)
+    for t in (t for r in log for t in r.outputs if acquisition.differentiates):
+        acquisition.intermediates[id(t)] = (t, made[id(t)])
+
+
+def composite(
+    name: tuple[str, str],
+    log: Sequence[Recorded],
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    wanted: set[int],
+    *,
+    is_detached: bool = False,
+) -> tuple[Symbol, dict[int, TensorProxy]]:
+    """The symbol that replays `log` on proxies for `inputs` and returns those for `outputs`.
+
+    Also returns a table, filled when the symbol is called, of the proxies of everything in `wanted`, by identity.  Results of
+    a detached symbol are constants for Thunder's automatic differentiation.
+    """
+    made: dict[int, TensorProxy] = {}
 
     def meta(*proxies: TensorProxy) -> tuple[TensorProxy, ...]:
         # Rebuilt from the actual arguments each time: passes may run a symbol's meta function again.
@@ -182,12 +209,15 @@ def emit_composite(
                 used = tuple(id(t) in wanted for t in recorded.outputs)
                 for t, p in zip(recorded.outputs, aten.emit(recorded, to_proxy, used), strict=True):
                     env[id(t)] = p
-        return tuple(_attached(env[id(t)]) for t in outputs)
+        made.update(env)
+        if not is_detached:
+            return tuple(_attached(env[id(t)]) for t in outputs)
+        results = tuple(prims.shallow_copy(p) if any(p is q for q in proxies) else p for p in (env[id(t)] for t in outputs))
+        for p in results:
+            p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
+        return results
 
-    symbol = Symbol(name=".".join(name), meta=meta, id=OperationId(*name), _bind_postprocess=_print_without_module)
-    results = symbol(*(acquisition.proxy_of(t) for t in inputs))
-    for t, p in zip(outputs, results, strict=True):
-        acquisition.bind(t, p)
+    return Symbol(name=".".join(name), meta=meta, id=OperationId(*name), _bind_postprocess=_print_without_module), made
 
 
 def _attached(p: TensorProxy) -> TensorProxy:

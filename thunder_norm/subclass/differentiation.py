@@ -1,0 +1,499 @@
+"""Gradients of wrappers that require grad themselves, as PyTorch defines them.
+
+While the trace is acquired torch's autograd runs on the fakes.  At the end `differentiate` lets it run backwards, which dispatches
+the formulas of torch's operations to the classes again, and records what reaches inner tensors.  The operations of the program are
+constants for Thunder's own automatic differentiation; one last operation, `torch_autograd`, hands the results on and has what was
+recorded as its gradient, so Thunder compiles, fuses and saves tensors as for any other operation.
+
+A gradient may be of another class, or have another number of inner tensors, than what it belongs to: an int8 weight has a plain
+gradient, a plain bias added to a wrapper has a wrapper as gradient.  In these cases *carriers* stand between torch's autograd and
+Thunder's: tensors without data, one for each inner tensor of the gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import devices, dtypes, prims
+from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, tracectx
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.record import Recorded, Recorder, recording
+from thunder_norm.subclass.trace import OperationId, composite, proxy_like
+
+
+def leaves_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The plain tensors a tensor consists of."""
+    return WrapperSpec.of(t).leaves(t) if is_wrapper(t) else (t,)
+
+
+def _metadata(t: torch.Tensor) -> tuple:
+    return tuple(t.shape), t.dtype, t.device
+
+
+def _is_like(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether a gradient can be handed on by the inner tensors themselves."""
+    return [_metadata(t) for t in tensors] == [_metadata(t) for t in others] and all(t.is_floating_point() for t in tensors)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a gradient consists of: that of a plain tensor, or of a wrapper."""
+
+    what: str  # whose gradient it is, for errors
+    spec: WrapperSpec | None
+    leaves: tuple[torch.Tensor, ...]  # fakes
+
+    @staticmethod
+    def of(t: torch.Tensor, what: str) -> Structure:
+        """The structure of a fake."""
+        return Structure(what, WrapperSpec.of(t) if is_wrapper(t) else None, leaves_of(t))
+
+    def build(self, leaves: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+        """The gradient around `leaves`; None if there is none, zeros where some are missing."""
+        if all(t is None for t in leaves):
+            return None
+        given = tuple(torch.zeros_like(f, device=f.device) if t is None else t for t, f in zip(leaves, self.leaves, strict=True))
+        return given[0] if self.spec is None else self.spec.build(given)
+
+    def open(self, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The inner tensors of a gradient that comes in.
+
+        Raises:
+            UnsupportedOpError: it is of another class than the trace was made for.
+        """
+        cls = torch.Tensor if self.spec is None else self.spec.cls
+        if is_wrapper(t) and type(t) is cls:
+            leaves = WrapperSpec.of(t).leaves(t)
+        elif not is_wrapper(t) and self.spec is None:
+            leaves = (t,)
+        else:
+            leaves = ()
+        if [_metadata(x)[:2] for x in leaves] != [_metadata(f)[:2] for f in self.leaves]:
+            raise UnsupportedOpError(
+                with_details(
+                    f"the gradient of {self.what} is a {type(t).__name__}",
+                    expected=f"{cls.__name__} with inner tensors of shapes {[tuple(f.shape) for f in self.leaves]}",
+                    why="the backward was compiled for a gradient like torch.ones_like of the result",
+                    instead="compute the loss inside the jitted function",
+                )
+            )
+        return leaves
+
+    def carriers(self) -> tuple[torch.Tensor, ...]:
+        """Tensors of the leaves' metadata without data."""
+        return tuple(torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.leaves)
+
+
+class _Open(torch.autograd.Function):
+    """From an input to what stands for it in Thunder's autograd; backwards, from there to its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, source: Source) -> tuple[torch.Tensor, ...]:
+        ctx.source = source
+        ctx.set_materialize_grads(False)
+        if source.uses_carriers:
+            return source.gradient.carriers()
+        return tuple(t.detach() for t in leaves_of(x))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        return ctx.source.gradient.build(grads), None
+
+
+class _Close(torch.autograd.Function):
+    """From inner results to the wrapper around them; backwards, from its gradient to theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Result, spec: WrapperSpec, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.result, ctx.num_leaves = result, spec.num_leaves
+        ctx.set_materialize_grads(False)
+        return spec.build(tuple(t.detach() for t in tensors[: spec.num_leaves]))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
+        result = ctx.result
+        grads = (None,) * len(result.tangent.leaves) if grad is None else result.tangent.open(grad)
+        return None, None, *((None,) * ctx.num_leaves if result.uses_carriers else ()), *grads
+
+
+@dataclass
+class Source:
+    """An input that gets a gradient."""
+
+    fake: torch.Tensor
+    gradient: Structure
+    uses_carriers: bool
+    anchors: tuple[TensorProxy, ...] = ()  # what stands for it in Thunder's autograd
+
+    def open(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the computation takes beside, or instead of, the inner tensors of `x`."""
+        with torch.enable_grad():  # a generated prologue runs under no_grad
+            return _Open.apply(x, self)
+
+
+@dataclass
+class Result:
+    """An output that gets a gradient."""
+
+    fake: torch.Tensor
+    tangent: Structure
+    uses_carriers: bool
+    anchors: tuple[TensorProxy, ...] = ()
+
+    def close(self, spec: WrapperSpec, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The wrapper around inner results, connected to Thunder's autograd."""
+        with torch.enable_grad():
+            return _Close.apply(self, spec, *tensors)
+
+
+@dataclass
+class Segment:
+    """What one node of torch's autograd graph did."""
+
+    name: str
+    log: list[Recorded] = field(default_factory=list)
+
+
+@dataclass
+class Joint:
+    """What torch's autograd would do on the way back through an acquired program."""
+
+    acquisition: Acquisition
+    sources: list[Source]
+    results: list[Result]
+    segments: list[Segment]
+    _anchored: set[str] = field(default_factory=set)  # inner proxies of inputs that stand for one
+
+    def source_of(self, fake: torch.Tensor) -> Source | None:
+        """The entry of an input, if it gets a gradient."""
+        return next((s for s in self.sources if s.fake is fake), None)
+
+    def result_of(self, fake: torch.Tensor) -> Result | None:
+        """The entry of an output, if it gets a gradient."""
+        return next((r for r in self.results if r.fake is fake), None)
+
+    # -- the trace ----------------------------------------------------------------------------------------------------
+
+    def _used(self) -> list[torch.Tensor]:
+        """The fakes of the program that the backward uses."""
+        made = {id(t) for s in self.segments for r in s.log for t in r.outputs}
+        made |= {id(t) for r in self.results for t in r.tangent.leaves}
+        needed = [t for s in self.segments for r in s.log for t in _tensors((r.args, r.kwargs))]
+        needed += [t for s in self.sources for t in s.gradient.leaves]
+        return list({id(t): t for t in needed if id(t) not in made and self._proxy(t) is not None}.values())
+
+    def _proxy(self, t: torch.Tensor) -> TensorProxy | None:
+        found = self.acquisition.intermediates.get(id(t))
+        return found[1] if found is not None else self.acquisition.proxy_of(t)
+
+    def anchor_wrapper(self, source: Source, leaves: Sequence[TensorProxy], trace: TraceCtx) -> tuple[TensorProxy, ...]:
+        """Decide what stands for an input wrapper in Thunder's autograd; returns its inner proxies."""
+        if source.uses_carriers or any(p.name in self._anchored for p in leaves):  # shared with another wrapper
+            source.uses_carriers = True
+            source.anchors = _carriers_for(source, trace)
+            return tuple(leaves)
+        self._anchored.update(p.name for p in leaves)
+        source.anchors = tuple(_requiring_grad(p) for p in leaves)
+        return source.anchors
+
+    def anchor_plain(self, arguments: Sequence[Any], trace: TraceCtx) -> tuple[TensorProxy, ...]:
+        """The same for plain tensors; returns the carriers of all inputs."""
+        given = {p.name for p in arguments if isinstance(p, TensorProxy)}
+        for source in self.sources:
+            if is_wrapper(source.fake):
+                continue
+            proxy = self.acquisition.current(self.acquisition.proxy_of(source.fake))
+            if source.uses_carriers and proxy.name not in given:
+                raise UnsupportedOpError(
+                    with_details(
+                        "the gradient of a tensor computed before the first wrapper is a wrapper",
+                        instead="give the wrapper to the function as an argument, or as a parameter of its module",
+                    )
+                )
+            source.anchors = _carriers_for(source, trace) if source.uses_carriers else (proxy,)
+        return tuple(a for s in self.sources if s.uses_carriers for a in s.anchors)
+
+    def plain_sources_with_carriers(self) -> list[tuple[Source, TensorProxy]]:
+        """Plain inputs whose gradients are of another structure, and their proxies."""
+        found = [s for s in self.sources if s.uses_carriers and not is_wrapper(s.fake)]
+        return [(s, self.acquisition.current(self.acquisition.proxy_of(s.fake))) for s in found]
+
+    def result_carriers(self) -> list[tuple[torch.Tensor, tuple[TensorProxy, ...]]]:
+        """The carriers of each result that has some, in the order in which the computation returns them."""
+        return [(r.fake, r.anchors) for r in self.results if r.uses_carriers]
+
+    def write(
+        self,
+        trace: TraceCtx,
+        executor: Any,
+        returned: Sequence[Any],
+        outputs: Sequence[TensorProxy],
+        inner: dict[str, tuple[TensorProxy, ...]],
+    ) -> tuple[TensorProxy, ...]:
+        """Write the last operation of the program, after those of `trace`.
+
+        Args:
+            trace: the lowered computation without its return.
+            executor: what the operation is registered with.
+            returned: what the program returns, wrappers included.
+            outputs: its plain tensors, each once.
+            inner: the inner proxies of wrappers, by name.
+
+        Returns:
+            What the computation returns: `outputs`, connected, then the carriers of results.
+        """
+        anchored = self._anchor_results(returned, inner)
+        results = iter(self._write_operation(trace, executor, list(anchored.values())))
+        connected = {name: next(results) for name in anchored}
+        for result in (r for r in self.results if r.uses_carriers):
+            result.anchors = tuple(next(results) for _ in result.tangent.leaves)
+        trace.bound_symbols = _with_outputs(trace.bound_symbols)
+        carriers = (p for _, found in self.result_carriers() for p in found)
+        return (*(connected.get(p.name, p) if isinstance(p, TensorProxy) else p for p in outputs), *carriers)
+
+    def _anchor_results(self, returned: Sequence[Any], inner: dict[str, tuple[TensorProxy, ...]]) -> dict[str, TensorProxy]:
+        """Decide what stands for each result in Thunder's autograd; returns the output proxies that do, by name."""
+        proxies: dict[int, tuple[TensorProxy, ...]] = {}
+        fakes = self.acquisition.fakes_by_name()
+        for p in returned:
+            fake = _fake(p, fakes)
+            if fake is not None:
+                proxies.setdefault(id(fake), inner[p.name] if isinstance(p, SubclassProxy) else (p,))
+        anchored: dict[str, TensorProxy] = {}
+        self.results.sort(key=lambda r: is_wrapper(r.fake))  # a plain result cannot have carriers
+        for result in self.results:
+            leaves = proxies[id(result.fake)]
+            result.uses_carriers |= any(p.name in anchored for p in leaves)
+            if not result.uses_carriers:
+                anchored |= {p.name: p for p in leaves}
+        self.results.sort(key=lambda r: r.uses_carriers)
+        return anchored
+
+    def _write_operation(self, trace: TraceCtx, executor: Any, anchored: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
+        used = self._used()
+        saved = [self.acquisition.current(self._proxy(t)) for t in used]
+        anchors = [a for s in self.sources for a in s.anchors]
+        counts = len(anchored), len(anchors)
+
+        def forward(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+            results = [prims.shallow_copy(p) for p in args[: counts[0]]]
+            for result in (r for r in self.results if r.uses_carriers):
+                results.extend(_carrier(f) for f in result.tangent.leaves)
+            return tuple(results)
+
+        def grad(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+            results = forward(*args)
+            tangents = [t for r in self.results if not r.uses_carriers for t in r.tangent.leaves]
+            tangents += [t for r in self.results if r.uses_carriers for t in r.tangent.leaves]
+            env = {id(t): p for t, p in zip(used, args[sum(counts) :], strict=True)}
+            env |= {id(t): prims.get_grad(p) for t, p in zip(tangents, results, strict=True)}
+            self._write_backward(env)
+            for p, t in zip(args[counts[0] : sum(counts)], (t for s in self.sources for t in s.gradient.leaves), strict=True):
+                prims.put_grad(p, env[id(t)])
+            return results
+
+        operation = executor.register_operator("torch_autograd", like=forward)
+        executor.register_implementation(operation, execution_transform=forward, grad_transform=grad)
+        scope: list = []
+        with tracectx(trace):
+            trace.push_scope(scope)
+            results = operation(*anchored, *anchors, *saved)
+            trace.pop_scope()
+        trace.bound_symbols.extend(scope)
+        return results
+
+    def _write_backward(self, env: dict[int, TensorProxy]) -> None:
+        wanted = {id(t) for s in self.sources for t in s.gradient.leaves}
+        later = [
+            wanted | {id(t) for s in self.segments[i + 1 :] for r in s.log for t in _tensors((r.args, r.kwargs))}
+            for i in range(len(self.segments))
+        ]
+        for segment, needed in zip(self.segments, later, strict=True):
+            made = {id(t): t for r in segment.log for t in r.outputs}
+            outputs = [t for i, t in made.items() if i in needed]
+            inputs = {id(t): t for r in segment.log for t in _tensors((r.args, r.kwargs)) if id(t) in env}
+            inside = {id(t) for r in segment.log for t in _tensors((r.args, r.kwargs))} | {id(t) for t in outputs}
+            if not outputs:
+                continue
+            symbol, _ = composite(
+                ("backward", segment.name), segment.log, list(inputs.values()), outputs, inside, is_detached=True
+            )
+            for t, p in zip(outputs, symbol(*(env[i] for i in inputs)), strict=True):
+                env[id(t)] = p
+
+
+def _carrier(fake: torch.Tensor) -> TensorProxy:
+    device, dtype = devices.to_device(fake.device), dtypes.to_dtype(fake.dtype)
+    return ltorch.expand(ltorch.full((), 0, device=device, dtype=dtype), tuple(fake.shape))
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (v for v in tree_flatten(tree)[0] if isinstance(v, torch.Tensor))
+
+
+def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
+    """Let torch's autograd run backwards on the fakes of an acquired program; None if no input gets a gradient.
+
+    Raises:
+        UnsupportedOpError: something of the program does not go through torch's autograd.
+    """
+    fakes = acquisition.fakes_by_name()
+    _check_followed(acquisition, trace, fakes)
+    outputs = _outputs(trace, fakes)
+    sources = list(acquisition.sources.values())
+    if not outputs or not sources:
+        return None
+    tangents = [_tangent_like(acquisition, t) for t in outputs]
+    segments: list[Segment] = []
+    with recording(acquisition) as recorder, torch.no_grad():
+        _follow_nodes(outputs, recorder, segments)
+        gradients = acquisition.run(
+            recorder, torch.autograd.grad, (outputs, sources, tangents), {"allow_unused": True, "retain_graph": False}
+        )
+    segments[-1:] = _closed(segments[-1:], recorder)
+    found = []
+    for fake, gradient in zip(sources, gradients, strict=True):
+        if gradient is not None:
+            structure = Structure.of(gradient, "an input")
+            is_direct = is_wrapper(fake) or structure.spec is None
+            found.append(Source(fake, structure, not (is_direct and _is_like(structure.leaves, leaves_of(fake)))))
+    results = []
+    for fake, tangent in zip(outputs, tangents, strict=True):
+        structure = Structure.of(tangent, f"a result of class {type(fake).__name__}")
+        results.append(Result(fake, structure, not _is_like(structure.leaves, leaves_of(fake))))
+    return Joint(acquisition, found, results, [s for s in segments if s.log]) if found else None
+
+
+def _outputs(trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+    for p in trace.bound_symbols[-1].args[0]["output"]:
+        fake = _fake(p, fakes)
+        if fake is not None and fake.requires_grad:
+            found[id(fake)] = fake
+    return list(found.values())
+
+
+def _fake(p: Any, fakes: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    if isinstance(p, SubclassProxy):
+        return p.fake
+    return fakes.get(p.name) if isinstance(p, TensorProxy) else None
+
+
+def _check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> None:
+    """Refuse what would lose gradients without a word."""
+    for proxy in acquisition.subclass_proxies():
+        spec = acquisition.input_specs.get(id(proxy.fake))
+        if spec is not None and not spec.requires_grad and any(acquisition.inner_fakes.get(id(t)) for t in leaves_of(proxy.fake)):
+            raise UnsupportedOpError(
+                with_details(
+                    f"{proxy.name}, a {type(proxy.fake).__name__}, does not require grad but its inner tensors do",
+                    why="other wrappers of the program require grad themselves, so gradients are torch's, which has none here",
+                    instead="let all wrappers require grad themselves, or none",
+                )
+            )
+    for bsym in trace.bound_symbols:
+        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in (prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL):
+            continue
+        if not any(_is_tracked(acquisition, _fake(p, fakes)) for p in bsym.flat_proxy_args):
+            continue
+        for out in bsym.flat_proxy_outs:
+            if (
+                isinstance(out, TensorProxy)
+                and not isinstance(out, SubclassProxy)
+                and dtypes.is_float_dtype(out.dtype)
+                and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in out.tags
+            ):
+                line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
+                raise UnsupportedOpError(
+                    with_details(
+                        f"{bsym.sym.name} on a tensor whose gradient is that of a wrapper subclass",
+                        at=f"{bsym.source_filename}:{line}",
+                        why="it did not go through torch's autograd",
+                    )
+                )
+
+
+def _is_tracked(acquisition: Acquisition, fake: torch.Tensor | None) -> bool:
+    return fake is not None and fake.requires_grad and id(fake) not in acquisition.sources
+
+
+def _tangent_like(acquisition: Acquisition, t: torch.Tensor) -> torch.Tensor:
+    """A fake for the gradient of an output: like `torch.ones_like`, or plain where its class has none."""
+    with torch.no_grad(), acquisition.mode:
+        if is_wrapper(t):
+            try:
+                found = torch.ones_like(t.detach())
+                if all(leaf.is_floating_point() for leaf in leaves_of(found)):
+                    return found
+            except Exception:  # noqa: BLE001 - whatever the class says to an operation it does not have
+                pass
+        return torch.empty(t.shape, dtype=t.dtype, device=t.device)
+
+
+def _follow_nodes(outputs: Sequence[torch.Tensor], recorder: Recorder, segments: list[Segment]) -> None:
+    """Start a new segment whenever a node of the autograd graph of `outputs` starts."""
+
+    def started(name: str) -> Callable[[Any], None]:
+        def start(_: Any) -> None:
+            segments[-1:] = _closed(segments[-1:], recorder)
+            segments.append(Segment(name))
+
+        return start
+
+    seen = set()
+    pending = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    segments.append(Segment("accumulate"))
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        node.register_prehook(started(node.name().removesuffix("Backward0").removesuffix("Backward1").split("::")[-1]))
+        pending.extend(n for n, _ in node.next_functions if n is not None)
+
+
+def _closed(last: list[Segment], recorder: Recorder) -> list[Segment]:
+    """The last segment with what was recorded since it started."""
+    for segment in last:
+        segment.log, recorder.log = recorder.log, []
+    return last
+
+
+def _requiring_grad(p: TensorProxy) -> TensorProxy:
+    """The same proxy, differentiable for Thunder."""
+    new = copy.copy(p)
+    new._requires_grad = True
+    return new
+
+
+def _carriers_for(source: Source, trace: TraceCtx) -> tuple[TensorProxy, ...]:
+    with tracectx(trace):
+        return tuple(proxy_like(f, requires_grad=True) for f in source.gradient.leaves)
+
+
+def _with_outputs(bsyms: Sequence[BoundSymbol]) -> list[BoundSymbol]:
+    """Composites that return everything made inside them which later operations use."""
+    used: set[str] = set()
+    found = []
+    for bsym in reversed(bsyms):
+        if isinstance(bsym.sym.id, OperationId):
+            made = {p.name: p for sub in bsym.subsymbols for p in sub.flat_proxy_outs}
+            own = {p.name for p in bsym.flat_proxy_outs}
+            more = tuple(p for name, p in made.items() if name in used and name not in own)
+            if more:
+                bsym = bsym.from_bsym(output=(*bsym.flat_proxy_outs, *more))
+        used.update(p.name for p in bsym.flat_proxy_args)
+        found.append(bsym)
+    return found[::-1]
