@@ -23,7 +23,7 @@ from thunder.extend import OperatorExecutor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOrigin
-from thunder_norm.subclass.differentiation import Joint, Source
+from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.names import with_readable_names
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -66,21 +66,15 @@ def _check_not_wrapper(t: torch.Tensor) -> None:
 _check_plain = _operator("check_plain_tensors", check_plain_tensors, lambda *tensors: None, keep=True)
 
 
-def _flatten_operator(spec: WrapperSpec, source: Source | None, is_detached: bool) -> Callable:
-    """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors.
-
-    If x is the source of a gradient, its inner tensors are connected with it, or carriers follow them.
-    """
+def _flatten_operator(spec: WrapperSpec, is_detached: tuple[bool, ...]) -> Callable:
+    """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors."""
+    detaches = any(is_detached)
 
     def flatten(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if not spec.matches(x):
             raise GuardError(f"expected {spec}, got {type(x).__name__}")
-        if source is not None and not source.uses_carriers:
-            return source.open(x)
         leaves = spec.leaves(x)
-        if is_detached:
-            leaves = tuple(t.detach() for t in leaves)
-        return leaves if source is None else (*leaves, *source.open(x))
+        return tuple(t.detach() if d else t for t, d in zip(leaves, is_detached, strict=True)) if detaches else leaves
 
     return _bindable(f"flatten_{spec.cls.__name__}_{next(_counter)}", flatten)
 
@@ -187,9 +181,7 @@ def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol],
         if bsym.sym.id == LEAF.id:
             continue
         if bsym.sym.id == FLATTEN.id:
-            (wrapper,) = bsym.args
-            source = None if joint is None else joint.source_of(wrapper.fake)
-            inner[wrapper.name] = tuple(bsym.output) if source is None else joint.anchor_wrapper(source, bsym.output, new)
+            inner[bsym.args[0].name] = tuple(bsym.output)
         elif bsym.sym.id == UNFLATTEN.id:
             inner[bsym.output.name] = tuple(bsym.args)
         elif bsym.sym.id == REBIND.id:
@@ -198,12 +190,12 @@ def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol],
             continue
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (returned,) = bsym.args
-            carriers = () if joint is None else joint.anchor_plain(trace.args, new)
+            carriers = () if joint is None else joint.anchor_sources(trace.args, new)
             arguments = tuple(_unique(_flat((*trace.args, *given, *carriers), inner)))
             # one tensor in two wrappers is returned once: autograd would keep the derivatives of its last place only
             outputs = tuple(_unique(_flat(returned["output"], inner)))
             if joint is not None:
-                outputs = joint.write(new, executor, returned["output"], outputs, inner)
+                outputs = joint.write(new, executor, returned["output"], outputs, inner, arguments)
             lowered = {**returned, "output": outputs, "flat_args": list(arguments)}
             new.bound_symbols.append(bsym.from_bsym(args=(lowered,)))
         else:
@@ -267,8 +259,11 @@ def _lower_prologue(
             if leaves:
                 _fetch(acquisition, new, leaves)
             with tracectx(new):
-                for source, p in () if joint is None else joint.plain_sources_with_carriers():
-                    new.bound_symbols.append(_bindable(f"carriers_{next(_counter)}", source.open)(p, output=source.anchors))
+                opening = None if joint is None else joint.opening({id(p.fake): p for p in _wrappers_in(trace)})
+                if opening is not None:
+                    function, inputs, carriers = opening
+                    bind = _bindable(f"gradient_carriers_{next(_counter)}", function)
+                    new.bound_symbols.append(bind(*inputs, output=carriers))
                 new.bound_symbols.extend(bsym for bsym in acquisition.guards())
                 if checked:
                     new.bound_symbols.append(_check_plain.bind(*checked, output=None))
@@ -276,9 +271,11 @@ def _lower_prologue(
         new.bound_symbols.append(bsym)
         if isinstance(bsym.output, SubclassProxy) and bsym.output.name in inner and bsym.output.name in specs:
             spec = specs.pop(bsym.output.name)
-            source = None if joint is None else joint.source_of(bsym.output.fake)
-            is_detached = acquisition.differentiates and spec.requires_grad
-            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], source, is_detached))
+            fakes = spec.leaves(bsym.output.fake)
+            # autograd stops at a wrapper that requires grad itself
+            is_source = id(bsym.output.fake) in acquisition.sources
+            is_detached = tuple(is_source and acquisition.inner_fakes.get(id(t), False) for t in fakes)
+            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], is_detached))
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
 
@@ -294,13 +291,11 @@ def _open(
     spec: WrapperSpec,
     wrapper: SubclassProxy,
     leaves: tuple[TensorProxy, ...],
-    source: Source | None,
-    is_detached: bool,
+    is_detached: tuple[bool, ...],
 ) -> tuple[TensorProxy, ...]:
     """Guard, unpack and check one wrapper in the prologue; returns the inner proxies."""
-    carriers = source.anchors if source is not None and source.uses_carriers else ()
     with tracectx(trace):
-        trace.bound_symbols.append(_flatten_operator(spec, source, is_detached)(wrapper, output=(*leaves, *carriers)))
+        trace.bound_symbols.append(_flatten_operator(spec, is_detached)(wrapper, output=leaves))
         _check_metadata(leaves)
     return leaves
 

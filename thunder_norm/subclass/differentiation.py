@@ -6,13 +6,13 @@ constants for Thunder's own automatic differentiation; one last operation, `torc
 recorded as its gradient, so Thunder compiles, fuses and saves tensors as for any other operation.
 
 A gradient may be of another class, or have another number of inner tensors, than what it belongs to: an int8 weight has a plain
-gradient, a plain bias added to a wrapper has a wrapper as gradient.  In these cases *carriers* stand between torch's autograd and
-Thunder's: tensors without data, one for each inner tensor of the gradient.
+gradient, a plain bias added to a wrapper has a wrapper as gradient.  So *carriers* stand between torch's autograd and Thunder's:
+tensors without data, one for each inner tensor of the gradient.
 """
 
 from __future__ import annotations
 
-import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,19 +97,18 @@ class Structure:
 
 
 class _Open(torch.autograd.Function):
-    """From an input to what stands for it in Thunder's autograd; backwards, from there to its gradient."""
+    """From the inputs to the carriers of their gradients, all at once; backwards, from there to the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, source: Source) -> tuple[torch.Tensor, ...]:
-        ctx.source = source
+    def forward(ctx: Any, gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.gradients = gradients
         ctx.set_materialize_grads(False)
-        if source.uses_carriers:
-            return source.gradient.carriers()
-        return tuple(t.detach() for t in leaves_of(x))
+        return tuple([carrier for gradient in gradients for carrier in gradient.carriers()])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        return ctx.source.gradient.build(grads), None
+        remaining = iter(grads)
+        return None, *(g.build(tuple(itertools.islice(remaining, len(g.leaves)))) for g in ctx.gradients)
 
 
 class _Close(torch.autograd.Function):
@@ -134,13 +133,12 @@ class Source:
 
     fake: torch.Tensor
     gradient: Structure
-    uses_carriers: bool
     anchors: tuple[TensorProxy, ...] = ()  # what stands for it in Thunder's autograd
 
-    def open(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What the computation takes beside, or instead of, the inner tensors of `x`."""
-        with torch.enable_grad():  # a generated prologue runs under no_grad
-            return _Open.apply(x, self)
+    @property
+    def uses_carriers(self) -> bool:
+        """Whether its gradient is handed on by carriers: not that of a plain tensor that is a plain tensor too."""
+        return is_wrapper(self.fake) or self.gradient.spec is not None or not _is_like(self.gradient.leaves, (self.fake,))
 
 
 @dataclass
@@ -174,11 +172,6 @@ class Joint:
     sources: list[Source]
     results: list[Result]
     segments: list[Segment]
-    _anchored: set[str] = field(default_factory=set)  # inner proxies of inputs that stand for one
-
-    def source_of(self, fake: torch.Tensor) -> Source | None:
-        """The entry of an input, if it gets a gradient."""
-        return next((s for s in self.sources if s.fake is fake), None)
 
     def result_of(self, fake: torch.Tensor) -> Result | None:
         """The entry of an output, if it gets a gradient."""
@@ -198,37 +191,45 @@ class Joint:
         found = self.acquisition.intermediates.get(id(t))
         return found[1] if found is not None else self.acquisition.proxy_of(t)
 
-    def anchor_wrapper(self, source: Source, leaves: Sequence[TensorProxy], trace: TraceCtx) -> tuple[TensorProxy, ...]:
-        """Decide what stands for an input wrapper in Thunder's autograd; returns its inner proxies."""
-        if source.uses_carriers or any(p.name in self._anchored for p in leaves):  # shared with another wrapper
-            source.uses_carriers = True
-            source.anchors = _carriers_for(source, trace)
-            return tuple(leaves)
-        self._anchored.update(p.name for p in leaves)
-        source.anchors = tuple(_requiring_grad(p) for p in leaves)
-        return source.anchors
+    def anchor_sources(self, arguments: Sequence[Any], trace: TraceCtx) -> tuple[TensorProxy, ...]:
+        """Decide what stands for each input in Thunder's autograd; returns the carriers, which `trace` is to take.
 
-    def anchor_plain(self, arguments: Sequence[Any], trace: TraceCtx) -> tuple[TensorProxy, ...]:
-        """The same for plain tensors; returns the carriers of all inputs."""
+        Raises:
+            UnsupportedOpError: a tensor that is not an argument has a gradient that is a wrapper.
+        """
         given = {p.name for p in arguments if isinstance(p, TensorProxy)}
         for source in self.sources:
-            if is_wrapper(source.fake):
-                continue
-            proxy = self.acquisition.current(self.acquisition.proxy_of(source.fake))
-            if source.uses_carriers and proxy.name not in given:
+            if source.uses_carriers:
+                with tracectx(trace):
+                    source.anchors = tuple(proxy_like(f, requires_grad=True) for f in source.gradient.leaves)
+            else:
+                source.anchors = (self._argument(source),)
+            if source.uses_carriers and not is_wrapper(source.fake) and self._argument(source).name not in given:
                 raise UnsupportedOpError(
                     with_details(
                         "the gradient of a tensor computed before the first wrapper is a wrapper",
                         instead="give the wrapper to the function as an argument, or as a parameter of its module",
                     )
                 )
-            source.anchors = _carriers_for(source, trace) if source.uses_carriers else (proxy,)
         return tuple(a for s in self.sources if s.uses_carriers for a in s.anchors)
 
-    def plain_sources_with_carriers(self) -> list[tuple[Source, TensorProxy]]:
-        """Plain inputs whose gradients are of another structure, and their proxies."""
-        found = [s for s in self.sources if s.uses_carriers and not is_wrapper(s.fake)]
-        return [(s, self.acquisition.current(self.acquisition.proxy_of(s.fake))) for s in found]
+    def _argument(self, source: Source) -> TensorProxy:
+        return self.acquisition.current(self.acquisition.proxy_of(source.fake))
+
+    def opening(self, wrappers: Mapping[int, TensorProxy]) -> tuple[Callable, list[TensorProxy], tuple[TensorProxy, ...]] | None:
+        """What makes the carriers of inputs: a function, what it is called with, and what it returns.
+
+        `wrappers` are the prologue's proxies of input wrappers, by the identity of their fakes.
+        """
+        sources = [s for s in self.sources if s.uses_carriers]
+        gradients = [s.gradient for s in sources]
+
+        def carriers(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            with torch.enable_grad():  # a generated prologue runs under no_grad
+                return _Open.apply(gradients, *inputs)
+
+        inputs = [wrappers[id(s.fake)] if is_wrapper(s.fake) else self._argument(s) for s in sources]
+        return (carriers, inputs, tuple(a for s in sources for a in s.anchors)) if sources else None
 
     def result_carriers(self) -> list[tuple[torch.Tensor, tuple[TensorProxy, ...]]]:
         """The carriers of each result that has some, in the order in which the computation returns them."""
@@ -241,6 +242,7 @@ class Joint:
         returned: Sequence[Any],
         outputs: Sequence[TensorProxy],
         inner: dict[str, tuple[TensorProxy, ...]],
+        arguments: Sequence[Any],
     ) -> tuple[TensorProxy, ...]:
         """Write the last operation of the program, after those of `trace`.
 
@@ -250,11 +252,12 @@ class Joint:
             returned: what the program returns, wrappers included.
             outputs: its plain tensors, each once.
             inner: the inner proxies of wrappers, by name.
+            arguments: what the computation takes.
 
         Returns:
             What the computation returns: `outputs`, connected, then the carriers of results.
         """
-        anchored = self._anchor_results(returned, inner)
+        anchored = self._anchor_results(returned, inner, {p.name for p in arguments if isinstance(p, TensorProxy)})
         results = iter(self._write_operation(trace, executor, list(anchored.values())))
         connected = {name: next(results) for name in anchored}
         for result in (r for r in self.results if r.uses_carriers):
@@ -263,7 +266,9 @@ class Joint:
         carriers = (p for _, found in self.result_carriers() for p in found)
         return (*(connected.get(p.name, p) if isinstance(p, TensorProxy) else p for p in outputs), *carriers)
 
-    def _anchor_results(self, returned: Sequence[Any], inner: dict[str, tuple[TensorProxy, ...]]) -> dict[str, TensorProxy]:
+    def _anchor_results(
+        self, returned: Sequence[Any], inner: dict[str, tuple[TensorProxy, ...]], arguments: set[str]
+    ) -> dict[str, TensorProxy]:
         """Decide what stands for each result in Thunder's autograd; returns the output proxies that do, by name."""
         proxies: dict[int, tuple[TensorProxy, ...]] = {}
         fakes = self.acquisition.fakes_by_name()
@@ -275,7 +280,8 @@ class Joint:
         self.results.sort(key=lambda r: is_wrapper(r.fake))  # a plain result cannot have carriers
         for result in self.results:
             leaves = proxies[id(result.fake)]
-            result.uses_carriers |= any(p.name in anchored for p in leaves)
+            if is_wrapper(result.fake):  # an inner tensor that is returned elsewhere too, or an argument, cannot stand for this
+                result.uses_carriers |= any(p.name in anchored or p.name in arguments for p in leaves)
             if not result.uses_carriers:
                 anchored |= {p.name: p for p in leaves}
         self.results.sort(key=lambda r: r.uses_carriers)
@@ -367,8 +373,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     for fake, gradient in zip(sources, gradients, strict=True):
         if gradient is not None:
             structure = Structure.of(gradient, "an input")
-            is_direct = is_wrapper(fake) or structure.spec is None
-            found.append(Source(fake, structure, not (is_direct and _is_like(structure.leaves, leaves_of(fake)))))
+            found.append(Source(fake, structure))
     results = []
     for fake, tangent in zip(outputs, tangents, strict=True):
         structure = Structure.of(tangent, f"a result of class {type(fake).__name__}")
@@ -469,18 +474,6 @@ def _closed(last: list[Segment], recorder: Recorder) -> list[Segment]:
     for segment in last:
         segment.log, recorder.log = recorder.log, []
     return last
-
-
-def _requiring_grad(p: TensorProxy) -> TensorProxy:
-    """The same proxy, differentiable for Thunder."""
-    new = copy.copy(p)
-    new._requires_grad = True
-    return new
-
-
-def _carriers_for(source: Source, trace: TraceCtx) -> tuple[TensorProxy, ...]:
-    with tracectx(trace):
-        return tuple(proxy_like(f, requires_grad=True) for f in source.gradient.leaves)
 
 
 def _with_outputs(bsyms: Sequence[BoundSymbol]) -> list[BoundSymbol]:
