@@ -9,7 +9,6 @@ through `thunder.jit` with `SubclassTransform`: nothing in the class knows of Th
 from __future__ import annotations
 
 import argparse
-import time
 
 import thunder
 import torch
@@ -86,16 +85,6 @@ def train(model, parameters, images, labels, steps: int) -> None:
         optimizer.step()
 
 
-def milliseconds(model, images: torch.Tensor) -> float:
-    with torch.no_grad():
-        times = []
-        for _ in range(30):
-            started = time.perf_counter()
-            model(images)
-            times.append(time.perf_counter() - started)
-    return 1e3 * sorted(times)[len(times) // 2]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200, help="of the optimizer, each time")
@@ -113,6 +102,10 @@ def main() -> None:
     for layer in model:
         if isinstance(layer, nn.Linear):
             layer.weight = nn.Parameter(Int8Tensor.quantize(layer.weight.detach()), requires_grad=False)
+    inner = [t for p in model.parameters() if type(p) is Int8Tensor for t in (p.data_, p.scale)]
+    print(
+        f"their bytes:             {sum(4 * p.numel() for p in model.parameters() if type(p) is Int8Tensor)} -> {sum(t.nbytes for t in inner)}"
+    )
     print(f"int8 weights:            accuracy {accuracy(model, *test_set):.3f}")
 
     jitted = thunder.jit(model, transforms=[SubclassTransform()])
@@ -122,9 +115,6 @@ def main() -> None:
 
     difference = (jitted(test_set[0]) - model(test_set[0])).abs().max()
     print(f"against eager:           largest difference {difference:.1e}")
-    print(
-        f"a call of 16 images:     eager {milliseconds(model, images[:16]):.2f} ms, compiled {milliseconds(jitted, images[:16]):.2f} ms"
-    )
     operations = [b for b in thunder.last_traces(jitted)[0].bound_symbols if b.sym.name.startswith("Int8Tensor.")]
     print(f"\nThe last layer in the trace:\n\n{operations[-1]}")
 

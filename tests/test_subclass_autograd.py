@@ -295,7 +295,7 @@ def test_an_executor_with_a_gradient_of_its_own():
         return (out,)
 
     executor.register_implementation(
-        OperationId("WrapperSubclass", "mul"), execution_transform=lambda a: (thunder.torch.mul(a, 2.0),), grad_transform=rule
+        OperationId(WrapperSubclass, "mul"), execution_transform=lambda a: (thunder.torch.mul(a, 2.0),), grad_transform=rule
     )
     t = torch.randn(3, requires_grad=True)
     x = WrapperSubclass(t)

@@ -207,16 +207,16 @@ class NormAcquisition(Acquisition):
     def _new_lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         derived = self._derived.get(id(t))
         if derived is not None and not self.is_measured(t):
-            return recorder.hoist((kind.__name__, "derived"), lambda: derived_norm(t, derived, kind, dims))
+            return recorder.hoist(trace.OperationId(kind, "derived"), lambda: derived_norm(t, derived, kind, dims))
         name = self.name_of(t)
         if name is not None:
             recorder.lifted_parameters.append(LiftedParameter(name, kind, dims))
             if self.leaves is not None and name in self.leaves:
                 return self._leaf(recorder, t, name, kind, dims)
             if self.is_unit and self.is_parameter(self.proxy_of(t)):
-                return recorder.hoist((kind.__name__, "unit"), lambda: kind._wrap(t, _one(), None, dims))
+                return recorder.hoist(trace.OperationId(kind, "unit"), lambda: kind._wrap(t, _one(), None, dims))
             self.check_measurable(name)
-        return recorder.hoist((kind.__name__, "of"), lambda: kind.of(t, dims))
+        return recorder.hoist(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
 
     def _leaf(
         self, recorder: Recorder, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]

@@ -334,7 +334,7 @@ class Joint:
             if not outputs:
                 continue
             symbol, _ = composite(
-                ("backward", segment.name), segment.log, list(inputs.values()), outputs, inside, is_detached=True
+                OperationId("backward", segment.name), segment.log, list(inputs.values()), outputs, inside, is_detached=True
             )
             for t, p in zip(outputs, symbol(*(env[i] for i in inputs)), strict=True):
                 env[id(t)] = p

@@ -291,8 +291,8 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
     with recording(acquisition) as recorder:
         result = acquisition.run(recorder, fn, fake_args, fake_kwargs)
     acquisition.write_hoisted(recorder)
-    name = trace.operation_name(fn, fake_args, fake_kwargs, result)
-    return trace.write(acquisition, name, recorder.log, result, before)
+    operation = trace.operation_id(fn, fake_args, fake_kwargs, result)
+    return trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)
 
 
 # -- attributes and types ---------------------------------------------------------------------------------------------

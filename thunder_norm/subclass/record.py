@@ -47,7 +47,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.acquisition = acquisition
         self.log: list[Recorded] = []
-        self.hoisted: list[tuple[tuple[str, str], list[Recorded], list[torch.Tensor]]] = []
+        self.hoisted: list[tuple[Any, list[Recorded], list[torch.Tensor]]] = []
         self.leaves: list[tuple[str, tuple[torch.Tensor, ...], tuple[bool, ...]]] = []
         self.lifts: dict[tuple, Any] = {}
         self.lifted_parameters: list[Any] = []
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):
         finally:
             self._is_paused = was_paused
 
-    def hoist(self, name: tuple[str, str], make: Callable[[], Any]) -> Any:
+    def hoist(self, operation: Any, make: Callable[[], Any]) -> Any:
         """Run `make` and keep its log apart: it is written before the operation at hand, as an operation of its own."""
         outer, self.log = self.log, []
         try:
@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
         finally:
             own, self.log = self.log, outer
         sizes = [t for t in (result.norm_size, result.perturbation_size) if t is not None]
-        self.hoisted.append((name, own, sizes))
+        self.hoisted.append((operation, own, sizes))
         return result
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:

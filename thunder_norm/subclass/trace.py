@@ -30,10 +30,13 @@ from thunder_norm.subclass.record import Recorded
 
 
 class OperationId(NamedTuple):
-    """The id of a composite: the class and the operation; what an executor registers a grad rule of its own for."""
+    """The id of a composite: the class and the operation; see `register_implementation`."""
 
-    cls: str
+    cls: type | str  # a name for what belongs to no class
     op: str
+
+    def __str__(self) -> str:
+        return f"{self.cls if isinstance(self.cls, str) else self.cls.__name__}.{self.op}"
 
 
 FLATTEN = Symbol(name="flatten", id="thunder_norm.flatten", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
@@ -108,23 +111,30 @@ def leaves_of_wrappers(acquisition: Acquisition, tree: Any) -> dict[int, tuple[t
     return found
 
 
-def operation_name(fn: Callable, args: Any, kwargs: Any, result: Any) -> tuple[str, str]:
-    """(class, operation) as the trace shows them: of the first wrapper argument, else of the result."""
+def operation_id(fn: Callable, args: Any, kwargs: Any, result: Any) -> OperationId:
+    """The class and the operation that the trace shows: of the first wrapper argument, else of the result."""
     wrappers = [x for x in tree_flatten((args, kwargs, result))[0] if is_wrapper(x)]
-    cls = type(wrappers[0]).__name__ if wrappers else "plain"
+    cls = type(wrappers[0]) if wrappers else "plain"
     if isinstance(fn, type):
-        return fn.__name__, "new"
+        return OperationId(fn, "new")
     if isinstance(fn, NormedOp):
-        return cls, fn.__name__
+        return OperationId(cls, fn.__name__)
+    return OperationId(cls, name_of_operation(fn))
+
+
+def name_of_operation(fn: Callable) -> str:
+    """An operation's name in a trace: ``mul`` for ``torch.mul``, ``x * y`` and ``aten.mul.Tensor``."""
     key = op_key(fn)
     name = key if isinstance(key, str) else getattr(fn, "__name__", "call")
     name = name.split("::")[-1].split(".")[-1]
     if name == "__get__":
         name = getattr(fn.__self__, "__name__", "property")
-    return cls, name if name.isidentifier() else "call"
+    return name if name.isidentifier() else "call"
 
 
-def write(acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorded], result: Any, before: dict) -> Any:
+def write(
+    acquisition: Acquisition, operation: OperationId, log: Sequence[Recorded], arguments: Any, result: Any, before: dict
+) -> Any:
     """Write one operation: a composite for what was recorded, then one `unflatten` per wrapper it returned.
 
     Returns the result with proxies in place of fakes.
@@ -132,7 +142,7 @@ def write(acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorde
     mutated = [x for x, leaves in before.values() if _leaf_ids(x) != tuple(i for i, _ in leaves)]
     returned = [x for x in _tensors(result) if id(x) not in before or not is_wrapper(x)]
     outputs = _unique(leaf for x in [*returned, *mutated, *(x for x, _ in before.values())] for leaf in _leaves(x))
-    emit_composite(acquisition, name, log, outputs)
+    emit_composite(acquisition, operation, log, outputs, [t for x in _tensors(arguments) for t in _leaves(x)])
     if mutated or any(r.is_in_place for r in log):
         _rebind(acquisition)
     return _to_proxies(acquisition, result)
@@ -148,11 +158,16 @@ def _rebind(acquisition: Acquisition) -> None:
 
 
 def emit_composite(
-    acquisition: Acquisition, name: tuple[str, str], log: Sequence[Recorded], outputs: Sequence[torch.Tensor]
+    acquisition: Acquisition,
+    operation: OperationId,
+    log: Sequence[Recorded],
+    outputs: Sequence[torch.Tensor],
+    arguments: Sequence[torch.Tensor] = (),
 ) -> None:
     """Write the recorded operations as one composite bound symbol and bind the fakes in `outputs` to its results.
 
-    Outputs the log did not produce (an input returned as it is) keep their proxies.
+    It takes what the operations use of `arguments` in this order, then what else they use.  Outputs the log did not produce (an
+    input returned as it is) keep their proxies.
     """
     produced = {id(t) for r in log for t in r.outputs}
     outputs = [t for t in outputs if id(t) in produced]
@@ -161,14 +176,13 @@ def emit_composite(
     if not acquisition.differentiates:  # the backward may use everything
         log = _needed(log, outputs)
     produced = {id(t) for r in log for t in r.outputs}
-    inputs = _unique(
-        t for r in log for t in tree_flatten((r.args, r.kwargs))[0] if isinstance(t, torch.Tensor) and _is_known(acquisition, t)
-    )
+    used = {id(t): t for r in log for t in _tensors((r.args, r.kwargs)) if acquisition.proxy_of(t) is not None}
+    inputs = _unique([*(t for t in arguments if id(t) in used), *used.values()])
 
     wanted = {id(t) for t in outputs} | {id(t) for r in log for t in tree_flatten((r.args, r.kwargs))[0]}
     if acquisition.differentiates:
         wanted |= produced
-    symbol, made = composite(name, log, inputs, outputs, wanted, is_detached=acquisition.differentiates)
+    symbol, made = composite(operation, log, inputs, outputs, wanted, is_detached=acquisition.differentiates)
     results = symbol(*(acquisition.proxy_of(t) for t in inputs))
     for t, p in zip(outputs, results, strict=True):
         acquisition.bind(t, p)
@@ -177,7 +191,7 @@ def emit_composite(
 
 
 def composite(
-    name: tuple[str, str],
+    operation: OperationId,
     log: Sequence[Recorded],
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
@@ -217,7 +231,7 @@ def composite(
             p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
         return results
 
-    return Symbol(name=".".join(name), meta=meta, id=OperationId(*name), _bind_postprocess=_print_without_module), made
+    return Symbol(name=str(operation), meta=meta, id=operation, _bind_postprocess=_print_without_module), made
 
 
 def _attached(p: TensorProxy) -> TensorProxy:
@@ -259,10 +273,6 @@ def _needed(log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> list[Re
             kept.append(recorded)
             wanted.update(id(t) for t in tree_flatten((recorded.args, recorded.kwargs))[0] if isinstance(t, torch.Tensor))
     return kept[::-1]
-
-
-def _is_known(acquisition: Acquisition, t: torch.Tensor) -> bool:
-    return acquisition.proxy_of(t) is not None
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
