@@ -207,7 +207,7 @@ def _():
 
 @case("TwoTensor in dicts and lists", INPUT, RETURNED, SEVERAL)
 def _():
-    return lambda d: {"sum": sum(d["all"]), "all": [x * 2 for x in d["all"]]}, ({"all": [two(3), two(3)]},)
+    return lambda d: {"sum": d["all"][0] + d["all"][1], "all": [x * 2 for x in d["all"]]}, ({"all": [two(3), two(3)]},)
 
 
 # -- classes that do not follow the protocol of traceable wrapper subclasses ---------------------------------------------

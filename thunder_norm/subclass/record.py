@@ -117,11 +117,14 @@ class Recorder(TorchDispatchMode):
         with self.paused():
             value = functional(*args, **kwargs)
             result = func(*args, **kwargs)
+        aliases = self._aliases_in_log(target)
         if (value.dtype, value.shape) == (target.dtype, target.shape):
             self.log.append(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
         else:  # the target keeps its dtype
             self._append(functional, args, kwargs, value)
             self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
+        for alias in aliases:  # the same elements in another shape: they have changed too
+            self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
         return result
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
@@ -130,7 +133,9 @@ class Recorder(TorchDispatchMode):
             why = "it is an input of the jitted function"
         elif self.acquisition.is_held(target):
             why = "the program also holds it as a plain tensor"
-        elif self.acquisition.shares_storage_with_another(target) or self._is_aliased_in_log(target):
+        elif self.acquisition.shares_storage_with_another(target) or not all(
+            _is_reshaped(alias, target) for alias in self._aliases_in_log(target)
+        ):
             why = "another tensor is a view of it, or it is a view of another tensor"
         if why is not None:
             raise UnsupportedOpError(
@@ -141,10 +146,17 @@ class Recorder(TorchDispatchMode):
                 )
             )
 
-    def _is_aliased_in_log(self, target: torch.Tensor) -> bool:
+    def _aliases_in_log(self, target: torch.Tensor) -> list[torch.Tensor]:
         storage = target.untyped_storage()._cdata
-        tensors = (t for r in self.log for t in tree_flatten((r.args, r.kwargs, r.outputs))[0])
-        return any(isinstance(t, torch.Tensor) and t is not target and t.untyped_storage()._cdata == storage for t in tensors)
+        tensors = (t for r in self.log for t in tree_flatten((r.args, r.kwargs, r.outputs))[0] if isinstance(t, torch.Tensor))
+        return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
+
+
+def _is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether two tensors in one storage are the same elements in the same order."""
+    if not (alias.is_contiguous() and target.is_contiguous()):
+        return False
+    return (alias.dtype, alias.numel(), alias.storage_offset()) == (target.dtype, target.numel(), target.storage_offset())
 
 
 def functional_variant(func: Any) -> Any | None:
