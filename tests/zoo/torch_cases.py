@@ -252,14 +252,38 @@ def _():
     return lambda x: x.sin() * 2, (torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged),)
 
 
-@case("DTensor", INPUT, RETURNED)
+@case("DTensor, matrix product", INPUT, RETURNED, SEVERAL, backward=True)
 def _():
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    return lambda x, y: (x @ y).relu(), (
-        distribute_tensor(torch.randn(4, 4), mesh(), [Shard(0)]),
-        distribute_tensor(torch.randn(4, 4), mesh(), [Shard(1)]),
-    )
+    x, y = (distribute_tensor(torch.randn(4, 4), mesh(), [Shard(dim)]).requires_grad_() for dim in (0, 1))
+    return lambda x, y: (x @ y).relu() * 2, (x, y)
+
+
+@case("DTensor parameters of a Linear", PARAMETER, SEVERAL, backward=True)
+def _():
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh(), [Shard(0)]))
+    model.bias = nn.Parameter(distribute_tensor(model.bias.detach(), mesh(), [Shard(0)]))
+    return model, (distribute_tensor(torch.randn(3, 4), mesh(), [Replicate()]),)
+
+
+@case("DTensor redistributed, its local tensor returned", INPUT)
+def _():
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    x = distribute_tensor(torch.randn(4, 4), mesh(), [Shard(0)])
+    return lambda x: (x * 2).redistribute(placements=[Replicate()]).to_local() + 1, (x,)
+
+
+@case("DTensor.from_local", CONSTRUCTED, RETURNED)
+def _():
+    from torch.distributed.tensor import DTensor, Shard
+
+    device_mesh = mesh()
+    return lambda a: DTensor.from_local(a, device_mesh, [Shard(0)]) * 2, (torch.randn(4, 4),)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.subclass import interpret
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.protocol import check_supported, is_claimed_by_thunder, is_wrapper, outer_metadata
+from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
@@ -90,7 +90,7 @@ def forget_earlier_traces() -> None:
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     acquisition = current_acquisition() if isinstance(x, torch.Tensor) else None
-    if acquisition is None or is_claimed_by_thunder(x):
+    if acquisition is None:
         return _original_proxy(x, name=name, history=history)
     try:
         acquisition.check_not_own_fake(x)
@@ -145,7 +145,7 @@ def _wrappers_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[tor
     for cell in getattr(entry, "__closure__", None) or ():
         if isinstance(cell.cell_contents, torch.nn.Module):
             tensors.extend((*cell.cell_contents.parameters(), *cell.cell_contents.buffers()))
-    return [t for t in tensors if is_wrapper(t) and not is_claimed_by_thunder(t)]
+    return [t for t in tensors if is_wrapper(t)]
 
 
 def check_patch_points() -> None:

@@ -56,7 +56,7 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
 
 
 def _is_class(value: Any) -> bool:
-    # code that only asks for DTensors is common; they are left to Thunder
+    # code that only asks for DTensors is common
     return isinstance(value, type) and is_wrapper_class(value) and value.__name__ != "DTensor"
 
 
