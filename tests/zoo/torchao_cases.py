@@ -43,10 +43,10 @@ def _():
 
 @case("float8 training, rowwise", CONSTRUCTED, SEVERAL, backward=True)
 def _():
+    import dataclasses
+
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.config import Float8LinearRecipeName
-
-    import dataclasses
 
     config = dataclasses.replace(Float8LinearConfig.from_recipe_name(Float8LinearRecipeName.ROWWISE), emulate=True)
     return convert_to_float8_training(linear(), config=config), (torch.randn(16, 64, requires_grad=True),)
@@ -308,7 +308,9 @@ def _():
 def state(name: str):
     import torchao.optim
 
-    cls = getattr(torchao.optim, name, None) or getattr(__import__("torchao.optim.subclass_" + name[10:].lower(), fromlist=[name]), name)
+    cls = getattr(torchao.optim, name, None) or getattr(
+        __import__("torchao.optim.subclass_" + name[10:].lower(), fromlist=[name]), name
+    )
     x = cls.zeros((4, 256), **({} if name == "OptimStateFp8" else {"signed": True}), block_size=128)
     return x.copy_(torch.randn(4, 256))
 

@@ -73,6 +73,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return functools.partial(_refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
         return _operation(acquisition, fn) if is_wrapper_class(fn) else None
+    if getattr(fn, "__module__", "") == "torch.distributed.tensor._api" and fn in _torch_to_thunder_function_map:
+        return _operation(acquisition, fn)  # Thunder has some methods of DTensor, for proxies of its own
     if fn is _APPLY:
         return _autograd_function(acquisition, args, kwargs)
     if fn is torch.utils.checkpoint.checkpoint and (acquisition.differentiates or _has_wrapper(args, kwargs)):
@@ -171,6 +173,8 @@ def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
         except Exception:  # noqa: BLE001 - if there were wrappers the real run meets it again, otherwise Thunder does
             return recorder.has_met_wrappers
     return recorder.has_met_wrappers or any(is_wrapper(v) for v in tree_flatten(result)[0])
+
+
 def asks_for_metadata(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
     """Whether the program asks a plain tensor for its dtype or device."""
     return (
