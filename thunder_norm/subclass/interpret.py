@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import types
 from collections.abc import Callable
 from typing import Any
@@ -73,6 +74,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return functools.partial(_refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
         return _operation(acquisition, fn) if is_wrapper_class(fn) else None
+    if fn is importlib.util.find_spec:  # asked to choose kernels; interpreting Python's import system takes half a minute
+        return interpreter_needs_wrap(fn)
     if getattr(fn, "__module__", "") == "torch.distributed.tensor._api" and fn in _torch_to_thunder_function_map:
         return _operation(acquisition, fn)  # Thunder has some methods of DTensor, for proxies of its own
     if fn is _APPLY:
