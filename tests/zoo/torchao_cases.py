@@ -91,6 +91,26 @@ def _():
     return quantized(bitnet_training(), batch=32, requires_grad=True)
 
 
+def frozen(config):
+    """The same with parameters that do not require grad; the input does."""
+    model, args = quantized(config, batch=32, requires_grad=True)
+    return model.requires_grad_(False), args
+
+
+@case("int8 mixed-precision training, frozen weights", PARAMETER, SEVERAL, backward=True)
+def _():
+    from torchao.prototype.quantized_training import int8_mixed_precision_training
+
+    return frozen(int8_mixed_precision_training())
+
+
+@case("BitNet training, frozen weights", PARAMETER, SEVERAL, backward=True)
+def _():
+    from torchao.prototype.quantized_training import bitnet_training
+
+    return frozen(bitnet_training())
+
+
 @case("BitNet packed to 2 bits", PARAMETER)
 def _():
     from torchao.prototype.quantized_training.bitnet import (
@@ -231,6 +251,13 @@ def _():
     model = nn.Linear(64, 64, bias=False)
     model.weight = nn.Parameter(to_nf4(model.weight.detach(), 64, 2), requires_grad=False)
     return model, (torch.randn(4, 64),)
+
+
+@case("NF4, F.linear, gradient of the input", INPUT, backward=True)
+def _():
+    from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
+
+    return lambda x, w: F.linear(x.sin(), w), (torch.randn(4, 64, requires_grad=True), to_nf4(torch.randn(64, 64), 64, 2))
 
 
 @case("NF4, to(float32)", INPUT)

@@ -113,6 +113,18 @@ class Acquisition:
         for fake, proxy in list(self._proxy_of.values()):
             self._note_source(fake, proxy)
 
+    def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a plain tensor that requires grad meets wrappers without any: eager has a gradient, and it is the class's."""
+        if self.differentiates or not is_grad_enabled():
+            return False
+        proxies = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, TensorProxy)]
+        fakes = [p.fake for p in proxies if isinstance(p, SubclassProxy)]
+        leaves = [self.proxy_of(t) for fake in fakes for t in WrapperSpec.of(fake).leaves(fake)]
+        plain = [p for p in proxies if not isinstance(p, SubclassProxy)]
+        if not fakes or not any(self.requires_grad(p) for p in plain):
+            return False
+        return not any(p is None or p.requires_grad or self.requires_grad(p) for p in leaves)
+
     def requires_grad(self, proxy: TensorProxy) -> bool:
         """Whether the tensor a proxy stands for requires grad, for torch or for Thunder."""
         if isinstance(proxy, SubclassProxy):

@@ -313,6 +313,8 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
 def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
     if fn is torch.Tensor.__iter__:
         return iter(_call(acquisition, torch.Tensor.unbind, args, kwargs))
+    if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
+        acquisition.differentiate()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     before = trace.leaves_of_wrappers(acquisition, (fake_args, fake_kwargs))
     with recording(acquisition) as recorder:
