@@ -103,6 +103,10 @@ class NormAcquisition(Acquisition):
 
     # -- which operations ---------------------------------------------------------------------------------------------
 
+    def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
+        """Norms are differentiated by Thunder, as the plain tensors they are."""
+        return False
+
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Operations on parameters that have a norm rule, and factories that have one.
 

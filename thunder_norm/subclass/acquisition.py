@@ -59,6 +59,7 @@ class Acquisition:
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
         self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
         self._num_scanned = 0
+        self.mentions_wrappers = False  # the program's code names a wrapper class it may construct
         self.refusal: Exception | None = None  # why this program cannot be traced, even if it catches the error itself
         self.pending: Exception | None = None  # an error met where the interpreter cannot take one; raised at its next call
         self.value_read: Exception | None = None  # what to refuse with if there are wrappers: a tensor's value was asked for
@@ -111,6 +112,18 @@ class Acquisition:
         self.differentiates = self.watches = self.has_wrappers = True
         for fake, proxy in list(self._proxy_of.values()):
             self._note_source(fake, proxy)
+
+    def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a plain tensor that requires grad meets wrappers without any: eager has a gradient, and it is the class's."""
+        if self.differentiates or not is_grad_enabled():
+            return False
+        proxies = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, TensorProxy)]
+        fakes = [p.fake for p in proxies if isinstance(p, SubclassProxy)]
+        leaves = [self.proxy_of(t) for fake in fakes for t in WrapperSpec.of(fake).leaves(fake)]
+        plain = [p for p in proxies if not isinstance(p, SubclassProxy)]
+        if not fakes or not any(self.requires_grad(p) for p in plain):
+            return False
+        return not any(p is None or p.requires_grad or self.requires_grad(p) for p in leaves)
 
     def requires_grad(self, proxy: TensorProxy) -> bool:
         """Whether the tensor a proxy stands for requires grad, for torch or for Thunder."""
@@ -250,6 +263,10 @@ class Acquisition:
         original = {p.name: variable.proxy.name for variable, p in self.user_names.items()}
         original |= {p.name: original.get(name, name) for name, p in self.readable_names.items()}
         return self._fake_of | {new: self._fake_of[old] for new, old in original.items() if old in self._fake_of}
+
+    def layout_of(self, proxy: TensorProxy) -> FakeTensor | None:
+        """The fake whose strides are those `proxy` has in eager mode; None where only Thunder computed it."""
+        return self._fake_of.get(proxy.name)
 
     def shares_storage_with_another(self, fake: torch.Tensor) -> bool:
         """Whether some other known fake is a view of the same storage."""

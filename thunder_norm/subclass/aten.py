@@ -48,7 +48,7 @@ def emit(
         outputs = _try(symbol, symbol_args, symbol_kwargs, recorded.outputs)
         if outputs is not None:
             return outputs
-    if torch.Tag.nondeterministic_seeded in getattr(recorded.func, "tags", ()):
+    if _is_random(recorded):
         raise UnsupportedOpError(
             with_details(
                 f"random operation {recorded.func} inside a wrapper subclass",
@@ -59,6 +59,15 @@ def emit(
     kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT}
     outputs = iter(fallback(recorded.func, used)(*args, **kwargs))
     return tuple(next(outputs) if u else None for u in used)
+
+
+def _is_random(recorded: Recorded) -> bool:
+    func = recorded.func
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    given = dict(zip((a.name for a in func._schema.arguments), recorded.args, strict=False)) | recorded.kwargs
+    defaults = {a.name: a.default_value for a in func._schema.arguments}
+    return (defaults | given).get("dropout_p") != 0  # attention without dropout draws no numbers
 
 
 def _is_identity(func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...]) -> bool:

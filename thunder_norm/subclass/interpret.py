@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,10 @@ from thunder.core.interpreter import (
     do_raise,
     get_interpreterruntimectx,
     interpreter_needs_wrap,
+    make_opaque,
     unwrap,
     wrap,
+    wrap_const,
 )
 from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
 from thunder.core.proxies import TensorProxy
@@ -63,10 +66,18 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         found = _beside_wrappers(acquisition, fn, args)
         if found is not None:
             return found
+    elif asks_for_metadata(fn, args):
+        return metadata_of_plain
+    if fn in _ASKS_FOR_COMPILER and acquisition.watches:  # Thunder says yes; what runs in the end are eager's kernels
+        return lambda: wrap_const(False)
     if id(fn) in _MAKERS:
         return functools.partial(_refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
         return _operation(acquisition, fn) if is_wrapper_class(fn) else None
+    if fn is importlib.util.find_spec:  # asked to choose kernels; interpreting Python's import system takes half a minute
+        return interpreter_needs_wrap(fn)
+    if getattr(fn, "__module__", "") == "torch.distributed.tensor._api" and fn in _torch_to_thunder_function_map:
+        return _operation(acquisition, fn)  # Thunder has some methods of DTensor, for proxies of its own
     if fn is _APPLY:
         return _autograd_function(acquisition, args, kwargs)
     if fn is torch.utils.checkpoint.checkpoint and (acquisition.differentiates or _has_wrapper(args, kwargs)):
@@ -77,6 +88,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             return functools.partial(_has_override, acquisition, fn)
         torch_fn = torch_callable(fn)
         return None if torch_fn is None else _operation(acquisition, torch_fn)
+    if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and fn not in _torch_to_thunder_function_map:
+        return _operation(acquisition, fn)  # Thunder knows few of them, and asks for custom ones to be registered
     if isinstance(fn, NormedOp):
         if acquisition.intercepts_plain and acquisition.wants(fn, args, kwargs):
             return _operation(acquisition, fn)
@@ -93,6 +106,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     return None
 
 
+_ASKS_FOR_COMPILER = (torch.compiler.is_compiling, torch._dynamo.is_compiling)
 _MAKERS = frozenset(map(id, (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)))
 _TRANSPOSES = ("T", "mT", "H", "mH")
 _READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)
@@ -123,8 +137,10 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
         return interpreter_needs_wrap(torch.device)
     if not args or type(args[0].value) is not TensorProxy:
         return None
-    if fn is getattr and len(args) >= 2 and unwrap(args[1]) in ("dtype", "device") and _from_user():
-        return _metadata_of_plain
+    if asks_for_metadata(fn, args):
+        return metadata_of_plain
+    if fn is getattr and len(args) >= 2 and unwrap(args[1]) in _LAYOUT and acquisition.layout_of(args[0].value) is not None:
+        return functools.partial(_layout_of_plain, acquisition)
     if fn is type and len(args) == 1 and _from_user():
         return functools.partial(_type_of_plain, acquisition)
     if fn in (bool, float, int, complex) or torch_callable(fn) in _READS_VALUES:
@@ -160,6 +176,17 @@ def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
         except Exception:  # noqa: BLE001 - if there were wrappers the real run meets it again, otherwise Thunder does
             return recorder.has_met_wrappers
     return recorder.has_met_wrappers or any(is_wrapper(v) for v in tree_flatten(result)[0])
+
+
+def asks_for_metadata(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
+    """Whether the program asks a plain tensor for its dtype or device."""
+    return (
+        fn is getattr
+        and len(args) >= 2
+        and type(args[0].value) is TensorProxy
+        and unwrap(args[1]) in ("dtype", "device")
+        and _from_user()
+    )
 
 
 def _has_wrapper(args: tuple, kwargs: dict) -> bool:
@@ -286,6 +313,8 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
 def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
     if fn is torch.Tensor.__iter__:
         return iter(_call(acquisition, torch.Tensor.unbind, args, kwargs))
+    if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
+        acquisition.differentiate()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     before = trace.leaves_of_wrappers(acquisition, (fake_args, fake_kwargs))
     with recording(acquisition) as recorder:
@@ -451,11 +480,30 @@ SubclassProxy.run_special_method = staticmethod(_native)
 # -- beside wrappers --------------------------------------------------------------------------------------------------
 
 
-def _metadata_of_plain(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    # Thunder's own dtypes and devices are unequal to the torch ones they stand for
+def metadata_of_plain(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    """Torch's dtype or device of a plain tensor: Thunder's own are unequal to the torch ones they stand for."""
     proxy = obj.value
     value = dtypes.to_torch_dtype(proxy.dtype) if unwrap(name) == "dtype" else devices.to_torch_device(proxy.device)
     return _result(value, [obj.provenance, name.provenance])
+
+
+_LAYOUT = ("stride", "is_contiguous", "storage_offset")
+
+
+def _layout_of_plain(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    # Thunder's proxies know nothing of strides; a fake made by torch does
+    fake = acquisition.layout_of(obj.value)
+    stride, offset = fake.stride(), fake.storage_offset()
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        if unwrap(name) == "storage_offset":
+            return offset
+        if unwrap(name) == "stride":
+            dim = args[0] if args else kwargs.get("dim")
+            return stride if dim is None else stride[dim]
+        return fake.is_contiguous(*args, **kwargs)
+
+    return _result(make_opaque(answer), [obj.provenance, name.provenance])
 
 
 def _type_of_plain(acquisition: Acquisition, obj: WrappedValue) -> Any:

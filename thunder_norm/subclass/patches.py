@@ -30,7 +30,8 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.subclass import interpret
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.protocol import check_supported, is_claimed_by_thunder, is_wrapper, outer_metadata
+from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
+from thunder_norm.subclass.reach import may_construct_wrappers
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
@@ -89,7 +90,7 @@ def forget_earlier_traces() -> None:
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     acquisition = current_acquisition() if isinstance(x, torch.Tensor) else None
-    if acquisition is None or is_claimed_by_thunder(x):
+    if acquisition is None:
         return _original_proxy(x, name=name, history=history)
     try:
         acquisition.check_not_own_fake(x)
@@ -99,6 +100,7 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     except (UnsupportedOpError, UnsupportedSubclassError) as e:
         # an exception here would be taken for a crash of the interpreter, which raises this one at its next call
         acquisition.pending = acquisition.refuse(e)
+        x = torch.empty(())  # what Thunder makes of the refused one does not matter, and may be an error of its own
     p = _original_proxy(x, name=name, history=history)
     if isinstance(p, TensorProxy) and x.layout is torch.strided:
         acquisition.strides[p.name] = x.stride()
@@ -117,7 +119,11 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
         acquisition.watches |= bool(wrappers)
         if torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers):
             acquisition.differentiate()
-    elif not acquisition.watches and type(fn) in _FUNCTIONS and fn not in interpret.operations():
+    if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
+        acquisition.mentions_wrappers = acquisition.watches = True
+    if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in interpret.operations():
+        if interpret.asks_for_metadata(fn, args):
+            return interpret.metadata_of_plain
         return _original_lookaside(fn, *args, **kwargs)  # most calls of a program without wrappers
     found = interpret.lookaside(acquisition, fn, args, kwargs) or _original_lookaside(fn, *args, **kwargs)
     if acquisition.pending is None:
@@ -126,6 +132,7 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
     return do_raise(pending)
 
 
+_OWN_CODE = frozenset({types.FunctionType, types.MethodType})
 _FUNCTIONS = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
 
 
@@ -138,7 +145,7 @@ def _wrappers_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[tor
     for cell in getattr(entry, "__closure__", None) or ():
         if isinstance(cell.cell_contents, torch.nn.Module):
             tensors.extend((*cell.cell_contents.parameters(), *cell.cell_contents.buffers()))
-    return [t for t in tensors if is_wrapper(t) and not is_claimed_by_thunder(t)]
+    return [t for t in tensors if is_wrapper(t)]
 
 
 def check_patch_points() -> None:

@@ -29,11 +29,6 @@ def is_wrapper(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x)
 
 
-def is_claimed_by_thunder(x: Any) -> bool:
-    """Whether Thunder has support of its own for the class of `x`: DTensor, where torch.distributed is available."""
-    return isinstance(x, torch.Tensor) and type(x).__name__ == "DTensor" and type(x).__module__.startswith("torch.distributed")
-
-
 def check_supported(x: torch.Tensor) -> None:
     """Refuse a tensor whose class dispatches in Python but cannot be taken apart.
 
@@ -41,7 +36,7 @@ def check_supported(x: torch.Tensor) -> None:
         UnsupportedSubclassError: says which part of the protocol is missing.
     """
     cls = type(x)
-    if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or is_claimed_by_thunder(x):
+    if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return
     has_dispatch = getattr(cls, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
     if not has_dispatch or is_wrapper(x):

@@ -15,8 +15,8 @@ import torch
 from thunder.core import dtypes
 from thunder.core.compile_data import get_compile_data
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, location_of_user
@@ -52,6 +52,7 @@ class Recorder(TorchDispatchMode):
         self.lifts: dict[tuple, Any] = {}
         self.lifted_parameters: list[Any] = []
         self.has_met_wrappers = False
+        self._constants: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # fakes whose values are known
         self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -63,12 +64,27 @@ class Recorder(TorchDispatchMode):
         if self._is_paused:
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
+            if id(args[0]) in self._constants:  # the operation made it of numbers
+                with _disable_current_modes():
+                    return self._constants[id(args[0])][1].item()
             raise data_dependent("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
         if func._schema.is_mutable:
+            self._constants.clear()
             return self._record_in_place(func, args, kwargs)
         result = func(*args, **kwargs)
         self._append(func, args, kwargs, result)
+        if isinstance(result, torch.Tensor):
+            self._note_constant(func, args, kwargs, tensors, result)
         return result
+
+    def _note_constant(self, func: Any, args: tuple, kwargs: dict, tensors: list[torch.Tensor], result: torch.Tensor) -> None:
+        """Remember the value of what is computed from ``torch.tensor([1, 2, 3])`` alone: Python may ask for it."""
+        if func is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
+            self._constants[id(result)] = (result, args[0])
+        elif tensors and all(id(t) in self._constants for t in tensors) and result.numel() <= MAX_CONSTANT_NUMEL:
+            reals = tree_map(lambda v: self._constants[id(v)][1] if isinstance(v, torch.Tensor) else v, (args, kwargs))
+            with _disable_current_modes():
+                self._constants[id(result)] = (result, func(*reals[0], **reals[1]))
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
@@ -117,11 +133,14 @@ class Recorder(TorchDispatchMode):
         with self.paused():
             value = functional(*args, **kwargs)
             result = func(*args, **kwargs)
+        aliases = self._aliases_in_log(target)
         if (value.dtype, value.shape) == (target.dtype, target.shape):
             self.log.append(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
         else:  # the target keeps its dtype
             self._append(functional, args, kwargs, value)
             self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
+        for alias in aliases:  # the same elements in another shape: they have changed too
+            self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
         return result
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
@@ -130,7 +149,9 @@ class Recorder(TorchDispatchMode):
             why = "it is an input of the jitted function"
         elif self.acquisition.is_held(target):
             why = "the program also holds it as a plain tensor"
-        elif self.acquisition.shares_storage_with_another(target) or self._is_aliased_in_log(target):
+        elif self.acquisition.shares_storage_with_another(target) or not all(
+            _is_reshaped(alias, target) for alias in self._aliases_in_log(target)
+        ):
             why = "another tensor is a view of it, or it is a view of another tensor"
         if why is not None:
             raise UnsupportedOpError(
@@ -141,10 +162,17 @@ class Recorder(TorchDispatchMode):
                 )
             )
 
-    def _is_aliased_in_log(self, target: torch.Tensor) -> bool:
+    def _aliases_in_log(self, target: torch.Tensor) -> list[torch.Tensor]:
         storage = target.untyped_storage()._cdata
-        tensors = (t for r in self.log for t in tree_flatten((r.args, r.kwargs, r.outputs))[0])
-        return any(isinstance(t, torch.Tensor) and t is not target and t.untyped_storage()._cdata == storage for t in tensors)
+        tensors = (t for r in self.log for t in tree_flatten((r.args, r.kwargs, r.outputs))[0] if isinstance(t, torch.Tensor))
+        return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
+
+
+def _is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether two tensors in one storage are the same elements in the same order."""
+    if not (alias.is_contiguous() and target.is_contiguous()):
+        return False
+    return (alias.dtype, alias.numel(), alias.storage_offset()) == (target.dtype, target.numel(), target.storage_offset())
 
 
 def functional_variant(func: Any) -> Any | None:

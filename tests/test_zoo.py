@@ -1,0 +1,86 @@
+"""Real subclasses, of torch and of torchao: what eager gives, or a refusal that says why."""
+
+from __future__ import annotations
+
+import pytest
+import thunder
+import torch
+from subclasses import assert_same
+from zoo import ZOO, Case, built, gradients
+
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
+from thunder_norm.subclass.boundary import boundary_executor
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.trace import OperationId
+from thunder_norm.transforms import SubclassTransform
+
+REFUSALS = (UnsupportedOpError, UnsupportedSubclassError)
+
+
+def rows(entries) -> dict:
+    entries = list(entries)
+    return {"argvalues": entries, "ids": [entry.name for entry in entries]}
+
+
+def jit(function):
+    return thunder.jit(function, transforms=[SubclassTransform()])
+
+
+@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.forward_refusal is None))
+def test_forward_is_eager_s(entry: Case):
+    function, args = built(entry)
+    with torch.no_grad():
+        expected = function(*args)
+        own, own_args = built(entry)
+        jf = jit(own)
+        for _ in range(2):
+            assert_same(jf(*own_args), expected)
+            assert_same(own_args, args)
+            _, own_args = built(entry)
+    assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (1, 1)
+    assert_plain(thunder.last_traces(jf)[-1])
+
+
+def assert_plain(trace) -> None:
+    """No wrapper and nothing that makes or opens one is left."""
+    assert trace.bound_symbols
+    for bsym in trace.bound_symbols:
+        assert not any(isinstance(p, SubclassProxy) for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)), bsym
+        assert bsym.sym.executor is not boundary_executor and not isinstance(bsym.sym.id, OperationId), bsym
+
+
+@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.forward_refusal is not None))
+def test_forward_is_refused_with_the_reason(entry: Case):
+    function, args = built(entry)
+    with torch.no_grad():
+        function(*args)  # eager can
+        own, own_args = built(entry)
+        with pytest.raises(REFUSALS, match=entry.forward_refusal):
+            jit(own)(*own_args)
+
+
+@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.backward and c.backward_refusal is None))
+def test_gradients_are_eager_s(entry: Case):
+    function, args = built(entry)
+    expected, expected_gradients = gradients(function, args, function)
+    assert any(g is not None for g in expected_gradients)
+    own, own_args = built(entry)
+    jf = jit(own)
+    result, found = gradients(own, own_args, jf)
+    assert_same(result, expected)
+    assert_same(found, expected_gradients)
+    for p in own.parameters() if isinstance(own, torch.nn.Module) else ():
+        p.grad = None
+    _, own_args = built(entry)
+    _, found = gradients(own, own_args, jf)
+    assert_same(found, expected_gradients)
+    assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (1, 1)
+
+
+@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.backward_refusal is not None))
+def test_gradients_are_refused_with_the_reason(entry: Case):
+    function, args = built(entry)
+    gradients(function, args, function)  # eager can
+    own, own_args = built(entry)
+    with pytest.raises(REFUSALS, match=entry.backward_refusal):
+        gradients(own, own_args, jit(own))

@@ -1,0 +1,73 @@
+"""What one row of the zoo is, and how eager's answer to it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+INPUT, PARAMETER, CONSTRUCTED, RETURNED, SEVERAL = "input", "parameter", "constructed", "returned", "several"
+ROLES = (INPUT, PARAMETER, CONSTRUCTED, RETURNED, SEVERAL)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program that uses somebody's tensor subclass.
+
+    `build` gives a function or module and its arguments; it is called anew for every run, under the same seed.  `roles` say
+    where wrappers occur.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` and
+    `backward_refusal` are a part of the message with which we refuse, None where we must agree with eager.
+    """
+
+    name: str
+    build: Callable[[], tuple[Callable, tuple]]
+    roles: tuple[str, ...]
+    backward: bool = False
+    forward_refusal: str | None = None
+    backward_refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.roles and set(self.roles) <= set(ROLES), self.roles
+
+
+ZOO: dict[str, Case] = {}
+
+
+def case(name: str, *roles: str, **options: Any) -> Callable:
+    """Add the decorated `build` to the zoo."""
+
+    def add(build: Callable) -> Callable:
+        assert name not in ZOO, name
+        ZOO[name] = Case(name, build, roles, **options)
+        return build
+
+    return add
+
+
+def built(entry: Case) -> tuple[Callable, tuple]:
+    """Function and arguments, the same in every call."""
+    torch.manual_seed(0)
+    return entry.build()
+
+
+def differentiable(function: Callable, args: tuple) -> list[torch.Tensor]:
+    """The tensors that eager gives gradients to."""
+    parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    return [t for t in (*parameters, *tree_leaves(args)) if isinstance(t, torch.Tensor) and t.requires_grad]
+
+
+def gradients(function: Callable, args: tuple, call: Callable) -> tuple[Any, list[torch.Tensor | None]]:
+    """The result of ``call(*args)`` and the gradients of `differentiable(function, args)` for fixed cotangents."""
+    leaves = differentiable(function, args)
+    result = call(*args)
+    for t in tree_leaves(result):
+        if not (isinstance(t, torch.Tensor) and t.requires_grad):
+            continue
+        if type(t) is torch.Tensor:
+            t.backward(torch.linspace(-1, 1, t.numel()).to(t.dtype).view(t.shape), retain_graph=True)
+        else:
+            t.backward(torch.ones_like(t), retain_graph=True)
+    return result, [t.grad for t in leaves]
