@@ -26,7 +26,7 @@ fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")
 @functools.cache
 def fallback(func: Callable, used: tuple[bool, ...]) -> Symbol:
     """One opaque primitive for `func`, that returns the tensors of its result marked in `used`, as a tuple."""
-    name = _fallback_name(func) + ("" if all(used) else "_" + "".join(str(i) for i, u in enumerate(used) if u))
+    name = _fallback_name(func) + _which(func, used)
     infer = ltorch.meta_adaptor(func)
 
     def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
@@ -57,6 +57,12 @@ def fallback(func: Callable, used: tuple[bool, ...]) -> Symbol:
 
     register_grad(symbol.id, grad)  # the id is ours: nothing else is differentiated by it
     return symbol
+
+
+def _which(func: Callable, used: tuple[bool, ...]) -> str:
+    """The part of the name that tells apart symbols of one operation: names are what the generated program calls them by."""
+    counted = f"_{len(used)}" if len(used) != len(getattr(getattr(func, "_schema", None), "returns", "1")) else ""
+    return counted + ("" if all(used) else "_" + "_".join(str(i) for i, u in enumerate(used) if u))
 
 
 def _select(values: Sequence[Any], used: tuple[bool, ...], kind: type) -> tuple:
