@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 import thunder
+import thunder.torch as ltorch
 import torch
 import torch.nn.functional as F
 from subclasses import ScaleTensor, leaves, two
+from thunder.core import prims
+from thunder.extend import OperatorExecutor
 from torch import nn
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.subclass.trace import OperationId
+from thunder_norm.subclass import register_implementation
 from thunder_norm.transforms import NormTransform, SubclassTransform
 
 
@@ -283,23 +286,42 @@ def test_inner_and_outer_gradients_do_not_mix():
         thunder.jit(lambda x: x.a * 2, transforms=[SubclassTransform()])(inner)
 
 
-def test_an_executor_with_a_gradient_of_its_own():
-    """Inner gradients: the composite's id is what an executor registers a rule for."""
-    executor = thunder.extend.OperatorExecutor("own_rule")
-    calls: list[Any] = []
+def times_two_with_gradient_ten(calls: list) -> OperatorExecutor:
+    executor = OperatorExecutor("own_rule")
 
-    def rule(*args):
-        calls.append(args)
-        out = thunder.torch.mul(args[0], 2.0)
-        thunder.core.prims.put_grad(args[0], thunder.torch.mul(thunder.core.prims.get_grad(out), 10.0))
+    def run(a: Any) -> tuple:
+        return (ltorch.mul(a, 2.0),)
+
+    def rule(a: Any) -> tuple:
+        calls.append(a)
+        (out,) = run(a)
+        prims.put_grad(a, ltorch.mul(prims.get_grad(out), 10.0))
         return (out,)
 
-    executor.register_implementation(
-        OperationId(WrapperSubclass, "mul"), execution_transform=lambda a: (thunder.torch.mul(a, 2.0),), grad_transform=rule
-    )
+    operation = register_implementation(executor, WrapperSubclass, torch.mul, execution_transform=run, grad_transform=rule)
+    assert str(operation) == "WrapperSubclass.mul"
+    return executor
+
+
+def test_the_gradient_rule_of_an_executor_goes_before_derivatives_of_what_the_class_does():
+    calls: list = []
+    executor = times_two_with_gradient_ten(calls)
     t = torch.randn(3, requires_grad=True)
     x = WrapperSubclass(t)
     x.requires_grad_(False)
-    jf = thunder.jit(lambda x: (x * 2).a, transforms=[SubclassTransform()], executors=[executor])
+    jf = thunder.jit(lambda x: (x * 2).sin().a, transforms=[SubclassTransform()], executors=[executor])
     jf(x).sum().backward()
-    assert calls and torch.equal(t.grad, torch.full((3,), 10.0))
+    assert calls
+    torch.testing.assert_close(t.grad, 10 * (2 * t.detach()).cos())
+
+
+def test_the_gradient_rule_of_an_executor_goes_before_the_formula_of_torch():
+    calls: list = []
+    executor = times_two_with_gradient_ten(calls)
+    x = wrapped(3)
+    p = plain(3)
+    jf = thunder.jit(lambda x, p: (x * 2).sin() + p, transforms=[SubclassTransform()], executors=[executor])
+    backward(jf(x, p))
+    assert calls
+    torch.testing.assert_close(x.grad.a, 10 * (2 * x.a.detach()).cos())
+    assert torch.equal(p.grad.a, torch.ones(3))

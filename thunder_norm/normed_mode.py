@@ -37,7 +37,8 @@ from thunder_norm.parameters import (
 )
 from thunder_norm.subclass import boundary, trace
 from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, location_of_user, value_of
-from thunder_norm.subclass.protocol import is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
 
@@ -105,7 +106,8 @@ class NormAcquisition(Acquisition):
 
     def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
         """Norms are differentiated by Thunder, as the plain tensors they are."""
-        return False
+        wrappers = [v.fake for v in tree_flatten((args, kwargs))[0] if isinstance(v, SubclassProxy)]
+        return not any(map(_is_normed, wrappers)) and super().meets_gradient(args, kwargs)
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Operations on parameters that have a norm rule, and factories that have one.
@@ -276,6 +278,13 @@ def parameter_name(proxy: TensorProxy) -> tuple[str, str] | None:
         return None
     where, name, _ = get_parameter_or_buffer_or_submodule_name_and_root(provenance)
     return where, ".".join(name)
+
+
+def _is_normed(fake: torch.Tensor) -> bool:
+    """Whether a wrapper is, or holds, a NormedTensor."""
+    if isinstance(fake, NormedTensor):
+        return True
+    return is_wrapper(fake) and any(_is_normed(getattr(fake, name)) for name in WrapperSpec.of(fake).names)
 
 
 def _is_proxy(value: Any) -> bool:

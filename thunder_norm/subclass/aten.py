@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import location_of_user
 from thunder_norm.subclass.fallback import fallback
-from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded
+from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
 
 aten = torch.ops.aten
@@ -40,6 +40,8 @@ def emit(
         UnsupportedOpError: the operation cannot be represented (a large constant, a random operation Thunder does not know).
     """
     args, kwargs = tree_map(lambda v: to_proxy(v) if isinstance(v, torch.Tensor) else v, (recorded.args, recorded.kwargs))
+    if isinstance(recorded.func, Step):
+        return recorded.func.emit(*args)
     if recorded.func in (aten.lift_fresh.default, aten.lift_fresh_copy.default) and isinstance(args[0], TensorProxy):
         return (args[0],)
     if _is_identity(recorded.func, args, kwargs, recorded.outputs):

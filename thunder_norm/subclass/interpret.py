@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.registry import NormedOp
-from thunder_norm.subclass import trace
+from thunder_norm.subclass import executors, trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, location_of_user, value_of
 from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -317,8 +317,14 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         acquisition.differentiate()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     before = trace.leaves_of_wrappers(acquisition, (fake_args, fake_kwargs))
+    rule = None
+    if acquisition.differentiates and not isinstance(fn, type):
+        rule = executors.grad_rule(trace.operation_id(fn, fake_args, fake_kwargs, None))
     with recording(acquisition) as recorder:
-        result = acquisition.run(recorder, fn, fake_args, fake_kwargs)
+        if rule is None:
+            result = acquisition.run(recorder, fn, fake_args, fake_kwargs)
+        else:
+            result = acquisition.run(recorder, executors.run_with_rule, (rule, recorder, fn, fake_args, fake_kwargs), {})
     acquisition.write_hoisted(recorder)
     operation = trace.operation_id(fn, fake_args, fake_kwargs, result)
     return trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)

@@ -40,6 +40,14 @@ class Recorded:
     is_in_place: bool = False
 
 
+class Step:
+    """Stands for the function of a recorded operation that writes itself into the trace."""
+
+    def emit(self, *args: Any) -> tuple[Any, ...]:
+        """Write the operation for proxies `args`; returns proxies for its outputs."""
+        raise NotImplementedError
+
+
 class Recorder(TorchDispatchMode):
     """Logs operations on plain fakes; leaves operations on wrappers to the wrappers."""
 
