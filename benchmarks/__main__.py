@@ -35,7 +35,9 @@ def main() -> None:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
 
     amount = (
-        models.Options(rounds=5, first_calls=2, mlp_layers=4, gpt2_layers=1, depths=(4, 16))
+        models.Options(
+            rounds=5, first_calls=2, mlp_layers=4, gpt2_layers=1, depths=(4, 16), wrapper_depths=(4,), wrapper_widths=(64,)
+        )
         if options.quick
         else models.Options()
     )

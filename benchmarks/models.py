@@ -19,6 +19,8 @@ class Options:
     mlp_layers: int = 12
     gpt2_layers: int = 4
     depths: tuple[int, ...] = (4, 16, 64)
+    wrapper_depths: tuple[int, ...] = (4, 16)
+    wrapper_widths: tuple[int, ...] = (64, 512)
 
     @property
     def first_calls_of_gpt2(self) -> int:
