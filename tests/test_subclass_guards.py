@@ -149,3 +149,33 @@ def test_other_threads_are_not_concerned():
     found["ours"] = jf(two(2))
     thread.join()
     assert found == {"stock": False, "ours": True}
+
+
+def test_functions_with_and_without_the_transform_in_turns_and_in_threads():
+    """Each keeps its own cache entries and results, whoever else traces at the same time."""
+
+    def f(x, y):
+        return (x * y).relu() + x
+
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            torch.manual_seed(seed)
+            ours, plain = jit(f), thunder.jit(f)
+            x, t = two(3), torch.randn(3)
+            for _ in range(3):
+                got, want = ours(x, x), f(x, x)
+                assert type(got) is TwoTensor and torch.equal(got.a, want.a) and torch.equal(got.b, want.b)
+                assert torch.equal(plain(t, t), f(t, t)) and torch.equal(ours(t, t), f(t, t))
+            assert (thunder.cache_misses(ours), thunder.cache_misses(plain)) == (2, 1)
+        except BaseException as e:  # noqa: BLE001 - raised in the main thread
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
