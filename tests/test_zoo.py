@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import thunder
 import torch
 from subclasses import assert_same
-from zoo import ZOO, Case, built, gradients
+from zoo import ZOO, Case, built, gradients, page
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass.boundary import boundary_executor
@@ -26,7 +28,7 @@ def jit(function):
     return thunder.jit(function, transforms=[SubclassTransform()])
 
 
-@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.forward_refusal is None))
+@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.works[0]))
 def test_forward_is_eager_s(entry: Case):
     function, args = built(entry)
     with torch.no_grad():
@@ -59,7 +61,7 @@ def test_forward_is_refused_with_the_reason(entry: Case):
             jit(own)(*own_args)
 
 
-@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.backward and c.backward_refusal is None))
+@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.works[1]))
 def test_gradients_are_eager_s(entry: Case):
     function, args = built(entry)
     expected, expected_gradients = gradients(function, args, function)
@@ -84,3 +86,27 @@ def test_gradients_are_refused_with_the_reason(entry: Case):
     own, own_args = built(entry)
     with pytest.raises(REFUSALS, match=entry.backward_refusal):
         gradients(own, own_args, jit(own))
+
+
+def test_what_has_no_wrapper_is_left_to_thunder():
+    entry = ZOO["fake-quantised int4 weights (QAT)"]
+    function, args = built(entry)
+    gradients(function, args, function)
+    own, own_args = built(entry)
+    with pytest.raises(RuntimeError, match=entry.no_wrapper):
+        thunder.jit(own)(*own_args)
+
+
+def test_the_page_says_what_is_tested():
+    rows = {row.name: row for row in page.rows_of(page.PAGE.read_text())}
+    assert list(rows) == list(ZOO)
+    for name, entry in ZOO.items():
+        forward, backward = rows[name].ours
+        assert (forward == "yes", backward == "yes") == entry.works, name
+        assert entry.forward_refusal is None or re.search(entry.forward_refusal, forward), name
+        assert (backward == "-") == (not entry.backward), name
+
+
+def test_the_table_of_the_page_is_read_as_it_is_written():
+    row = page.Row("x", "input, returned", ("yes", "-"), ("refused: no", "-"))
+    assert page.rows_of(page.replaced("before", page.render([row]))) == [row]

@@ -122,7 +122,7 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
     if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
         acquisition.mentions_wrappers = acquisition.watches = True
     if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in interpret.operations():
-        if interpret.asks_for_metadata(fn, args):
+        if interpret.asks_for_dtype(fn, args):
             return interpret.metadata_of_plain
         return _original_lookaside(fn, *args, **kwargs)  # most calls of a program without wrappers
     found = interpret.lookaside(acquisition, fn, args, kwargs) or _original_lookaside(fn, *args, **kwargs)
