@@ -133,6 +133,17 @@ def test_a_program_that_constructs_wrappers_is_not_told_that_it_is_compiled():
     assert_same(jit(f)(x), x + 1)
 
 
+def test_lists_given_to_operations_may_change_afterwards():
+    def f(x):
+        sizes = [2, 3]
+        y = x.view(sizes)
+        sizes[0] = 1
+        return y * 2
+
+    x = torch.randn(6)
+    assert_same(jit(f)(x), f(x))
+
+
 @torch.library.custom_op("thunder_norm_tests::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
