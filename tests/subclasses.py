@@ -213,6 +213,8 @@ def assert_same(got: Any, want: Any) -> None:
     """Equal types, metadata, contexts and inner values, throughout a tree."""
     if isinstance(want, torch.Tensor):
         assert type(got) is type(want)
+        if want.is_nested:
+            return assert_same(list(got.unbind()), list(want.unbind()))
         assert got.shape == want.shape and got.dtype == want.dtype and got.device == want.device
         if hasattr(want, "__tensor_flatten__"):
             (names, ctx), (expected_names, expected_ctx) = got.__tensor_flatten__(), want.__tensor_flatten__()

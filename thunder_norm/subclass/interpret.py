@@ -66,7 +66,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         found = _beside_wrappers(acquisition, fn, args)
         if found is not None:
             return found
-    elif asks_for_metadata(fn, args):
+    elif asks_for_dtype(fn, args):
         return metadata_of_plain
     if fn in _ASKS_FOR_COMPILER and acquisition.watches:  # Thunder says yes; what runs in the end are eager's kernels
         return lambda: wrap_const(False)
@@ -137,7 +137,7 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
         return interpreter_needs_wrap(torch.device)
     if not args or type(args[0].value) is not TensorProxy:
         return None
-    if asks_for_metadata(fn, args):
+    if asks_for_dtype(fn, args, ("dtype", "device")):
         return metadata_of_plain
     if fn is getattr and len(args) >= 2 and unwrap(args[1]) in _LAYOUT and acquisition.layout_of(args[0].value) is not None:
         return functools.partial(_layout_of_plain, acquisition)
@@ -178,15 +178,9 @@ def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
     return recorder.has_met_wrappers or any(is_wrapper(v) for v in tree_flatten(result)[0])
 
 
-def asks_for_metadata(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
-    """Whether the program asks a plain tensor for its dtype or device."""
-    return (
-        fn is getattr
-        and len(args) >= 2
-        and type(args[0].value) is TensorProxy
-        and unwrap(args[1]) in ("dtype", "device")
-        and _from_user()
-    )
+def asks_for_dtype(fn: Callable, args: tuple[WrappedValue, ...], names: tuple[str, ...] = ("dtype",)) -> bool:
+    """Whether the program asks a plain tensor for its dtype, or another of `names`."""
+    return fn is getattr and len(args) >= 2 and type(args[0].value) is TensorProxy and unwrap(args[1]) in names and _from_user()
 
 
 def _has_wrapper(args: tuple, kwargs: dict) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from thunder.core import compile_data, jit_ext
 from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import WrappedValue, do_raise
+from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
@@ -122,14 +122,31 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
     if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
         acquisition.mentions_wrappers = acquisition.watches = True
     if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in interpret.operations():
-        if interpret.asks_for_metadata(fn, args):
+        if interpret.asks_for_dtype(fn, args):
             return interpret.metadata_of_plain
         return _original_lookaside(fn, *args, **kwargs)  # most calls of a program without wrappers
-    found = interpret.lookaside(acquisition, fn, args, kwargs) or _original_lookaside(fn, *args, **kwargs)
+    found = interpret.lookaside(acquisition, fn, args, kwargs) or _with_own_lists(
+        _original_lookaside(fn, *args, **kwargs), fn, args
+    )
     if acquisition.pending is None:
         return found
     pending, acquisition.pending = acquisition.pending, None
     return do_raise(pending)
+
+
+def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...]) -> Any:
+    """Let an operation keep copies of lists of numbers: Thunder's trace would see the program change them afterwards."""
+    if not callable(found) or interpret.torch_callable(fn) is None or not any(_is_list_of_ints(a) for a in args):
+        return found
+    return lambda *args, **kwargs: found(*(_copied(a) if _is_list_of_ints(a) else a for a in args), **kwargs)
+
+
+def _is_list_of_ints(a: WrappedValue) -> bool:
+    return type(a.value) is list and all(type(v) is int for v in a.value)
+
+
+def _copied(a: WrappedValue) -> WrappedValue:
+    return wrap(list(a.value), provenance=a.provenance)
 
 
 _OWN_CODE = frozenset({types.FunctionType, types.MethodType})

@@ -71,13 +71,14 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         if self._is_paused:
             return func(*args, **kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func in (aten._local_scalar_dense.default, aten.item.default):
             if id(args[0]) in self._constants:  # the operation made it of numbers
                 with _disable_current_modes():
                     return self._constants[id(args[0])][1].item()
             raise data_dependent("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
         if func._schema.is_mutable:
-            self._constants.clear()
+            if func is not aten.detach_.default:  # which torch.tensor itself calls
+                self._constants.clear()
             return self._record_in_place(func, args, kwargs)
         result = func(*args, **kwargs)
         self._append(func, args, kwargs, result)

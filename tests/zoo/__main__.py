@@ -1,0 +1,103 @@
+"""The table in docs/subclasses.md: ``python -m tests.zoo --write`` runs every case and rewrites it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
+
+import thunder  # noqa: E402
+from subclasses import assert_same  # noqa: E402
+
+from thunder_norm.errors import ThunderNormError  # noqa: E402
+from thunder_norm.transforms import SubclassTransform  # noqa: E402
+
+from . import ZOO, Case, built, gradients  # noqa: E402
+from .page import PAGE, Row, render, replaced  # noqa: E402
+
+
+def compiled(function: Callable) -> Callable:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="aot_eager")
+
+
+def ours(function: Callable) -> Callable:
+    return thunder.jit(function, transforms=[SubclassTransform()])
+
+
+def forward(entry: Case, compile: Callable) -> str:
+    """``yes``, or what went wrong."""
+    with torch.no_grad():
+        function, args = built(entry)
+        expected = function(*args)
+        own, own_args = built(entry)
+        return outcome(lambda: assert_same((compile(own)(*own_args), own_args), (expected, args)))
+
+
+def backward(entry: Case, compile: Callable) -> str:
+    """The same for gradients; a dash where eager has none."""
+    if not entry.backward:
+        return "-"
+    function, args = built(entry)
+    expected = gradients(function, args, function)
+    own, own_args = built(entry)
+    return outcome(lambda: assert_same(gradients(own, own_args, compile(own)), expected))
+
+
+def outcome(run: Callable[[], None]) -> str:
+    try:
+        run()
+    except ThunderNormError as e:
+        return "refused: " + str(e).splitlines()[0]
+    except AssertionError as e:
+        return "wrong" if is_comparison(e) else "fails: AssertionError"
+    except Exception as e:  # noqa: BLE001 - that is what the table says
+        return f"fails: {type(e).__name__}"
+    return "yes"
+
+
+def is_comparison(error: AssertionError) -> bool:
+    """Whether it is `assert_same` that failed, and not an assertion of the program."""
+    frame = error.__traceback__
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+        if frame.tb_frame.f_code.co_name == "assert_same":
+            return True
+    return False
+
+
+def measured(entry: Case) -> Row:
+    return Row(
+        entry.name,
+        ", ".join(entry.roles),
+        (forward(entry, compiled), backward(entry, compiled)),
+        (forward(entry, ours), backward(entry, ours)),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"rewrite the table in {PAGE}")
+    parser.add_argument("-k", default="", help="only cases whose names contain this; prints, cannot write")
+    arguments = parser.parse_args()
+    if arguments.write and arguments.k:
+        parser.error("--write needs all cases")
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rows = []
+    for entry in ZOO.values():
+        if arguments.k in entry.name:
+            rows.append(measured(entry))
+            print(rows[-1].markdown(), flush=True)
+    if arguments.write:
+        PAGE.write_text(replaced(PAGE.read_text(), render(rows)))
+
+
+if __name__ == "__main__":
+    main()
