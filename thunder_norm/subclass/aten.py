@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import location_of_user
-from thunder_norm.subclass.fallback import fallback
+from thunder_norm.subclass.fallback import fallback, is_random
 from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded
 from thunder_norm.subclass.signatures import arguments_for
 
@@ -37,25 +37,20 @@ def emit(
     """Write one recorded operation into the current trace; returns a proxy for each of its output tensors marked in `used`.
 
     Raises:
-        UnsupportedOpError: the operation cannot be represented (a large constant, a random operation Thunder does not know).
+        UnsupportedOpError: the operation cannot be represented (a large constant).
     """
     args, kwargs = tree_map(lambda v: to_proxy(v) if isinstance(v, torch.Tensor) else v, (recorded.args, recorded.kwargs))
     if recorded.func in (aten.lift_fresh.default, aten.lift_fresh_copy.default) and isinstance(args[0], TensorProxy):
         return (args[0],)
     if _is_identity(recorded.func, args, kwargs, recorded.outputs):
         return (args[0],)
-    for symbol, symbol_args, symbol_kwargs in _candidates(recorded.func, args, kwargs):
-        outputs = _try(symbol, symbol_args, symbol_kwargs, recorded.outputs)
-        if outputs is not None:
-            return outputs
-    if torch.Tag.nondeterministic_seeded in getattr(recorded.func, "tags", ()):
-        raise UnsupportedOpError(
-            with_details(
-                f"random operation {recorded.func} inside a wrapper subclass",
-                at=location_of_user(),
-                why="Thunder has no symbol for it, and running it again in the backward would draw other numbers",
-            )
-        )
+    if not is_random(recorded.func):
+        for symbol, symbol_args, symbol_kwargs in _candidates(recorded.func, args, kwargs):
+            outputs = _try(symbol, symbol_args, symbol_kwargs, recorded.outputs)
+            if outputs is not None:
+                return outputs
+    elif recorded.func is aten.native_dropout.default:
+        used = (True, True)  # its gradient needs the mask
     kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT}
     outputs = iter(fallback(recorded.func, used)(*args, **kwargs))
     return tuple(next(outputs) if u else None for u in used)
