@@ -13,6 +13,7 @@ from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate
 from thunder_norm.subclass.mutations import check_mutations
+from thunder_norm.subclass.random_ops import check_random
 
 
 class SubclassTransform(Transform):
@@ -62,6 +63,7 @@ class SubclassTransform(Transform):
             patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():
                 check_mutations(computation)
+                check_random(computation)
             computation = broadcast_scalars(computation)
             return self.transform_lowered(acquisition, (prologue, computation, epilogue))
         return prologue, computation, epilogue

@@ -15,8 +15,8 @@ from typing import Any
 
 import thunder.torch as ltorch
 import torch
-from thunder.core import devices, dtypes, prims
-from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core import devices, dtypes
+from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
 from thunder.torch import _torch_to_thunder_function_map as torch_to_thunder
 from thunder.torch.default_torch_ops import torch_auto_registered_ops
@@ -24,7 +24,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import location_of_user
-from thunder_norm.subclass.fallback import fallback
+from thunder_norm.subclass.aten_table import SPECIAL
+from thunder_norm.subclass.decompositions import decompose, decomposition_of
+from thunder_norm.subclass.fallback import fallback, is_random
 from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
 
@@ -37,7 +39,7 @@ def emit(
     """Write one recorded operation into the current trace; returns a proxy for each of its output tensors marked in `used`.
 
     Raises:
-        UnsupportedOpError: the operation cannot be represented (a large constant, a random operation Thunder does not know).
+        UnsupportedOpError: the operation cannot be represented (a large constant).
     """
     args, kwargs = tree_map(lambda v: to_proxy(v) if isinstance(v, torch.Tensor) else v, (recorded.args, recorded.kwargs))
     if isinstance(recorded.func, Step):
@@ -46,30 +48,35 @@ def emit(
         return (args[0],)
     if _is_identity(recorded.func, args, kwargs, recorded.outputs):
         return (args[0],)
-    for symbol, symbol_args, symbol_kwargs in _candidates(recorded.func, args, kwargs):
-        outputs = _try(symbol, symbol_args, symbol_kwargs, recorded.outputs)
-        if outputs is not None:
-            return outputs
-    if _is_random(recorded):
-        raise UnsupportedOpError(
-            with_details(
-                f"random operation {recorded.func} inside a wrapper subclass",
-                at=location_of_user(),
-                why="Thunder has no symbol for it, and running it again in the backward would draw other numbers",
-            )
-        )
+    if not is_random(recorded.func):
+        for symbol, symbol_args, symbol_kwargs in _candidates(recorded.func, args, kwargs):
+            outputs = _try(symbol, symbol_args, symbol_kwargs, recorded.outputs)
+            if outputs is not None:
+                return outputs
+    elif recorded.func is aten.native_dropout.default:
+        used = (True, True)  # its gradient needs the mask
     kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT}
+    if decomposition_of(recorded.func) is not None:
+        expected = tuple(t for t, u in zip(recorded.outputs, used, strict=True) if u)
+        written = _try(fallback(recorded.func, used, _write_decomposed), args, kwargs, expected)
+        if written is not None:
+            outputs = iter(written)
+            return tuple(next(outputs) if u else None for u in used)
     outputs = iter(fallback(recorded.func, used)(*args, **kwargs))
     return tuple(next(outputs) if u else None for u in used)
 
 
-def _is_random(recorded: Recorded) -> bool:
-    func = recorded.func
-    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
-        return False
-    given = dict(zip((a.name for a in func._schema.arguments), recorded.args, strict=False)) | recorded.kwargs
-    defaults = {a.name: a.default_value for a in func._schema.arguments}
-    return (defaults | given).get("dropout_p") != 0  # attention without dropout draws no numbers
+def _write_decomposed(func: Callable, args: tuple, kwargs: dict) -> list[TensorProxy]:
+    """The tensors that `func` returns, written in the operations it decomposes into."""
+    log, results, env = decompose(func, args, kwargs)
+
+    def to_proxy(t: torch.Tensor) -> TensorProxy:
+        return env[id(t)] if id(t) in env else constant(t)
+
+    for recorded in log:
+        outputs = emit(recorded, to_proxy, (True,) * len(recorded.outputs))
+        env.update({id(t): p for t, p in zip(recorded.outputs, outputs, strict=True)})
+    return [env[id(t)] for t in results]
 
 
 def _is_identity(func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...]) -> bool:
@@ -137,7 +144,7 @@ def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Cal
     """Thunder callables that may mean the same, best first."""
     if torch.is_grad_enabled() and (_name(func) in _WITHOUT_GRADIENT or "rounding_mode" in kwargs or _is_complex((args, kwargs))):
         return
-    special = _SPECIAL.get(func)
+    special = SPECIAL.get(func)
     if special is not None:
         yield special, args, {k: v for k, v in kwargs.items() if v is not None and k not in _HOW_NOT_WHAT}
         return
@@ -160,7 +167,7 @@ _HOW_NOT_WHAT = ("layout", "pin_memory", "memory_format", "implicit")
 
 # Thunder's symbols that have no gradient, or a wrong one (prod at zero, the values of index_put).
 _WITHOUT_GRADIENT = frozenset(
-    "flip fliplr flipud index_add index_put lerp prod remainder __mod__ __rmod__ round trunc fix".split()
+    "ceil flip fliplr flipud floor index_add index_put lerp prod remainder __mod__ __rmod__ round trunc fix".split()
 )
 
 
@@ -192,103 +199,4 @@ def _of_method(func: Callable) -> Callable | None:
 _PROPERTIES: dict[Any, Callable] = {
     "T": lambda a: ltorch.permute(a, tuple(reversed(range(a.ndim)))),
     "mT": lambda a: ltorch.transpose(a, -2, -1),
-}
-
-
-def _to_copy(a: TensorProxy, *, dtype: Any = None, device: Any = None, non_blocking: bool = False) -> TensorProxy:
-    return ltorch.to(a, device, dtype, copy=True) if device is not None else ltorch.to(a, dtype, copy=True)
-
-
-def _addmm(bias: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1) -> TensorProxy:
-    weight = _transposed_from(b)
-    if weight is not None and bias.ndim == 1 and alpha == beta == 1:
-        return ltorch.linear(a, weight, bias)  # what it came from, which executors know
-    product = ltorch.matmul(a, b)
-    product = product if alpha == 1 else ltorch.mul(product, alpha)
-    return ltorch.add(product, bias if beta == 1 else ltorch.mul(bias, beta))
-
-
-def _transposed_from(p: TensorProxy) -> TensorProxy | None:
-    """The matrix whose transpose `p` is, if it was transposed in the operation being written."""
-    for scope in get_tracectx().scopes[:0:-1]:
-        for bsym in reversed(scope):
-            if bsym.output is p:
-                return bsym.args[0] if bsym.sym is ltorch.permute and tuple(bsym.args[1]) == (1, 0) else None
-    return None
-
-
-def _slice(a: TensorProxy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> TensorProxy:
-    length = a.shape[dim]
-    start, end, step = slice(start, end).indices(length)[0], slice(start, end).indices(length)[1], step
-    index = [slice(None)] * a.ndim
-    index[dim] = slice(start, max(start, end), step)
-    return ltorch.getitem(a, tuple(index))
-
-
-def _softmax(a: TensorProxy, dim: int, half_to_float: bool) -> TensorProxy:
-    return ltorch.softmax(a, dim, dtype=dtypes.float32 if half_to_float else None)
-
-
-def _log_softmax(a: TensorProxy, dim: int, half_to_float: bool) -> TensorProxy:
-    return ltorch.log_softmax(a, dim, dtype=dtypes.float32 if half_to_float else None)
-
-
-def _full_like(a: TensorProxy, value: Any, *, dtype: Any = None, device: Any = None) -> TensorProxy:
-    return ltorch.full_like(a, value, dtype=dtype, device=device)
-
-
-def _convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> TensorProxy:
-    return ltorch.convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-
-
-def _minimum(a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    if not torch.is_grad_enabled() or not (dtypes.is_float_dtype(a.dtype) and dtypes.is_float_dtype(b.dtype)):
-        return ltorch.minimum(a, b)
-    return ltorch.neg(ltorch.maximum(ltorch.neg(a), ltorch.neg(b)))  # which has a gradient
-
-
-def _copy(a: TensorProxy, value: TensorProxy, non_blocking: bool = False) -> TensorProxy:
-    return ltorch.expand(ltorch.to(value, a.device, a.dtype, copy=True), tuple(a.shape))
-
-
-def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False) -> TensorProxy:
-    return ltorch.embedding(indices, weight, None if padding_idx < 0 else padding_idx, None, 2.0, scale_grad_by_freq, sparse)
-
-
-def _detach(a: TensorProxy) -> TensorProxy:
-    detached = prims.shallow_copy(a)
-    detached.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
-    return detached
-
-
-_SPECIAL: dict[Any, Callable] = {
-    aten.t.default: lambda a: ltorch.permute(a, tuple(reversed(range(a.ndim)))),
-    aten.mm.default: ltorch.matmul,
-    aten.bmm.default: ltorch.matmul,
-    aten.addmm.default: _addmm,
-    aten._to_copy.default: _to_copy,
-    aten.clone.default: lambda a: ltorch.clone(a),
-    aten.detach.default: _detach,
-    aten.alias.default: prims.shallow_copy,
-    aten._unsafe_view.default: ltorch.reshape,
-    aten.view.default: ltorch.reshape,
-    aten.expand.default: lambda a, size: ltorch.expand(a, tuple(size)),
-    aten.slice.Tensor: _slice,
-    aten.select.int: ltorch.select,
-    aten._softmax.default: _softmax,
-    aten._log_softmax.default: _log_softmax,
-    aten.convolution.default: _convolution,
-    aten.ones_like.default: lambda a, *, dtype=None, device=None: _full_like(a, 1, dtype=dtype, device=device),
-    aten.zeros_like.default: lambda a, *, dtype=None, device=None: _full_like(a, 0, dtype=dtype, device=device),
-    aten.full_like.default: _full_like,
-    aten.minimum.default: lambda a, b: _minimum(a, b),
-    torch.minimum: lambda a, b: _minimum(a, b),
-    aten.copy.default: _copy,
-    aten.embedding.default: _embedding,
-    aten.amax.default: lambda a, dim=(), keepdim=False: ltorch.amax(a, tuple(dim) or None, keepdim),
-    aten.amin.default: lambda a, dim=(), keepdim=False: ltorch.amin(a, tuple(dim) or None, keepdim),
-    aten.mean.dim: lambda a, dim, keepdim=False, *, dtype=None: ltorch.mean(a, tuple(dim or ()) or None, keepdim, dtype=dtype),
-    aten.sum.dim_IntList: lambda a, dim, keepdim=False, *, dtype=None: ltorch.sum(
-        a, tuple(dim or ()) or None, keepdim, dtype=dtype
-    ),
 }

@@ -2,6 +2,9 @@
 
 Thunder registers such operations too (``thunder.torch.default_torch_ops``), but loses the gradients of tensors in lists and of
 keyword arguments, and computes gradients of results that nobody used.
+
+Those that torch can write in simpler operations (`decompositions`) are composites instead: torch still runs them as one kernel,
+and an executor that fuses may claim what is inside.
 """
 
 from __future__ import annotations
@@ -15,17 +18,48 @@ import torch
 from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
+from thunder.core.transform_common import NON_FUNCTIONAL_OPS
 from thunder.core.transforms import register_grad
+from thunder.executors.torch_compile import torch_compile_ex
+from thunder.executors.torchex import ex as torch_ex
 from thunder.extend import OperatorExecutor
 from torch.utils._pytree import tree_flatten, tree_map
+
+from thunder_norm.errors import UnsupportedOpError
 
 # Runs the operations Thunder has no symbol for.  Never in an executor list: only what is written here carries it.
 fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")
 
 
+# They draw numbers: each call is made once, in its place, by torch, so that the numbers are those of eager under a seed.
+_RANDOM = (prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE, prims.OpTags.DONT_RECOMPUTE_IN_BACKWARD)
+
+# They update running statistics without saying so in their schemas.
+_UPDATES_ARGUMENTS = frozenset({torch.ops.aten.native_batch_norm.default, torch.ops.aten.cudnn_batch_norm.default})
+
+
+_NOT_RANDOM = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default})  # on CPU it has no dropout
+_ALSO_RANDOM = frozenset({torch.ops.aten.normal_functional.default})  # torch forgot the tag
+_DROPOUT = torch.ops.aten.native_dropout.default
+
+# What they return has derivative zero, whatever the parameters of the distribution.
+_CONSTANT = frozenset(
+    "bernoulli cauchy exponential geometric log_normal multinomial normal normal_functional poisson rand rand_like randint "
+    "randint_like randn randn_like randperm uniform".split()
+)
+
+
+def is_random(func: Callable) -> bool:
+    """Whether `func` draws from a generator."""
+    return func in _ALSO_RANDOM or (torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func not in _NOT_RANDOM)
+
+
 @functools.cache
-def fallback(func: Callable, used: tuple[bool, ...]) -> Symbol:
-    """One opaque primitive for `func`, that returns the tensors of its result marked in `used`, as a tuple."""
+def fallback(func: Callable, used: tuple[bool, ...], decomposed: Callable | None = None) -> Symbol:
+    """One symbol for `func`, that returns the tensors of its result marked in `used`, as a tuple.
+
+    With `decomposed`, which writes the tensors of the result in other operations, it is a composite of these.
+    """
     name = _fallback_name(func) + _which(func, used)
     infer = ltorch.meta_adaptor(func)
 
@@ -37,13 +71,29 @@ def fallback(func: Callable, used: tuple[bool, ...]) -> Symbol:
         return _select(tree_flatten(result)[0], used, torch.Tensor)
 
     def vjp(arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if func in _UPDATES_ARGUMENTS:  # once is enough
+            arguments = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, arguments)
         return _vjp(run, arguments, cotangents)
 
     def vjp_meta(arguments: tuple[tuple, dict], cotangents: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
         return tuple(TensorProxy(like=p, requires_grad=False) for p in _differentiable(arguments))
 
-    symbol = fallback_executor.register_operator(name, meta=meta, fn=run)
+    tags = list(_RANDOM) if is_random(func) else None
+    symbol = fallback_executor.register_operator(name, meta=meta, fn=run, tags=tags)
     vjp_symbol = fallback_executor.register_operator(f"{name}_vjp", meta=vjp_meta, fn=vjp)
+    if decomposed is not None:
+        kernel = symbol
+        symbol = Symbol(
+            name=name,
+            id=f"thunder_norm.{name}",
+            meta=lambda *args, **kwargs: _select(decomposed(func, args, kwargs), used, TensorProxy),
+            _bind_postprocess=_print_without_module,
+        )
+        torch_ex.register_implementation(symbol.id, kernel)
+    if is_random(func):
+        NON_FUNCTIONAL_OPS.add(symbol.id)
+    elif isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":  # torch.compile knows them all
+        torch_compile_ex.register_supported(symbol.id)
 
     def grad(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
         results = symbol(*args, **kwargs)
@@ -51,12 +101,33 @@ def fallback(func: Callable, used: tuple[bool, ...]) -> Symbol:
         outputs = _differentiable(results)
         if inputs and outputs:
             cotangents = tuple(prims.get_grad(p) for p in outputs)
-            for p, g in zip(inputs, vjp_symbol((args, kwargs), cotangents), strict=True):
+            if is_random(func):
+                found = _random_vjp(func, args, inputs, results, cotangents)
+            else:
+                found = vjp_symbol((args, kwargs), cotangents)
+            for p, g in zip(inputs, found, strict=True):
                 prims.put_grad(p, g)
         return results
 
     register_grad(symbol.id, grad)  # the id is ours: nothing else is differentiated by it
     return symbol
+
+
+def _random_vjp(
+    func: Callable, args: tuple, inputs: Sequence[TensorProxy], results: Sequence[TensorProxy], cotangents: Sequence[TensorProxy]
+) -> list[TensorProxy]:
+    """Gradients that use what was drawn; running the operation again would draw other numbers."""
+    if func is _DROPOUT:
+        _, p, train = args
+        scale = 1.0 if not train else 0.0 if p == 1 else 1 / (1 - p)
+        return [ltorch.mul(ltorch.mul(cotangents[0], ltorch.to(results[1], cotangents[0].dtype)), scale)]
+    if func.overloadpacket.__name__ in _CONSTANT:
+        return [ltorch.zeros_like(p) for p in inputs]
+    raise UnsupportedOpError(f"random operation {func} inside a wrapper subclass has no gradient that reuses what was drawn")
+
+
+def _print_without_module(bsym: Any) -> None:
+    bsym._call_ctx = {}
 
 
 def _which(func: Callable, used: tuple[bool, ...]) -> str:

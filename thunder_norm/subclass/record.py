@@ -7,6 +7,7 @@ In-place operations are functionalised as they are logged: the mutated fake is t
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +140,7 @@ class Recorder(TorchDispatchMode):
             )
         target = args[0]
         self._check_may_mutate(func, target)
+        args = _with_defaults(func, args, kwargs)
         with self.paused():
             value = functional(*args, **kwargs)
             result = func(*args, **kwargs)
@@ -184,8 +186,17 @@ def _is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:
     return (alias.dtype, alias.numel(), alias.storage_offset()) == (target.dtype, target.numel(), target.storage_offset())
 
 
+def _with_defaults(func: Any, args: tuple, kwargs: dict) -> tuple:
+    """All positional arguments: those left out may have no default in the functional variant (bernoulli's p)."""
+    rest = func._schema.arguments[len(args) :]
+    given = itertools.takewhile(lambda a: not a.kwarg_only and a.name not in kwargs and a.has_default_value(), rest)
+    return (*args, *(a.default_value for a in given))
+
+
 def functional_variant(func: Any) -> Any | None:
     """The out-of-place overload of an in-place aten overload, if there is one with the same arguments."""
+    if func is aten.normal_.default:
+        return aten.normal_functional.default  # whose first argument has another name
     name = func.overloadpacket.__name__
     if not name.endswith("_"):
         return None

@@ -24,6 +24,7 @@ from thunder_norm.op_names import op_key
 from thunder_norm.registry import NormedOp
 from thunder_norm.subclass import aten
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.fallback import is_random
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded
@@ -171,7 +172,7 @@ def emit_composite(
     """
     produced = {id(t) for r in log for t in r.outputs}
     outputs = [t for t in outputs if id(t) in produced]
-    if not outputs:
+    if not outputs and not any(is_random(r.func) for r in log):
         return
     if not acquisition.differentiates:  # the backward may use everything
         log = _needed(log, outputs)
@@ -265,11 +266,11 @@ def _print_without_module(bsym: BoundSymbol) -> None:
 
 
 def _needed(log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> list[Recorded]:
-    """The recorded operations that `outputs` depend on."""
+    """The recorded operations that `outputs` depend on, and those that draw numbers: the next ones depend on them too."""
     wanted = {id(t) for t in outputs}
     kept = []
     for recorded in reversed(log):
-        if any(id(t) in wanted for t in recorded.outputs):
+        if is_random(recorded.func) or any(id(t) in wanted for t in recorded.outputs):
             kept.append(recorded)
             wanted.update(id(t) for t in tree_flatten((recorded.args, recorded.kwargs))[0] if isinstance(t, torch.Tensor))
     return kept[::-1]

@@ -1,0 +1,127 @@
+"""Aten operations that Thunder's symbols of the same name do not cover, written in Thunder's symbols on proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import dtypes, prims
+from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.trace import get_tracectx
+
+from thunder_norm.errors import UnsupportedOpError
+
+aten = torch.ops.aten
+
+
+def _to_copy(a: TensorProxy, *, dtype: Any = None, device: Any = None, non_blocking: bool = False) -> TensorProxy:
+    return ltorch.to(a, device, dtype, copy=True) if device is not None else ltorch.to(a, dtype, copy=True)
+
+
+def _addmm(bias: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1) -> TensorProxy:
+    weight = _transposed_from(b)
+    if weight is not None and bias.ndim == 1 and alpha == beta == 1:
+        return ltorch.linear(a, weight, bias)  # what it came from, which executors know
+    product = ltorch.matmul(a, b)
+    product = product if alpha == 1 else ltorch.mul(product, alpha)
+    return ltorch.add(product, bias if beta == 1 else ltorch.mul(bias, beta))
+
+
+def _transposed_from(p: TensorProxy) -> TensorProxy | None:
+    """The matrix whose transpose `p` is, if it was transposed in the operation being written."""
+    for scope in get_tracectx().scopes[:0:-1]:
+        for bsym in reversed(scope):
+            if bsym.output is p:
+                return bsym.args[0] if bsym.sym is ltorch.permute and tuple(bsym.args[1]) == (1, 0) else None
+    return None
+
+
+def _slice(a: TensorProxy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> TensorProxy:
+    length = a.shape[dim]
+    start, end, step = slice(start, end).indices(length)[0], slice(start, end).indices(length)[1], step
+    index = [slice(None)] * a.ndim
+    index[dim] = slice(start, max(start, end), step)
+    return ltorch.getitem(a, tuple(index))
+
+
+def _softmax(a: TensorProxy, dim: int, half_to_float: bool) -> TensorProxy:
+    return ltorch.softmax(a, dim, dtype=dtypes.float32 if half_to_float else None)
+
+
+def _log_softmax(a: TensorProxy, dim: int, half_to_float: bool) -> TensorProxy:
+    return ltorch.log_softmax(a, dim, dtype=dtypes.float32 if half_to_float else None)
+
+
+def _full_like(a: TensorProxy, value: Any, *, dtype: Any = None, device: Any = None) -> TensorProxy:
+    return ltorch.full_like(a, value, dtype=dtype, device=device)
+
+
+def _convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> TensorProxy:
+    return ltorch.convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+def _minimum(a: TensorProxy, b: TensorProxy) -> TensorProxy:
+    if not torch.is_grad_enabled() or not (dtypes.is_float_dtype(a.dtype) and dtypes.is_float_dtype(b.dtype)):
+        return ltorch.minimum(a, b)
+    return ltorch.neg(ltorch.maximum(ltorch.neg(a), ltorch.neg(b)))  # which has a gradient
+
+
+def _copy(a: TensorProxy, value: TensorProxy, non_blocking: bool = False) -> TensorProxy:
+    return ltorch.expand(ltorch.to(value, a.device, a.dtype, copy=True), tuple(a.shape))
+
+
+def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False) -> TensorProxy:
+    return ltorch.embedding(indices, weight, None if padding_idx < 0 else padding_idx, None, 2.0, scale_grad_by_freq, sparse)
+
+
+def _clamp(a: TensorProxy, min: float | None = None, max: float | None = None) -> TensorProxy:
+    if not torch.is_grad_enabled() or not dtypes.is_float_dtype(a.dtype):
+        return ltorch.clamp(a, min, max)
+    if any(bound != bound for bound in (min, max)):
+        raise UnsupportedOpError("clamp to NaN")  # the opaque operation knows
+    # at a bound the gradient is the input's, which Thunder's own clamp drops
+    result = a if min is None else ltorch.where(ltorch.lt(a, min), min, a)
+    return result if max is None else ltorch.where(ltorch.gt(result, max), max, result)
+
+
+def _detach(a: TensorProxy) -> TensorProxy:
+    detached = prims.shallow_copy(a)
+    detached.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
+    return detached
+
+
+SPECIAL: dict[Any, Callable] = {
+    aten.t.default: lambda a: ltorch.permute(a, tuple(reversed(range(a.ndim)))),
+    aten.mm.default: ltorch.matmul,
+    aten.bmm.default: ltorch.matmul,
+    aten.addmm.default: _addmm,
+    aten._to_copy.default: _to_copy,
+    aten.clone.default: lambda a: ltorch.clone(a),
+    aten.detach.default: _detach,
+    aten.alias.default: prims.shallow_copy,
+    aten._unsafe_view.default: ltorch.reshape,
+    aten.view.default: ltorch.reshape,
+    aten.expand.default: lambda a, size: ltorch.expand(a, tuple(size)),
+    aten.slice.Tensor: _slice,
+    aten.select.int: ltorch.select,
+    aten._softmax.default: _softmax,
+    aten._log_softmax.default: _log_softmax,
+    aten.convolution.default: _convolution,
+    aten.ones_like.default: lambda a, *, dtype=None, device=None: _full_like(a, 1, dtype=dtype, device=device),
+    aten.zeros_like.default: lambda a, *, dtype=None, device=None: _full_like(a, 0, dtype=dtype, device=device),
+    aten.full_like.default: _full_like,
+    aten.minimum.default: lambda a, b: _minimum(a, b),
+    torch.minimum: lambda a, b: _minimum(a, b),
+    aten.copy.default: _copy,
+    aten.clamp.default: _clamp,
+    aten.scalar_tensor.default: lambda v, *, dtype=None, device=None: ltorch.full((), v, dtype=dtype, device=device),
+    aten.embedding.default: _embedding,
+    aten.amax.default: lambda a, dim=(), keepdim=False: ltorch.amax(a, tuple(dim) or None, keepdim),
+    aten.amin.default: lambda a, dim=(), keepdim=False: ltorch.amin(a, tuple(dim) or None, keepdim),
+    aten.mean.dim: lambda a, dim, keepdim=False, *, dtype=None: ltorch.mean(a, tuple(dim or ()) or None, keepdim, dtype=dtype),
+    aten.sum.dim_IntList: lambda a, dim, keepdim=False, *, dtype=None: ltorch.sum(
+        a, tuple(dim or ()) or None, keepdim, dtype=dtype
+    ),
+}
