@@ -79,15 +79,6 @@ def test_gradients_are_eager_s(entry: Case):
     assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (1, 1)
 
 
-@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.backward_refusal is not None))
-def test_gradients_are_refused_with_the_reason(entry: Case):
-    function, args = built(entry)
-    gradients(function, args, function)  # eager can
-    own, own_args = built(entry)
-    with pytest.raises(REFUSALS, match=entry.backward_refusal):
-        gradients(own, own_args, jit(own))
-
-
 def test_without_wrappers_gradients_are_thunder_s():
     """Why the fake-quantised program has others than eager: rounding meets the bounds of clamp, with Thunder alone too."""
     assert ZOO["fake-quantised int4 weights (QAT)"].no_wrapper == "gradient of clamp at its bounds"

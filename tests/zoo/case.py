@@ -18,9 +18,9 @@ class Case:
     """A program that uses somebody's tensor subclass.
 
     `build` gives a function or module and its arguments; it is called anew for every run, under the same seed.  `roles` say
-    where wrappers occur.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` and
-    `backward_refusal` are a part of the message with which we refuse, None where we must agree with eager.  With
-    `no_wrapper` only plain tensors take part: forward is ours to get right, gradients are Thunder's, and wrong for that reason.
+    where wrappers occur.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` is a part of
+    the message with which we refuse, None where we must agree with eager.  With `no_wrapper` only plain tensors take part: forward
+    is ours to get right, gradients are Thunder's, and wrong for that reason.
     """
 
     name: str
@@ -28,7 +28,6 @@ class Case:
     roles: tuple[str, ...]
     backward: bool = False
     forward_refusal: str | None = None
-    backward_refusal: str | None = None
     no_wrapper: str | None = None
 
     def __post_init__(self) -> None:
@@ -38,7 +37,7 @@ class Case:
     def works(self) -> tuple[bool, bool]:
         """Whether forward and backward agree with eager."""
         forward = self.forward_refusal is None
-        return forward, forward and self.backward and self.backward_refusal is None and self.no_wrapper is None
+        return forward, forward and self.backward and self.no_wrapper is None
 
 
 ZOO: dict[str, Case] = {}
