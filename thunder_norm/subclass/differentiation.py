@@ -12,7 +12,7 @@ tensors without data, one for each inner tensor of the gradient.
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,133 +27,11 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.gradients import Result, Source, Structure, is_like, leaves_of, make_carriers
+from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, Recorder, recording
 from thunder_norm.subclass.trace import OperationId, composite, proxy_like
-
-
-def leaves_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The plain tensors a tensor consists of."""
-    return WrapperSpec.of(t).leaves(t) if is_wrapper(t) else (t,)
-
-
-def _metadata(t: torch.Tensor) -> tuple:
-    return tuple(t.shape), t.dtype, t.device
-
-
-def _is_like(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether a gradient can be handed on by the inner tensors themselves."""
-    return [_metadata(t) for t in tensors] == [_metadata(t) for t in others] and all(t.is_floating_point() for t in tensors)
-
-
-@dataclass(frozen=True)
-class Structure:
-    """What a gradient consists of: that of a plain tensor, or of a wrapper."""
-
-    what: str  # whose gradient it is, for errors
-    spec: WrapperSpec | None
-    leaves: tuple[torch.Tensor, ...]  # fakes
-
-    @staticmethod
-    def of(t: torch.Tensor, what: str) -> Structure:
-        """The structure of a fake."""
-        return Structure(what, WrapperSpec.of(t) if is_wrapper(t) else None, leaves_of(t))
-
-    def build(self, leaves: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
-        """The gradient around `leaves`; None if there is none, zeros where some are missing."""
-        if all(t is None for t in leaves):
-            return None
-        given = tuple(torch.zeros_like(f, device=f.device) if t is None else t for t, f in zip(leaves, self.leaves, strict=True))
-        return given[0] if self.spec is None else self.spec.build(given)
-
-    def open(self, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The inner tensors of a gradient that comes in.
-
-        Raises:
-            UnsupportedOpError: it is of another class than the trace was made for.
-        """
-        cls = torch.Tensor if self.spec is None else self.spec.cls
-        if is_wrapper(t) and type(t) is cls:
-            leaves = WrapperSpec.of(t).leaves(t)
-        elif not is_wrapper(t) and self.spec is None:
-            leaves = (t,)
-        else:
-            leaves = ()
-        if [_metadata(x)[:2] for x in leaves] != [_metadata(f)[:2] for f in self.leaves]:
-            raise UnsupportedOpError(
-                with_details(
-                    f"the gradient of {self.what} is a {type(t).__name__}",
-                    expected=f"{cls.__name__} with inner tensors of shapes {[tuple(f.shape) for f in self.leaves]}",
-                    why="the backward was compiled for a gradient like torch.ones_like of the result",
-                    instead="compute the loss inside the jitted function",
-                )
-            )
-        return leaves
-
-    def carriers(self) -> tuple[torch.Tensor, ...]:
-        """Tensors of the leaves' metadata without data."""
-        return tuple(torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.leaves)
-
-
-class _Open(torch.autograd.Function):
-    """From the inputs to the carriers of their gradients, all at once; backwards, from there to the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.gradients = gradients
-        ctx.set_materialize_grads(False)
-        return tuple([carrier for gradient in gradients for carrier in gradient.carriers()])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        remaining = iter(grads)
-        return None, *(g.build(tuple(itertools.islice(remaining, len(g.leaves)))) for g in ctx.gradients)
-
-
-class _Close(torch.autograd.Function):
-    """From inner results to the wrapper around them; backwards, from its gradient to theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, result: Result, spec: WrapperSpec, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.result, ctx.num_leaves = result, spec.num_leaves
-        ctx.set_materialize_grads(False)
-        return spec.build(tuple(t.detach() for t in tensors[: spec.num_leaves]))
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
-        result = ctx.result
-        grads = (None,) * len(result.tangent.leaves) if grad is None else result.tangent.open(grad)
-        return None, None, *((None,) * ctx.num_leaves if result.uses_carriers else ()), *grads
-
-
-@dataclass
-class Source:
-    """An input that gets a gradient."""
-
-    fake: torch.Tensor
-    gradient: Structure
-    anchors: tuple[TensorProxy, ...] = ()  # what stands for it in Thunder's autograd
-
-    @property
-    def uses_carriers(self) -> bool:
-        """Whether its gradient is handed on by carriers: not that of a plain tensor that is a plain tensor too."""
-        return is_wrapper(self.fake) or self.gradient.spec is not None or not _is_like(self.gradient.leaves, (self.fake,))
-
-
-@dataclass
-class Result:
-    """An output that gets a gradient."""
-
-    fake: torch.Tensor
-    tangent: Structure
-    uses_carriers: bool
-    anchors: tuple[TensorProxy, ...] = ()
-
-    def close(self, spec: WrapperSpec, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The wrapper around inner results, connected to Thunder's autograd."""
-        with torch.enable_grad():
-            return _Close.apply(self, spec, *tensors)
 
 
 @dataclass
@@ -224,12 +102,9 @@ class Joint:
         sources = [s for s in self.sources if s.uses_carriers]
         gradients = [s.gradient for s in sources]
 
-        def carriers(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            with torch.enable_grad():  # a generated prologue runs under no_grad
-                return _Open.apply(gradients, *inputs)
-
         inputs = [wrappers[id(s.fake)] if is_wrapper(s.fake) else self._argument(s) for s in sources]
-        return (carriers, inputs, tuple(a for s in sources for a in s.anchors)) if sources else None
+        anchors = tuple(a for s in sources for a in s.anchors)
+        return (functools.partial(make_carriers, gradients), inputs, anchors) if sources else None
 
     def result_carriers(self) -> list[tuple[torch.Tensor, tuple[TensorProxy, ...]]]:
         """The carriers of each result that has some, in the order in which the computation returns them."""
@@ -377,7 +252,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     results = []
     for fake, tangent in zip(outputs, tangents, strict=True):
         structure = Structure.of(tangent, f"a result of class {type(fake).__name__}")
-        results.append(Result(fake, structure, not _is_like(structure.leaves, leaves_of(fake))))
+        results.append(Result(fake, structure, not is_like(structure.leaves, leaves_of(fake))))
     return Joint(acquisition, found, results, [s for s in segments if s.log]) if found else None
 
 

@@ -28,7 +28,7 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
-from thunder_norm.subclass import interpret
+from thunder_norm.subclass import attributes, interpret, operations
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
@@ -121,9 +121,9 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
             acquisition.differentiate()
     if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
         acquisition.mentions_wrappers = acquisition.watches = True
-    if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in interpret.operations():
+    if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
         if interpret.asks_for_dtype(fn, args):
-            return interpret.metadata_of_plain
+            return attributes.metadata_of_plain
         return _original_lookaside(fn, *args, **kwargs)  # most calls of a program without wrappers
     found = interpret.lookaside(acquisition, fn, args, kwargs) or _with_own_lists(
         _original_lookaside(fn, *args, **kwargs), fn, args
@@ -136,7 +136,7 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...]) -> Any:
     """Let an operation keep copies of lists of numbers: Thunder's trace would see the program change them afterwards."""
-    if not callable(found) or interpret.torch_callable(fn) is None or not any(_is_list_of_ints(a) for a in args):
+    if not callable(found) or operations.torch_callable(fn) is None or not any(_is_list_of_ints(a) for a in args):
         return found
     return lambda *args, **kwargs: found(*(_copied(a) if _is_list_of_ints(a) else a for a in args), **kwargs)
 

@@ -23,7 +23,8 @@ def may_construct_wrappers(fn: Any) -> bool:
 
     Classes and functions reached through attributes or arguments are not seen.
     """
-    return any(_mentions(f) for f in _functions(fn))
+    known = _known.get(fn) if type(fn) is types.FunctionType else None
+    return any(_mentions(f) for f in _functions(fn)) if known is None else known
 
 
 def _mentions(fn: types.FunctionType) -> bool:

@@ -1,0 +1,224 @@
+"""What a program is told when it asks tensors for attributes and types, or Python for what a wrapper is."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import (
+    ProvenanceRecord,
+    PseudoInst,
+    WrappedValue,
+    do_raise,
+    get_interpreterruntimectx,
+    make_opaque,
+    unwrap,
+    wrap,
+)
+from torch._subclasses.fake_tensor import FakeTensor
+
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.subclass import trace
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
+from thunder_norm.subclass.operations import call
+from thunder_norm.subclass.protocol import is_wrapper
+from thunder_norm.subclass.proxy import SubclassProxy
+
+_INTERPRETER_MODULES = ("thunder.core.interpreter", "thunder.core.jit_ext")
+
+
+def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
+    """A value as the interpreter takes it from what is called instead of a function."""
+    return wrap(value, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inst_inputs))
+
+
+def from_user() -> bool:
+    """Whether the call comes from the program, not from the interpreter's own Python."""
+    frame = get_interpreterruntimectx().peek_frame_stack()
+    return frame is None or frame.module not in _INTERPRETER_MODULES
+
+
+def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for ``getattr(x, name)`` with a wrapper x."""
+    proxy, attribute = obj.value, unwrap(name)
+    try:
+        value = attribute_of(acquisition, proxy, attribute)
+    except AttributeError as e:
+        return default[0] if default else do_raise(e)
+    except (UnsupportedOpError, UnsupportedSubclassError) as e:
+        return do_raise(acquisition.refuse(e))
+    except Exception as e:  # noqa: BLE001 - what the property raises is the program's to handle
+        return do_raise(e)
+    return wrapped_result(value, [obj.provenance, name.provenance])
+
+
+def has_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for ``hasattr(x, name)`` with a wrapper x."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.mode:
+        value = hasattr(obj.value.fake, unwrap(name))
+    return wrapped_result(value, [obj.provenance, name.provenance])
+
+
+def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> Any:
+    """``x.name`` for a wrapper: metadata and context as constants, inner tensors as proxies, methods bound to the proxy.
+
+    Raises:
+        AttributeError: the class has no such attribute.
+        UnsupportedOpError: reading it runs something that cannot be traced.
+    """
+    fake = proxy.fake
+    cls = type(fake)
+    if name == "__class__":
+        return cls
+    if name == "__dict__":
+        raise UnsupportedOpError(f"__dict__ of a {cls.__name__} is not available while tracing; read the attributes by name")
+    if name in ("data", "grad"):
+        raise UnsupportedOpError(f".{name} of a {cls.__name__} is not available while tracing")
+    for base in cls.__mro__:
+        if name in vars(base):
+            found = vars(base)[name]
+            if isinstance(found, staticmethod):
+                return found.__func__
+            if isinstance(found, classmethod):
+                return types.MethodType(found.__func__, cls)
+            if isinstance(found, property) and base is not torch.Tensor:
+                return call(acquisition, found.fget, (proxy,), {})
+            if name in _METADATA_ATTRIBUTES and not _overrides_torch_function(cls):
+                break
+            if isinstance(found, types.GetSetDescriptorType | property):
+                return call(acquisition, found.__get__, (proxy,), {})
+            if callable(found):
+                return types.MethodType(found, proxy)
+            break
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.mode:
+        value = getattr(fake, name)
+    return to_value(acquisition, value)
+
+
+_METADATA_ATTRIBUTES = frozenset(
+    "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_leaf names itemsize nbytes is_nested is_sparse "
+    "is_quantized grad_fn retains_grad is_mkldnn is_mps is_xpu is_xla".split()
+)
+
+
+def _overrides_torch_function(cls: type) -> bool:
+    own = cls.__torch_function__
+    return own is not torch._C._disabled_torch_function_impl and getattr(own, "__func__", None) is not _DEFAULT_TORCH_FUNCTION
+
+
+_DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__
+
+
+def to_value(acquisition: Acquisition, value: Any) -> Any:
+    """A value read from a fake wrapper, as the interpreter should see it."""
+    if is_wrapper(value):
+        return acquisition.subclass_proxy(value) or trace.open_inner_wrapper(acquisition, value)
+    if isinstance(value, FakeTensor):
+        proxy = acquisition.proxy_of(value)
+        if proxy is None:
+            raise UnsupportedOpError("an attribute holds a tensor that __tensor_flatten__ does not name")
+        if acquisition.differentiates and acquisition.inner_fakes.get(id(value)):
+            raise UnsupportedOpError(
+                with_details(
+                    "an inner tensor that requires grad is used beside wrappers that require grad",
+                    at=location_of_user(),
+                    instead="give it to the function as an argument of its own",
+                )
+            )
+        acquisition.hold(value)
+        return proxy
+    return value
+
+
+ASKS_FOR_OVERRIDES = (
+    torch.overrides.has_torch_function,
+    torch.overrides.has_torch_function_unary,
+    torch.overrides.has_torch_function_variadic,
+)
+
+
+def has_override(acquisition: Acquisition, fn: Callable, *args: WrappedValue) -> Any:
+    """Called for ``torch.overrides.has_torch_function`` and its like."""
+    values = (tuple(unwrap(v) for v in a.value) if type(a.value) in (list, tuple) else a.value for a in args)
+    return wrapped_result(fn(*(acquisition.to_fake(v) for v in values)), [a.provenance for a in args])
+
+
+def is_instance(obj: WrappedValue, cls: WrappedValue) -> Any:
+    """Called for ``isinstance(x, cls)`` with a wrapper x."""
+    result = isinstance(obj.value.fake, unwrap(cls))
+    return wrapped_result(result, [obj.provenance, cls.provenance])
+
+
+def type_of(obj: WrappedValue) -> Any:
+    """Called for ``type(x)`` with a wrapper x."""
+    # the interpreter itself looks operators up on the type and must find the proxy's
+    result = type(obj.value.fake) if from_user() else type(obj.value)
+    return wrapped_result(result, [obj.provenance])
+
+
+def _compare(name: str, a: SubclassProxy, b: Any) -> Any:
+    """A comparison: the interpreter evaluates it natively, where an exception would be taken for a crash."""
+    acquisition = a.acquisition
+    try:
+        return call(acquisition, getattr(torch.Tensor, name), (a, b), {})
+    except Exception as e:  # noqa: BLE001 - raised at the interpreter's next call
+        acquisition.pending = e
+        return a
+
+
+def _native(name: str, proxy: SubclassProxy, *args: Any) -> Any:
+    """A special method that C code (sum, max, operator.add, ...) calls on a proxy."""
+    if name in _COMPARISONS and not proxy.is_live:  # after the acquisition a proxy is only ever compared for identity
+        return (proxy is args[0]) == (name == "__eq__")
+    if name in _CONVERSIONS:
+        what = "used as a condition" if name == "__bool__" else f"turned into a Python {name.strip('_')}"
+        raise proxy.acquisition.refuse(data_dependent(f"a {type(proxy.fake).__name__} was {what}"))
+    if name in _COMPARISONS:
+        return _compare(name, proxy, *args)
+    return call(proxy.acquisition, getattr(torch.Tensor, name), (proxy, *args), {})
+
+
+_COMPARISONS = frozenset("__lt__ __le__ __gt__ __ge__ __eq__ __ne__".split())
+_CONVERSIONS = frozenset("__bool__ __int__ __float__ __complex__ __index__".split())
+
+SubclassProxy.run_special_method = staticmethod(_native)
+
+
+# -- beside wrappers --------------------------------------------------------------------------------------------------
+
+
+def metadata_of_plain(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    """Torch's dtype or device of a plain tensor: Thunder's own are unequal to the torch ones they stand for."""
+    proxy = obj.value
+    value = dtypes.to_torch_dtype(proxy.dtype) if unwrap(name) == "dtype" else devices.to_torch_device(proxy.device)
+    return wrapped_result(value, [obj.provenance, name.provenance])
+
+
+LAYOUT = ("stride", "is_contiguous", "storage_offset")
+
+
+def layout_of_plain(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    """Called for the stride, contiguity and storage offset of a plain tensor."""
+    # Thunder's proxies know nothing of strides; a fake made by torch does
+    fake = acquisition.layout_of(obj.value)
+    stride, offset = fake.stride(), fake.storage_offset()
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        if unwrap(name) == "storage_offset":
+            return offset
+        if unwrap(name) == "stride":
+            dim = args[0] if args else kwargs.get("dim")
+            return stride if dim is None else stride[dim]
+        return fake.is_contiguous(*args, **kwargs)
+
+    return wrapped_result(make_opaque(answer), [obj.provenance, name.provenance])
+
+
+def type_of_plain(acquisition: Acquisition, obj: WrappedValue) -> Any:
+    """Called for ``type(t)`` with a plain tensor t."""
+    real = acquisition.real_input(obj.value)
+    return wrapped_result(torch.Tensor if real is None else type(real), [obj.provenance])

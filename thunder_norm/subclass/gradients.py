@@ -1,0 +1,143 @@
+"""Gradients on their way between torch's autograd and Thunder's: what they consist of, and what carries them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+
+
+def leaves_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The plain tensors a tensor consists of."""
+    return WrapperSpec.of(t).leaves(t) if is_wrapper(t) else (t,)
+
+
+def _metadata(t: torch.Tensor) -> tuple:
+    return tuple(t.shape), t.dtype, t.device
+
+
+def is_like(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether a gradient can be handed on by the inner tensors themselves."""
+    return [_metadata(t) for t in tensors] == [_metadata(t) for t in others] and all(t.is_floating_point() for t in tensors)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a gradient consists of: that of a plain tensor, or of a wrapper."""
+
+    what: str  # whose gradient it is, for errors
+    spec: WrapperSpec | None
+    leaves: tuple[torch.Tensor, ...]  # fakes
+
+    @staticmethod
+    def of(t: torch.Tensor, what: str) -> Structure:
+        """The structure of a fake."""
+        return Structure(what, WrapperSpec.of(t) if is_wrapper(t) else None, leaves_of(t))
+
+    def build(self, leaves: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+        """The gradient around `leaves`; None if there is none, zeros where some are missing."""
+        if all(t is None for t in leaves):
+            return None
+        given = tuple(torch.zeros_like(f, device=f.device) if t is None else t for t, f in zip(leaves, self.leaves, strict=True))
+        return given[0] if self.spec is None else self.spec.build(given)
+
+    def open(self, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The inner tensors of a gradient that comes in.
+
+        Raises:
+            UnsupportedOpError: it is of another class than the trace was made for.
+        """
+        cls = torch.Tensor if self.spec is None else self.spec.cls
+        if is_wrapper(t) and type(t) is cls:
+            leaves = WrapperSpec.of(t).leaves(t)
+        elif not is_wrapper(t) and self.spec is None:
+            leaves = (t,)
+        else:
+            leaves = ()
+        if [_metadata(x)[:2] for x in leaves] != [_metadata(f)[:2] for f in self.leaves]:
+            raise UnsupportedOpError(
+                with_details(
+                    f"the gradient of {self.what} is a {type(t).__name__}",
+                    expected=f"{cls.__name__} with inner tensors of shapes {[tuple(f.shape) for f in self.leaves]}",
+                    why="the backward was compiled for a gradient like torch.ones_like of the result",
+                    instead="compute the loss inside the jitted function",
+                )
+            )
+        return leaves
+
+    def carriers(self) -> tuple[torch.Tensor, ...]:
+        """Tensors of the leaves' metadata without data."""
+        return tuple(torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.leaves)
+
+
+class _Open(torch.autograd.Function):
+    """From the inputs to the carriers of their gradients, all at once; backwards, from there to the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.gradients = gradients
+        ctx.set_materialize_grads(False)
+        return tuple([carrier for gradient in gradients for carrier in gradient.carriers()])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        remaining = iter(grads)
+        return None, *(g.build(tuple(itertools.islice(remaining, len(g.leaves)))) for g in ctx.gradients)
+
+
+def make_carriers(gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The carriers of all inputs' gradients, connected with the inputs."""
+    with torch.enable_grad():  # a generated prologue runs under no_grad
+        return _Open.apply(gradients, *inputs)
+
+
+class _Close(torch.autograd.Function):
+    """From inner results to the wrapper around them; backwards, from its gradient to theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Result, spec: WrapperSpec, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.result, ctx.num_leaves = result, spec.num_leaves
+        ctx.set_materialize_grads(False)
+        return spec.build(tuple(t.detach() for t in tensors[: spec.num_leaves]))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
+        result = ctx.result
+        grads = (None,) * len(result.tangent.leaves) if grad is None else result.tangent.open(grad)
+        return None, None, *((None,) * ctx.num_leaves if result.uses_carriers else ()), *grads
+
+
+@dataclass
+class Source:
+    """An input that gets a gradient."""
+
+    fake: torch.Tensor
+    gradient: Structure
+    anchors: tuple[TensorProxy, ...] = ()  # what stands for it in Thunder's autograd
+
+    @property
+    def uses_carriers(self) -> bool:
+        """Whether its gradient is handed on by carriers: not that of a plain tensor that is a plain tensor too."""
+        return is_wrapper(self.fake) or self.gradient.spec is not None or not is_like(self.gradient.leaves, (self.fake,))
+
+
+@dataclass
+class Result:
+    """An output that gets a gradient."""
+
+    fake: torch.Tensor
+    tangent: Structure
+    uses_carriers: bool
+    anchors: tuple[TensorProxy, ...] = ()
+
+    def close(self, spec: WrapperSpec, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The wrapper around inner results, connected to Thunder's autograd."""
+        with torch.enable_grad():
+            return _Close.apply(self, spec, *tensors)

@@ -1,0 +1,158 @@
+"""Operations that a wrapper takes part in: which functions are some, and what running one writes into the trace."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+import torch.utils.checkpoint
+from thunder.core.interpreter import (
+    WrappedValue,
+    get_interpreterruntimectx,
+    interpreter_needs_wrap,
+)
+from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.core.utils import is_hashable
+from thunder.torch import _torch_to_thunder_function_map
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
+from thunder_norm.registry import NormedOp
+from thunder_norm.subclass import executors, trace
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.record import recording
+
+# TensorProxy's methods are Thunder functions; torch's method of the same name is what runs on fakes.
+_PROXY_METHODS = {
+    id(f): name
+    for cls in (TensorProxy, SubclassProxy)
+    for name in dir(cls)
+    if isinstance(f := getattr(cls, name), types.FunctionType)
+}
+
+# The interpreter takes bound methods apart: the class is the first argument.
+AUTOGRAD_APPLY = torch.autograd.Function.apply.__func__
+
+
+def torch_callable(fn: Callable) -> Callable | None:
+    """The torch function the interpreter is about to call, or None if `fn` is Python it should look into."""
+    name = _PROXY_METHODS.get(id(fn))
+    if name is not None:
+        return getattr(torch.Tensor, name, None)
+    if isinstance(fn, NormedOp):
+        return fn
+    if isinstance(fn, Symbol):
+        return _torch_of_symbol().get(fn.id)
+    if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return fn
+    if not is_hashable(fn) or not issubclass(torch.Tensor, getattr(fn, "__objclass__", torch.Tensor)):
+        return None  # tuple.__getitem__, for instance
+    return fn if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map else None
+
+
+@functools.cache
+def operations() -> frozenset:
+    """The functions a program without wrappers may meet its first one in."""
+    own = {f for cls in (TensorProxy, SubclassProxy) for name in dir(cls) if id(f := getattr(cls, name)) in _PROXY_METHODS}
+    makers = {torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass, torch.utils.checkpoint.checkpoint, AUTOGRAD_APPLY}
+    return frozenset(own | makers | _overridable() | _factories() | {f for f in _torch_to_thunder_function_map if is_hashable(f)})
+
+
+@functools.cache
+def _overridable() -> frozenset:
+    """Every function and method torch lets a tensor subclass override."""
+    found = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions}
+    found |= {getattr(torch.Tensor, name) for name in dir(torch.Tensor) if callable(getattr(torch.Tensor, name, None))}
+    object_level = {getattr(object, name) for name in dir(object)}
+    hashable = {f for f in found if getattr(f, "__hash__", None) is not None}
+    return frozenset(hashable - object_level - {torch.Tensor.__new__, torch.Tensor.__init__, torch.Tensor.__class__})
+
+
+@functools.cache
+def _factories() -> frozenset:
+    """torch's functions that make a tensor from none; it does not count them as overridable."""
+    ignored = torch.overrides.get_ignored_functions()
+    return frozenset(f for f in ignored if getattr(torch, getattr(f, "__name__", ""), None) is f)
+
+
+@functools.cache
+def _torch_of_symbol() -> dict[Any, Callable]:
+    found = {s.id: f for f, s in reversed(list(_torch_to_thunder_function_map.items())) if isinstance(s, Symbol)}
+    # some functions are mapped to a wrapper that looks for DTensors first; a symbol's id is its name in torch
+    for symbol in vars(ltorch).values():
+        if isinstance(symbol, Symbol) and isinstance(symbol.id, str) and symbol.id.startswith("torch."):
+            function = _named(symbol.id)
+            if function is not None:
+                found.setdefault(symbol.id, function)
+    return found
+
+
+def _named(path: str) -> Callable | None:
+    """The torch function of that name: as a method, if it is one, because Thunder's symbols take sizes as methods do."""
+    method = getattr(torch.Tensor, path.removeprefix("torch."), None)
+    if method is not None:
+        return method
+    found: Any = torch
+    for name in path.split(".")[1:]:
+        found = getattr(found, name, None)
+    return found
+
+
+def operation_of(acquisition: Acquisition, fn: Callable) -> Callable:
+    """The interpreter's lookaside that runs `fn` on fakes and writes one composite bound symbol."""
+    wrapped_call = interpreter_needs_wrap(lambda *args, **kwargs: call(acquisition, fn, args, kwargs))
+
+    def with_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        recursively_proxy(*args, **kwargs)
+        return wrapped_call(*args, **kwargs)
+
+    return with_proxies
+
+
+def operation_on_first(acquisition: Acquisition, fn: Callable) -> Callable:
+    """The same for an attribute: ``getattr(x, name)`` is ``fn(x)``."""
+    return lambda obj, name, *default: operation_of(acquisition, fn)(obj)
+
+
+def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run `fn` for real on fakes, write what happened into the trace, and return proxies for its results.
+
+    Raises:
+        whatever `fn` or the class's ``__torch_dispatch__`` raises, and UnsupportedOpError where it cannot be written down.
+    """
+    runtime = get_interpreterruntimectx()
+    get_jit_ctx().computation_trace.set_current_source_location(*runtime.get_current_user_source_location())
+    try:
+        acquisition.check_cache_option()
+        return _call(acquisition, fn, args, kwargs)
+    except (DynamicOutputShapeException, DataDependentOutputException) as e:
+        raise acquisition.refuse(data_dependent(f"what {e.func} returns depends on the values of a tensor")) from e
+    except (UnsupportedOpError, UnsupportedSubclassError) as e:
+        raise acquisition.refuse(e)  # noqa: B904 - the same exception
+
+
+def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    if fn is torch.Tensor.__iter__:
+        return iter(_call(acquisition, torch.Tensor.unbind, args, kwargs))
+    if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
+        acquisition.differentiate()
+    fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
+    before = trace.leaves_of_wrappers(acquisition, (fake_args, fake_kwargs))
+    rule = None
+    if acquisition.differentiates and not isinstance(fn, type):
+        rule = executors.grad_rule(trace.operation_id(fn, fake_args, fake_kwargs, None))
+    with recording(acquisition) as recorder:
+        if rule is None:
+            result = acquisition.run(recorder, fn, fake_args, fake_kwargs)
+        else:
+            result = acquisition.run(recorder, executors.run_with_rule, (rule, recorder, fn, fake_args, fake_kwargs), {})
+    acquisition.write_hoisted(recorder)
+    operation = trace.operation_id(fn, fake_args, fake_kwargs, result)
+    return trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)

@@ -1,0 +1,85 @@
+"""What the interpreter is told to do instead of what cannot be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from thunder.core.interpreter import (
+    WrappedValue,
+    do_raise,
+    unwrap,
+)
+
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
+from thunder_norm.subclass.proxy import SubclassProxy
+
+
+def refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *args: Any, **kwargs: Any) -> Any:
+    """The value of a tensor decides what the program does."""
+    cls = type(obj.value.fake).__name__ if isinstance(obj.value, SubclassProxy) else "tensor"
+    if fn is bool:
+        what = f"a {cls} was used as a condition"
+    elif isinstance(fn, type):
+        what = f"a {cls} was turned into a Python {fn.__name__}"
+    else:
+        what = f"the value of a {cls} was asked for (.item() or .tolist())"
+    return do_raise(acquisition.refuse(data_dependent(what)))
+
+
+def refuse_setattr(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    """A wrapper is changed."""
+    return do_raise(
+        acquisition.refuse(
+            UnsupportedOpError(
+                with_details(
+                    f"attribute {unwrap(name)!r} of a {type(obj.value.fake).__name__} is set or deleted",
+                    at=location_of_user(),
+                    instead="make a new instance",
+                )
+            )
+        )
+    )
+
+
+def refuse_make_wrapper(acquisition: Acquisition, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A wrapper is made without its class."""
+    return do_raise(
+        acquisition.refuse(
+            UnsupportedSubclassError(
+                with_details(
+                    f"torch.Tensor.{fn.__name__} is called in the jitted function",
+                    at=location_of_user(),
+                    why="what it makes has no inner tensors yet",
+                    instead="call the class, whose constructor runs as one operation; the class must define __torch_dispatch__, "
+                    "__tensor_flatten__ and __tensor_unflatten__",
+                )
+            )
+        )
+    )
+
+
+def refuse_functorch(acquisition: Acquisition, *args: Any, **kwargs: Any) -> Any:
+    """A transform of torch.func runs inside."""
+    return do_raise(
+        acquisition.refuse(
+            UnsupportedOpError(
+                with_details(
+                    "a torch.func transform is applied inside a jitted function that meets wrapper subclasses",
+                    at=location_of_user(),
+                    why="torch.func needs tensors, and while a trace is acquired there are proxies",
+                    instead="use the function transforms of thunder_norm.transforms",
+                )
+            )
+        )
+    )
+
+
+FUNCTORCH_LEVELS = tuple(
+    getattr(torch._C._functorch, f"_{name}_increment_nesting")
+    for name in ("grad", "vmap", "jvp", "func")
+    if hasattr(torch._C._functorch, f"_{name}_increment_nesting")
+)
