@@ -93,6 +93,8 @@ class Recorder(TorchDispatchMode):
         """Remember the value of what is computed from ``torch.tensor([1, 2, 3])`` alone: Python may ask for it."""
         if func is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             self._constants[id(result)] = (result, args[0])
+        elif torch.Tag.nondeterministic_seeded in func.tags:
+            return
         elif tensors and all(id(t) in self._constants for t in tensors) and result.numel() <= MAX_CONSTANT_NUMEL:
             reals = tree_map(lambda v: self._constants[id(v)][1] if isinstance(v, torch.Tensor) else v, (args, kwargs))
             with _disable_current_modes():
