@@ -41,7 +41,7 @@ class Disagreement(Exception):
     """What the traced program returned is not what eager returns."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """An operator with one of its sample inputs, tensors apart from the rest."""
 

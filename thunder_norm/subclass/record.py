@@ -81,6 +81,8 @@ class Recorder(TorchDispatchMode):
             if func is not aten.detach_.default:  # which torch.tensor itself calls
                 self._constants.clear()
             return self._record_in_place(func, args, kwargs)
+        if func is aten.detach.default and self._has_just_made(args[0]):
+            return args[0]
         result = func(*args, **kwargs)
         self._append(func, args, kwargs, result)
         if isinstance(result, torch.Tensor):
@@ -95,6 +97,13 @@ class Recorder(TorchDispatchMode):
             reals = tree_map(lambda v: self._constants[id(v)][1] if isinstance(v, torch.Tensor) else v, (args, kwargs))
             with _disable_current_modes():
                 self._constants[id(result)] = (result, func(*reals[0], **reals[1]))
+
+    def _has_just_made(self, t: torch.Tensor) -> bool:
+        """Whether a factory made `t` last: torch.empty and its like detach what they return, which would seem to be a view."""
+        last = self.log[-1] if self.log else None
+        if last is None or not any(t is out for out in last.outputs):
+            return False
+        return not any(isinstance(v, torch.Tensor) for v in tree_flatten((last.args, last.kwargs))[0])
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
