@@ -63,7 +63,7 @@ def _convolution(a, weight, bias, stride, padding, dilation, transposed, output_
 
 
 def _minimum(a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    if not torch.is_grad_enabled() or not (dtypes.is_float_dtype(a.dtype) and dtypes.is_float_dtype(b.dtype)):
+    if not torch.is_grad_enabled() or not (dtypes.is_float_dtype(a.dtype) or dtypes.is_float_dtype(b.dtype)):
         return ltorch.minimum(a, b)
     return ltorch.neg(ltorch.maximum(ltorch.neg(a), ltorch.neg(b)))  # which has a gradient
 
@@ -81,9 +81,20 @@ def _clamp(a: TensorProxy, min: float | None = None, max: float | None = None) -
         return ltorch.clamp(a, min, max)
     if any(bound != bound for bound in (min, max)):
         raise UnsupportedOpError("clamp to NaN")  # the opaque operation knows
-    # at a bound the gradient is the input's, which Thunder's own clamp drops
-    result = a if min is None else ltorch.where(ltorch.lt(a, min), min, a)
-    return result if max is None else ltorch.where(ltorch.gt(result, max), max, result)
+    # the gradient is the input's at a bound, where Thunder's own clamp drops it, and zero at NaN
+    nan = float("nan")
+    result = a if min is None else ltorch.where(ltorch.ge(a, min), a, ltorch.where(ltorch.lt(a, min), min, nan))
+    if max is None:
+        return result
+    return ltorch.where(ltorch.le(result, max), result, ltorch.where(ltorch.gt(result, max), max, nan))
+
+
+def _var(a: TensorProxy, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> TensorProxy:
+    return ltorch.var(a, tuple(dim or ()) or None, keepdim=keepdim, correction=int(unbiased))
+
+
+def _var_correction(a: TensorProxy, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> TensorProxy:
+    return ltorch.var(a, tuple(dim or ()) or None, keepdim=keepdim, correction=correction)
 
 
 def _detach(a: TensorProxy) -> TensorProxy:
@@ -115,6 +126,8 @@ SPECIAL: dict[Any, Callable] = {
     aten.minimum.default: lambda a, b: _minimum(a, b),
     torch.minimum: lambda a, b: _minimum(a, b),
     aten.copy.default: _copy,
+    aten.var.dim: _var,  # Thunder's gradient takes no dimensions for none of them, torch for all
+    aten.var.correction: _var_correction,
     aten.clamp.default: _clamp,
     aten.scalar_tensor.default: lambda v, *, dtype=None, device=None: ltorch.full((), v, dtype=dtype, device=device),
     aten.embedding.default: _embedding,
