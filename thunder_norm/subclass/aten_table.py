@@ -89,14 +89,6 @@ def _clamp(a: TensorProxy, min: float | None = None, max: float | None = None) -
     return ltorch.where(ltorch.le(result, max), result, ltorch.where(ltorch.gt(result, max), max, nan))
 
 
-def _var(a: TensorProxy, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> TensorProxy:
-    return ltorch.var(a, tuple(dim or ()) or None, keepdim=keepdim, correction=int(unbiased))
-
-
-def _var_correction(a: TensorProxy, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> TensorProxy:
-    return ltorch.var(a, tuple(dim or ()) or None, keepdim=keepdim, correction=correction)
-
-
 def _detach(a: TensorProxy) -> TensorProxy:
     detached = prims.shallow_copy(a)
     detached.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
@@ -126,8 +118,6 @@ SPECIAL: dict[Any, Callable] = {
     aten.minimum.default: lambda a, b: _minimum(a, b),
     torch.minimum: lambda a, b: _minimum(a, b),
     aten.copy.default: _copy,
-    aten.var.dim: _var,  # Thunder's gradient takes no dimensions for none of them, torch for all
-    aten.var.correction: _var_correction,
     aten.clamp.default: _clamp,
     aten.scalar_tensor.default: lambda v, *, dtype=None, device=None: ltorch.full((), v, dtype=dtype, device=device),
     aten.embedding.default: _embedding,
