@@ -89,6 +89,10 @@ def _clamp(a: TensorProxy, min: float | None = None, max: float | None = None) -
     return ltorch.where(ltorch.le(result, max), result, ltorch.where(ltorch.gt(result, max), max, nan))
 
 
+def _rsub(a: TensorProxy, b: Any, alpha: float = 1) -> TensorProxy:
+    return ltorch.sub(b, a if alpha == 1 else ltorch.mul(a, alpha))
+
+
 def _detach(a: TensorProxy) -> TensorProxy:
     detached = prims.shallow_copy(a)
     detached.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
@@ -118,6 +122,8 @@ SPECIAL: dict[Any, Callable] = {
     aten.minimum.default: lambda a, b: _minimum(a, b),
     torch.minimum: lambda a, b: _minimum(a, b),
     aten.copy.default: _copy,
+    aten.rsub.Scalar: _rsub,
+    aten.rsub.Tensor: lambda a, b, *, alpha=1: _rsub(a, b, alpha),
     aten.clamp.default: _clamp,
     aten.scalar_tensor.default: lambda v, *, dtype=None, device=None: ltorch.full((), v, dtype=dtype, device=device),
     aten.embedding.default: _embedding,

@@ -94,6 +94,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         if acquisition.intercepts_plain and acquisition.wants(fn, args, kwargs):
             return _operation(acquisition, fn)
         return functools.partial(_interpret_call, fn.body)  # on plain tensors it is its body
+    if _is_aten(fn):  # which Thunder does not know by that name
+        return _operation(acquisition, fn)
     if acquisition.intercepts_plain:
         if fn is getattr and isinstance(first, TensorProxy) and args[1].value in _TRANSPOSES:
             torch_fn, args = getattr(torch.Tensor, args[1].value).__get__, args[:1]
@@ -220,7 +222,16 @@ def torch_callable(fn: Callable) -> Callable | None:
         return fn
     if not is_hashable(fn) or not issubclass(torch.Tensor, getattr(fn, "__objclass__", torch.Tensor)):
         return None  # tuple.__getitem__, for instance
-    return fn if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map else None
+    if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map:
+        return fn
+    is_private = isinstance(fn, types.BuiltinFunctionType) and getattr(torch._C._VariableFunctions, fn.__name__, None) == fn
+    return fn if is_private else None
+
+
+def _is_aten(fn: Callable) -> bool:
+    if isinstance(fn, torch._ops.OpOverloadPacket):
+        return fn._qualified_op_name.startswith(("aten::", "prims::"))
+    return isinstance(fn, torch._ops.OpOverload) and fn.namespace in ("aten", "prims")
 
 
 @functools.cache
