@@ -22,7 +22,7 @@ from typing import Any
 
 import thunder
 import torch
-from torch.testing._internal import common_methods_invocations
+from torch.testing._internal import common_methods_invocations, common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -35,6 +35,10 @@ LARGEST = 20_000  # elements of a sample: larger ones test memory, not meaning
 
 # The database seeds inside the operators that draw numbers; here it is done outside, as in a program.
 common_methods_invocations.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
+
+
+# It inspects the whole stack for each operator, to find a unittest.TestCase that is not there: a minute under pytest.
+common_utils.extract_test_fn = lambda: None
 
 
 class Disagreement(Exception):
@@ -75,7 +79,7 @@ def cases(op: Any) -> list[Case]:
 def run(function: Callable, several: list[Case]) -> tuple[list, list]:
     """What `function` returns for fresh wrappers, under a fixed seed, and the wrappers after the call."""
     tensors = [t for case in several for t in case.tensors()]
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)  # torch.manual_seed is slow under pytest: it looks at the stack
     return function(*tensors), tensors
 
 

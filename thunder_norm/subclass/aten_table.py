@@ -97,6 +97,10 @@ def _var_correction(a: TensorProxy, dim: Any = None, *, correction: float | None
     return ltorch.var(a, tuple(dim or ()) or None, keepdim=keepdim, correction=correction)
 
 
+def _rsub(a: TensorProxy, b: Any, alpha: float = 1) -> TensorProxy:
+    return ltorch.sub(b, a if alpha == 1 else ltorch.mul(a, alpha))
+
+
 def _detach(a: TensorProxy) -> TensorProxy:
     detached = prims.shallow_copy(a)
     detached.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
@@ -128,6 +132,8 @@ SPECIAL: dict[Any, Callable] = {
     aten.copy.default: _copy,
     aten.var.dim: _var,  # Thunder's gradient takes no dimensions for none of them, torch for all
     aten.var.correction: _var_correction,
+    aten.rsub.Scalar: _rsub,
+    aten.rsub.Tensor: lambda a, b, *, alpha=1: _rsub(a, b, alpha),
     aten.clamp.default: _clamp,
     aten.scalar_tensor.default: lambda v, *, dtype=None, device=None: ltorch.full((), v, dtype=dtype, device=device),
     aten.embedding.default: _embedding,

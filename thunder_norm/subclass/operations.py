@@ -54,7 +54,10 @@ def torch_callable(fn: Callable) -> Callable | None:
         return fn
     if not is_hashable(fn) or not issubclass(torch.Tensor, getattr(fn, "__objclass__", torch.Tensor)):
         return None  # tuple.__getitem__, for instance
-    return fn if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map else None
+    if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map:
+        return fn
+    is_private = isinstance(fn, types.BuiltinFunctionType) and getattr(torch._C._VariableFunctions, fn.__name__, None) == fn
+    return fn if is_private else None
 
 
 @functools.cache
