@@ -60,7 +60,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             return found
     elif asks_for_dtype(fn, args):
         return metadata_of_plain
-    if fn in _ASKS_FOR_COMPILER and acquisition.watches:  # Thunder says yes; what runs in the end are eager's kernels
+    if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
         return lambda: wrap_const(False)
     if id(fn) in _MAKERS:
         return functools.partial(refuse_make_wrapper, acquisition, fn)
@@ -98,7 +98,6 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     return None
 
 
-_ASKS_FOR_COMPILER = (torch.compiler.is_compiling, torch._dynamo.is_compiling)
 _MAKERS = frozenset(map(id, (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)))
 _TRANSPOSES = ("T", "mT", "H", "mH")
 _READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)
