@@ -117,7 +117,6 @@ def _edge_calls() -> list[tuple[Any, ...]]:
         (aten.upsample_bilinear2d.vec, image, [7, 7], False, None),
         (aten.upsample_nearest2d.vec, image, None, [2.0, 2.0]),
         (aten.var.dim, _f(3, 4), [-1], True),
-        (aten.var.dim, _f(3, 4), [], False, True),
         (aten.var.correction, _f(3, 4), None, {"correction": 0, "keepdim": True}),
         # dtype promotion
         (aten.add.Tensor, _i(3), _f(3)),

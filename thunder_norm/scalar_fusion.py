@@ -1,8 +1,9 @@
 """Fusion of norm arithmetic: 0-dim float64 operations on CPU become one Python function on floats.
 
 A norm is a scalar, and a kernel launch per scalar operation would cost a hundred times the arithmetic.  Python floats are IEEE
-doubles, so ``+ - * / sqrt``, comparisons, maximum and minimum give bit for bit what torch gives; other functions are called
-in torch.  On CUDA the scalars stay tensors and nvFuser fuses them.
+doubles, so ``+ - * /``, comparisons, maximum and minimum give bit for bit what torch gives, and ``sqrt`` the correctly rounded
+root, from which torch's is one unit in the last place away on some processors; other functions are called in torch.  On
+CUDA the scalars stay tensors and nvFuser fuses them.
 """
 
 from __future__ import annotations
