@@ -21,13 +21,12 @@ PER_OVERLOAD = 5
 def core_overloads() -> tuple[torch._ops.OpOverload, ...]:
     """Torch's core opset, without the variants that write into a given tensor."""
     found = {}
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        if isinstance(packet, torch._ops.OpOverloadPacket):
-            for overload in packet.overloads():
-                func = getattr(packet, overload)
-                if torch.Tag.core in func.tags and not func._schema.is_mutable:
-                    found[str(func)] = func
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, qualified = name.partition("::")
+        packet, _, overload = qualified.partition(".")
+        func = getattr(getattr(torch.ops.aten, packet), overload or "default", None) if namespace == "aten" else None
+        if func is not None and torch.Tag.core in func.tags and not func._schema.is_mutable:
+            found[str(func)] = func
     return tuple(found.values())
 
 
@@ -116,6 +115,8 @@ def _edge_calls() -> list[tuple[Any, ...]]:
         (aten.scatter.value, _f(3, 4), 1, torch.tensor([[0], [1], [3]]), 2.0),
         (aten.upsample_bilinear2d.vec, image, [7, 7], False, None),
         (aten.upsample_nearest2d.vec, image, None, [2.0, 2.0]),
+        (aten.adaptive_avg_pool1d.default, _f(1, 2, 8), [3]),
+        (aten.avg_pool1d.default, _f(1, 2, 8), [3], [2], [1]),
         (aten.var.dim, _f(3, 4), [-1], True),
         (aten.var.correction, _f(3, 4), None, {"correction": 0, "keepdim": True}),
         # dtype promotion

@@ -27,7 +27,7 @@ FACTORIES = (
 
 # What they return is not known while the trace is acquired, or is a number that needs no operation.
 NOT_TRACEABLE = ("nonzero.default", "_local_scalar_dense.default")
-NUMBERS = "sym_numel.default sym_size.int sym_storage_offset.default sym_stride.int".split()
+NUMBERS = "sym_is_contiguous.default sym_numel.default sym_size.int sym_storage_offset.default sym_stride.int".split()
 
 
 @functools.cache

@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import location_of_user
 from thunder_norm.subclass.aten_table import SPECIAL
-from thunder_norm.subclass.decompositions import decompose, decomposition_of
-from thunder_norm.subclass.fallback import fallback, is_random
+from thunder_norm.subclass.decompositions import decompose, decomposition_of, differentiate
+from thunder_norm.subclass.fallback import Written, fallback, is_random
 from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
 
@@ -58,7 +58,7 @@ def emit(
     kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT}
     if decomposition_of(recorded.func) is not None:
         expected = tuple(t for t, u in zip(recorded.outputs, used, strict=True) if u)
-        written = _try(fallback(recorded.func, used, _write_decomposed), args, kwargs, expected)
+        written = _try(fallback(recorded.func, used, _WRITTEN), args, kwargs, expected)
         if written is not None:
             outputs = iter(written)
             return tuple(next(outputs) if u else None for u in used)
@@ -69,6 +69,27 @@ def emit(
 def _write_decomposed(func: Callable, args: tuple, kwargs: dict) -> list[TensorProxy]:
     """The tensors that `func` returns, written in the operations it decomposes into."""
     log, results, env = decompose(func, args, kwargs)
+    _write(log, env)
+    return [env[id(t)] for t in results]
+
+
+def _write_gradients(
+    func: Callable, args: tuple, kwargs: dict, results: tuple[TensorProxy, ...], cotangents: list[TensorProxy | None]
+) -> list[TensorProxy | None] | None:
+    """The gradients of `func` to its floating inputs by torch's formula; None if that cannot be written down."""
+    try:
+        log, gradients, env = differentiate(func, args, kwargs, results, cotangents)
+    except RuntimeError:  # no derivative, or a formula that works in place: torch itself will run it
+        return None
+    _write(log, env)
+    return [None if g is None else env[id(g)] if id(g) in env else constant(g) for g in gradients]
+
+
+_WRITTEN = Written(_write_decomposed, _write_gradients)
+
+
+def _write(log: list[Recorded], env: dict[int, TensorProxy]) -> None:
+    """Write recorded operations into the trace; adds the proxies of what they return to `env`."""
 
     def to_proxy(t: torch.Tensor) -> TensorProxy:
         return env[id(t)] if id(t) in env else constant(t)
@@ -76,7 +97,6 @@ def _write_decomposed(func: Callable, args: tuple, kwargs: dict) -> list[TensorP
     for recorded in log:
         outputs = emit(recorded, to_proxy, (True,) * len(recorded.outputs))
         env.update({id(t): p for t, p in zip(recorded.outputs, outputs, strict=True)})
-    return [env[id(t)] for t in results]
 
 
 def _is_identity(func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...]) -> bool:

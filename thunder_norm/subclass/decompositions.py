@@ -5,7 +5,7 @@ Torch's own decompositions are run on fakes and what they call is logged, as for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,13 +45,60 @@ def decompose(func: Callable, args: tuple, kwargs: dict) -> tuple[list[Recorded]
     Raises:
         UnsupportedOpError: it mutates something on the way.
     """
-    given: dict[int, TensorProxy] = {}
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = _Fakes()
+        fake_args, fake_kwargs = tree_map(fakes.of, (args, kwargs))
+        with _Log() as log:
+            result = decomposition_table[func](*fake_args, **fake_kwargs)
+    results = _tensors(result)
+    return log.needed(results), results, fakes.given
 
-    def fake(value: Any) -> Any:
+
+def differentiate(
+    func: Callable, args: tuple, kwargs: dict, results: Sequence[TensorProxy], cotangents: Sequence[TensorProxy | None]
+) -> tuple[list[Recorded], list[torch.Tensor | None], dict[int, TensorProxy]]:
+    """Torch's formula for the gradients of `func`, as what it calls on fakes.
+
+    `results` are all tensors that `func` returned, `cotangents` belong to them.  Returns the log, the gradient of each floating
+    input (None where it is zero), and the proxies of its inputs by `id`.
+
+    Raises:
+        RuntimeError: torch has no derivative.
+    """
+    with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = _Fakes()
+        fake_args, fake_kwargs = tree_map(fakes.of, (args, kwargs))
+        inputs = [t for t in _tensors((fake_args, fake_kwargs)) if t.is_floating_point() or t.is_complex()]
+        for t in inputs:
+            t.requires_grad_()
+        fake_cotangents = [None if g is None else fakes.of(g) for g in cotangents]
+        known: dict[int, torch.Tensor] = {}
+        saved = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: known.get(_storage(t), t))
+        with _Log() as log, saved:
+            outputs = _tensors(func(*fake_args, **fake_kwargs))
+            known.update({_storage(t): t for t in outputs})  # autograd keeps aliases of them
+            fakes.given.update({id(t): p for t, p in zip(outputs, results, strict=True)})
+            log.recorded.clear()  # the forward has computed them
+            pairs = [(t, g) for t, g in zip(outputs, fake_cotangents, strict=True) if g is not None and t.requires_grad]
+            if not pairs:
+                return [], [None] * len(inputs), {}
+            found = torch.autograd.grad([t for t, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+    return log.needed(_tensors(found)), list(found), fakes.given
+
+
+class _Fakes:
+    """Fake tensors in the place of proxies, and which proxy each is for."""
+
+    def __init__(self) -> None:
+        self.given: dict[int, TensorProxy] = {}
+        self._kept: list[torch.Tensor] = []
+
+    def of(self, value: Any) -> Any:
         if isinstance(value, TensorProxy):
             dtype, device = dtypes.to_torch_dtype(value.dtype), devices.to_torch_device(value.device)
             made = torch.empty(tuple(value.shape), dtype=dtype, device=device)
-            given[id(made)] = value
+            self.given[id(made)] = value
+            self._kept.append(made)  # an id is one for as long as its owner lives
             return made
         if isinstance(value, NumberProxy):
             return value.value
@@ -59,12 +106,13 @@ def decompose(func: Callable, args: tuple, kwargs: dict) -> tuple[list[Recorded]
             return dtypes.to_torch_dtype(value)
         return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
 
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        fake_args, fake_kwargs = tree_map(fake, (args, kwargs))
-        with _Log() as log:
-            result = decomposition_table[func](*fake_args, **fake_kwargs)
-    results = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
-    return log.needed(results), results, given
+
+def _storage(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor)]
 
 
 class _Log(TorchDispatchMode):

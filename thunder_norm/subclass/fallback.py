@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import thunder.torch as ltorch
 import torch
@@ -54,11 +54,20 @@ def is_random(func: Callable) -> bool:
     return func in _ALSO_RANDOM or (torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func not in _NOT_RANDOM)
 
 
+class Written(NamedTuple):
+    """How an operation, and its gradients to its floating inputs if that is possible, are written in other operations."""
+
+    results: Callable[[Callable, tuple, dict], list[TensorProxy]]
+    gradients: Callable[
+        [Callable, tuple, dict, Sequence[TensorProxy], Sequence[TensorProxy | None]], list[TensorProxy | None] | None
+    ]
+
+
 @functools.cache
-def fallback(func: Callable, used: tuple[bool, ...], decomposed: Callable | None = None) -> Symbol:
+def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = None) -> Symbol:
     """One symbol for `func`, that returns the tensors of its result marked in `used`, as a tuple.
 
-    With `decomposed`, which writes the tensors of the result in other operations, it is a composite of these.
+    With `written` it is a composite of other operations.
     """
     name = _fallback_name(func) + _which(func, used)
     infer = ltorch.meta_adaptor(func)
@@ -81,12 +90,12 @@ def fallback(func: Callable, used: tuple[bool, ...], decomposed: Callable | None
     tags = list(_RANDOM) if is_random(func) else None
     symbol = fallback_executor.register_operator(name, meta=meta, fn=run, tags=tags)
     vjp_symbol = fallback_executor.register_operator(f"{name}_vjp", meta=vjp_meta, fn=vjp)
-    if decomposed is not None:
+    if written is not None:
         kernel = symbol
         symbol = Symbol(
             name=name,
             id=f"thunder_norm.{name}",
-            meta=lambda *args, **kwargs: _select(decomposed(func, args, kwargs), used, TensorProxy),
+            meta=lambda *args, **kwargs: _select(written.results(func, args, kwargs), used, TensorProxy),
             _bind_postprocess=_print_without_module,
         )
         torch_ex.register_implementation(symbol.id, kernel)
@@ -96,18 +105,25 @@ def fallback(func: Callable, used: tuple[bool, ...], decomposed: Callable | None
         torch_compile_ex.register_supported(symbol.id)
 
     def grad(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
-        results = symbol(*args, **kwargs)
         inputs = _differentiable((args, kwargs))
-        outputs = _differentiable(results)
+        if written is None or not inputs:
+            results, returned = (symbol(*args, **kwargs),) * 2
+        else:  # also those results that only the backward needs
+            results = fallback(func, (True,) * len(used), written)(*args, **kwargs)
+            returned = _select(results, used, TensorProxy)
+        outputs = _differentiable(returned)
         if inputs and outputs:
             cotangents = tuple(prims.get_grad(p) for p in outputs)
             if is_random(func):
                 found = _random_vjp(func, args, inputs, results, cotangents)
             else:
-                found = vjp_symbol((args, kwargs), cotangents)
+                of = {p.name: g for p, g in zip(outputs, cotangents, strict=True)}
+                found = written.gradients(func, args, kwargs, results, [of.get(p.name) for p in results]) if written else None
+                if found is None:
+                    found = vjp_symbol((args, kwargs), cotangents)
             for p, g in zip(inputs, found, strict=True):
-                prims.put_grad(p, g)
-        return results
+                prims.put_grad(p, ltorch.zeros_like(p) if g is None else g)
+        return returned
 
     register_grad(symbol.id, grad)  # the id is ours: nothing else is differentiated by it
     return symbol

@@ -56,8 +56,8 @@ def torch_callable(fn: Callable) -> Callable | None:
         return None  # tuple.__getitem__, for instance
     if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map:
         return fn
-    is_private = isinstance(fn, types.BuiltinFunctionType) and getattr(torch._C._VariableFunctions, fn.__name__, None) == fn
-    return fn if is_private else None
+    is_private = isinstance(fn, types.BuiltinFunctionType) and fn.__name__ in vars(torch._C._VariableFunctionsClass)
+    return fn if is_private and getattr(torch._C._VariableFunctions, fn.__name__) == fn else None
 
 
 @functools.cache
