@@ -17,9 +17,9 @@ warnings.filterwarnings("ignore")  # Thunder's and torch's own, on import and on
 
 import torch  # noqa: E402 - the environment comes first
 
-from benchmarks import machine, models, normed, real_mode, timing, two_tensor  # noqa: E402
+from benchmarks import machine, models, normed, real_mode, subclasses, timing  # noqa: E402
 
-SUITES = {"real_mode": real_mode, "normed": normed, "two_tensor": two_tensor}
+SUITES = {"real_mode": real_mode, "normed": normed, "subclasses": subclasses}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)} (all if none is named)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, GPT-2 with one layer: a few minutes")
     parser.add_argument("--rounds", type=int, help="how often each candidate is timed")
-    parser.add_argument("--json", type=Path, help=f"where to write (default: {RESULTS.name}/cpu.json; with --quick nowhere)")
+    parser.add_argument("--into", type=Path, help=f"a folder for SUITE.json (default: {RESULTS.name}; with --quick nowhere)")
     options = parser.parse_args()
     unknown = set(options.suites) - set(SUITES)
     if unknown:
@@ -44,23 +44,23 @@ def main() -> None:
     if options.rounds is not None:
         amount = dataclasses.replace(amount, rounds=options.rounds)
     torch.set_num_threads(1)
-    result = {"command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), "machine": machine.describe(), "suites": {}}
-    print(json.dumps(result["machine"], indent=1), flush=True)
+    folder = options.into or (None if options.quick else RESULTS)
+    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    described = machine.describe()
+    print(json.dumps(described, indent=1), flush=True)
     for name in options.suites or SUITES:
         started = time.perf_counter()
         rows = SUITES[name].run(amount)
-        result["suites"][name] = rows
         print(f"\n== {name} ({time.perf_counter() - started:.0f} s): {SUITES[name].__doc__.splitlines()[0]}\n", flush=True)
         print(timing.table(rows), flush=True)
-    if "normed" in result["suites"]:
-        result["quoted"] = normed.QUOTED
-        print("\n" + normed.quoted_table(result["suites"]["normed"]))
-
-    path = options.json or (None if options.quick else RESULTS / "cpu.json")
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"\nwritten to {path}")
+        result = {"command": command, "machine": described, "rows": rows}
+        if name == "normed":
+            result["quoted"] = normed.QUOTED
+            print("\n" + normed.quoted_table(rows))
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            print(f"\nwritten to {folder / name}.json", flush=True)
 
 
 if __name__ == "__main__":
