@@ -20,7 +20,7 @@ from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.higher_order import Replay
 from thunder_norm.normed_mode import LiftedParameter, NormAcquisition, parameter_name
 from thunder_norm.parameters import size_tensors, tensor_names
-from thunder_norm.subclass import boundary
+from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin, location_of_user
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tensors import NormedTensor
@@ -177,11 +177,11 @@ class NormMapTransform(NormTransform):
         """The state for one acquisition."""
         return GivenAcquisition(self._given, self.mode, self._model)
 
-    def transform_lowered(self, acquisition: NormAcquisition, traces: boundary.Traces) -> boundary.Traces:
+    def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Return only norms, drop what they do not need, and give outputs meta backings."""
         prologue, computation, epilogue = traces
         computed = computation.bound_symbols[-1].args[0]["output"]
-        computation = boundary.computing_only(computation, list(filter(is_norm_scalar, computed)))
+        computation = boundary_passes.computing_only(computation, list(filter(is_norm_scalar, computed)))
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
         sources = [self._source(acquisition, p) for p in computation.args]
@@ -250,7 +250,7 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
         if isinstance(bsym.output, SubclassProxy) and isinstance(bsym.output.fake, NormedTensor) and bsym.args:
             leaves = [p for p in bsym.args if is_norm_scalar(p)]
             dropped |= {p.name for p in bsym.args if not any(p is q for q in leaves)}
-            new.bound_symbols.append(boundary.wrap_output(bsym.output, leaves, _wrapper_of_norms(bsym.output, outputs)))
+            new.bound_symbols.append(boundary_operators.wrap_output(bsym.output, leaves, _wrapper_of_norms(bsym.output, outputs)))
         else:
             new.bound_symbols.append(bsym)
     needed = {p.name for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL for p in b.flat_proxy_args}
@@ -264,7 +264,7 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
         b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in dropped - needed
     ]
     new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in dropped - needed)
-    boundary.declare_arguments(new, "epilogue")
+    boundary_passes.declare_arguments(new, "epilogue")
     return new
 
 

@@ -35,7 +35,7 @@ from thunder_norm.parameters import (
     stated_kind,
     tied_names,
 )
-from thunder_norm.subclass import boundary, trace
+from thunder_norm.subclass import boundary_operators, trace
 from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, location_of_user, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -100,7 +100,7 @@ class NormAcquisition(Acquisition):
     def guards(self) -> list[Any]:
         """A trace is for calls through `normed` or for calls that are not."""
         expected = self.is_normed_call
-        return [boundary.guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected)]
+        return [boundary_operators.guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected)]
 
     # -- which operations ---------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from thunder_norm.higher_order import Replay, differentiable_twice
 from thunder_norm.normed_mode import NormAcquisition
 from thunder_norm.parameters import Policy, check_names, check_policy
 from thunder_norm.scalar_fusion import fuse_scalars
-from thunder_norm.subclass import boundary, patches
+from thunder_norm.subclass import boundary_passes, patches
 from thunder_norm.tensors import NORM_DTYPE
 from thunder_norm.transforms.subclass import SubclassTransform
 
@@ -54,7 +54,7 @@ class NormTransform(SubclassTransform):
         """The state for one acquisition."""
         return NormAcquisition(self.parameters, self.mode, self._model)
 
-    def transform_lowered(self, acquisition: NormAcquisition, traces: boundary.Traces) -> boundary.Traces:
+    def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Let derivatives of norm sizes be differentiated again."""
         _, computation, epilogue = traces
         if epilogue is None:
@@ -63,7 +63,7 @@ class NormTransform(SubclassTransform):
         received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
         norms = [i for i, p in enumerate(computed) if is_norm_scalar(p)]
         scalars = tuple(received[i] for i in norms)
-        of_norms = boundary.computing_only(computation, [computed[i] for i in norms])
+        of_norms = boundary_passes.computing_only(computation, [computed[i] for i in norms])
         if not any(p.requires_grad for p in of_norms.args if isinstance(p, TensorProxy)):
             return traces
         replay = Replay(of_norms, [computed[i] for i in norms])
@@ -71,7 +71,7 @@ class NormTransform(SubclassTransform):
         def again(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return differentiable_twice(replay, tensors[: len(scalars)], tensors[len(scalars) :])
 
-        return boundary.pass_through_epilogue(traces, scalars, of_norms.args, "differentiable_twice", again)
+        return boundary_passes.pass_through_epilogue(traces, scalars, of_norms.args, "differentiable_twice", again)
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """Fuse the norm arithmetic of a normed program; leave the others alone."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from thunder.core.transform_common import Transform
 
-from thunder_norm.subclass import boundary, patches
+from thunder_norm.subclass import boundary, boundary_passes, patches
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
@@ -72,6 +72,6 @@ class SubclassTransform(Transform):
         """Tidy up the program that runs; leave those without wrappers alone."""
         return without_copies(computation_trace) if patches.is_interpreted() else computation_trace
 
-    def transform_lowered(self, acquisition: Acquisition, traces: boundary.Traces) -> boundary.Traces:
+    def transform_lowered(self, acquisition: Acquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """What a derived transform does once there are only plain tensors left."""
         return traces

@@ -273,6 +273,10 @@ class Acquisition:
         storage = fake.untyped_storage()._cdata
         return any(other is not fake and other.untyped_storage()._cdata == storage for other, _ in list(self._proxy_of.values()))
 
+    def may_write_back(self, fake: torch.Tensor) -> bool:
+        """Whether `fake` is an inner tensor of an input that takes no part in differentiation; see `write_back`."""
+        return not self.differentiates and self.inner_fakes.get(id(fake)) is False
+
     def hold(self, fake: torch.Tensor) -> None:
         """The program got hold of `fake` as a plain tensor."""
         self._held[id(fake)] = fake

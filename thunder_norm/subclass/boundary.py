@@ -8,122 +8,29 @@ torch.autograd, wraps them again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from thunder.core import prims
-from thunder.core.codeutils import SigInfo
 from thunder.core.dtypes import to_torch_dtype
-from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, variableify
+from thunder.core.proxies import AnyProxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
-from thunder.extend import OperatorExecutor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOrigin
+from thunder_norm.subclass.boundary_operators import GuardError, bindable, check_plain, flatten_operator, unflatten_operator
+from thunder_norm.subclass.boundary_passes import Traces, bind_arguments
 from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.names import with_readable_names
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN, keep_only
+from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
+from thunder_norm.subclass.write_back import write_back, written_inputs
 
-# Carries the operators below; it is in no executor list.
-boundary_executor = OperatorExecutor("thunder_norm_boundary", version="1")
-_counter = itertools.count()
-
-Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
 Inner = dict[str, tuple[TensorProxy, ...]]
-
-
-class GuardError(Exception):
-    """An input is not what the trace was made for: the next cache entry, or a new trace, is tried."""
-
-
-def _operator(name: str, fn: Callable, meta: Callable, *, keep: bool = False) -> Any:
-    tags = (prims.OpTags.DONT_DCE,) if keep else None
-    return boundary_executor.register_operator(name, meta=meta, fn=fn, tags=tags)
-
-
-def check_plain_tensors(*tensors: torch.Tensor) -> None:
-    """Guard: none of the inputs traced as plain tensors is a wrapper (Thunder's own check accepts any subclass)."""
-    if _PLAIN.issuperset(map(type, tensors)):
-        return
-    for t in tensors:
-        if type(t) not in _PLAIN and not isinstance(t, torch._subclasses.FakeTensor):
-            _check_not_wrapper(t)
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-
-
-def _check_not_wrapper(t: torch.Tensor) -> None:
-    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise GuardError(f"expected a plain tensor, got {type(t).__name__}")
-
-
-_check_plain = _operator("check_plain_tensors", check_plain_tensors, lambda *tensors: None, keep=True)
-
-
-def _flatten_operator(spec: WrapperSpec, is_detached: tuple[bool, ...]) -> Callable:
-    """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors."""
-    detaches = any(is_detached)
-
-    def flatten(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if not spec.matches(x):
-            raise GuardError(f"expected {spec}, got {type(x).__name__}")
-        leaves = spec.leaves(x)
-        return tuple(t.detach() if d else t for t, d in zip(leaves, is_detached, strict=True)) if detaches else leaves
-
-    return _bindable(f"flatten_{spec.cls.__name__}_{next(_counter)}", flatten)
-
-
-def _unflatten_operator(fake: torch.Tensor, joint: Joint | None) -> Callable:
-    """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results; carriers of its gradient may follow these."""
-    spec = WrapperSpec.of(fake)
-    result = None if joint is None else joint.result_of(fake)
-
-    def unflatten(*leaves: torch.Tensor) -> torch.Tensor:
-        if result is not None:
-            return result.close(spec, leaves)
-        if joint is not None:
-            return spec.build(tuple(t.detach() for t in leaves))
-        with torch.enable_grad():  # the generated epilogue runs under no_grad; inner results keep their history
-            return spec.build(leaves)
-
-    return _bindable(f"unflatten_{spec.cls.__name__}_{next(_counter)}", unflatten)
-
-
-def wrap_output(proxy: SubclassProxy, leaves: Sequence[TensorProxy], wrap: Callable[..., torch.Tensor]) -> BoundSymbol:
-    """An epilogue operation that makes the wrapper `proxy` from `leaves` in another way than its class does."""
-
-    def with_history(*tensors: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            return wrap(*tensors)
-
-    return _bindable(f"wrap_{type(proxy.fake).__name__}_{next(_counter)}", with_history)(*leaves, output=proxy)
-
-
-def _bindable(name: str, fn: Callable) -> Callable:
-    """A function that binds a one-off operator with given proxies as its output."""
-    from thunder.core.symbol import Symbol
-
-    def with_call_ctx(bsym: BoundSymbol) -> None:
-        bsym._call_ctx = {name: fn}
-
-    symbol = Symbol(
-        name=name,
-        id=name,
-        is_prim=True,
-        executor=boundary_executor,
-        tags=(prims.OpTags.DONT_DCE,),
-        _bind_postprocess=with_call_ctx,
-    )
-    return symbol.bind
-
-
-# -- lowering ---------------------------------------------------------------------------------------------------------
 
 
 def lower(
@@ -146,11 +53,19 @@ def lower(
     computation, epilogue = with_readable_names(acquisition, computation, epilogue)
     leaves = [bsym for bsym in computation.bound_symbols if bsym.sym.id == LEAF.id]
     _note_origins(acquisition, computation, leaves)
-    new_computation = _lower_computation(computation, inner, leaves, joint, executor)
-    new_prologue = _lower_prologue(acquisition, prologue, inner, leaves, new_computation, joint)
+    written = written_inputs(acquisition, computation, _opened(computation))
+    values = [w.value for w in written]
+    new_computation = _lower_computation(computation, inner, leaves, joint, executor, values)
+    new_prologue = _lower_prologue(acquisition, prologue, _opened(computation), leaves, new_computation, joint)
     num_computed = len(computation.bound_symbols[-1].args[0]["output"])
-    new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint))
-    return new_prologue, new_computation, new_epilogue
+    new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint, values))
+    lowered = new_prologue, new_computation, new_epilogue
+    return write_back(lowered, written) if written else lowered
+
+
+def _opened(trace: TraceCtx) -> Inner:
+    """The inner tensors of input wrappers, as the program gets them."""
+    return {b.args[0].name: tuple(b.output) for b in trace.bound_symbols if b.sym.id == FLATTEN.id}
 
 
 def _note_origins(acquisition: Acquisition, trace: TraceCtx, leaves: list[BoundSymbol]) -> None:
@@ -173,7 +88,9 @@ def _flat(tree: Any, inner: Inner) -> Iterator[Any]:
             yield leaf
 
 
-def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], joint: Joint | None, executor: Any) -> TraceCtx:
+def _lower_computation(
+    trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], joint: Joint | None, executor: Any, written: list[TensorProxy]
+) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = []
     given = [p for bsym in leaves for p in bsym.output]
@@ -191,9 +108,9 @@ def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol],
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (returned,) = bsym.args
             carriers = () if joint is None else joint.anchor_sources(trace.args, new)
-            arguments = tuple(_unique(_flat((*trace.args, *given, *carriers), inner)))
+            arguments = tuple(_unique(_flat((*trace.args, *given, *carriers), inner | _opened(trace))))
             # one tensor in two wrappers is returned once: autograd would keep the derivatives of its last place only
-            outputs = tuple(_unique(_flat(returned["output"], inner)))
+            outputs = tuple(_unique(itertools.chain(_flat(returned["output"], inner), written)))
             if joint is not None:
                 outputs = joint.write(new, executor, returned["output"], outputs, inner, arguments)
             lowered = {**returned, "output": outputs, "flat_args": list(arguments)}
@@ -202,7 +119,7 @@ def _lower_computation(trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol],
             _refuse_wrapper(bsym)
             new.bound_symbols.append(bsym)
     new.args = arguments
-    _bind_arguments(new, "computation", [p for p in new.args if all(p is not q for q in trace.args)])
+    bind_arguments(new, "computation", [p for p in new.args if all(p is not q for q in trace.args)])
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
 
@@ -217,21 +134,6 @@ def _refuse_wrapper(bsym: BoundSymbol) -> None:
         raise UnsupportedOpError(
             with_details(f"{bsym.sym.name} with a wrapper subclass is not supported", at=f"{bsym.source_filename}:{line}")
         )
-
-
-def declare_arguments(trace: TraceCtx, name: str) -> None:
-    """Make `trace.args` the signature of the function a trace prints."""
-    info = SigInfo(name)
-    info.args = [(p.name, None) for p in trace.args]
-    trace._siginfo = info
-
-
-def _bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:
-    """Declare `trace.args` in the signature, and unpack those that are new."""
-    declare_arguments(trace, name)
-    with tracectx(trace):
-        unpacks = [prims.unpack_trivial.bind(p, output=p, name=p.name) for p in added]
-    trace.bound_symbols[:0] = unpacks
 
 
 def _lower_prologue(
@@ -262,11 +164,11 @@ def _lower_prologue(
                 opening = None if joint is None else joint.opening({id(p.fake): p for p in _wrappers_in(trace)})
                 if opening is not None:
                     function, inputs, carriers = opening
-                    bind = _bindable(f"gradient_carriers_{next(_counter)}", function)
+                    bind = bindable("gradient_carriers", function)
                     new.bound_symbols.append(bind(*inputs, output=carriers))
                 new.bound_symbols.extend(bsym for bsym in acquisition.guards())
                 if checked:
-                    new.bound_symbols.append(_check_plain.bind(*checked, output=None))
+                    new.bound_symbols.append(check_plain.bind(*checked, output=None))
             bsym = bsym.from_bsym(args=((tuple(computation.args), to_epilogue),))
         new.bound_symbols.append(bsym)
         if isinstance(bsym.output, SubclassProxy) and bsym.output.name in inner and bsym.output.name in specs:
@@ -295,7 +197,7 @@ def _open(
 ) -> tuple[TensorProxy, ...]:
     """Guard, unpack and check one wrapper in the prologue; returns the inner proxies."""
     with tracectx(trace):
-        trace.bound_symbols.append(_flatten_operator(spec, is_detached)(wrapper, output=leaves))
+        trace.bound_symbols.append(flatten_operator(spec, is_detached)(wrapper, output=leaves))
         _check_metadata(leaves)
     return leaves
 
@@ -318,7 +220,7 @@ def _fetch(acquisition: Acquisition, trace: TraceCtx, leaves: Sequence[BoundSymb
     for p in outputs:
         trace.add_name(p.name)
     with tracectx(trace):
-        trace.bound_symbols.append(_bindable(f"parameter_norms_{next(_counter)}", fetch)(output=outputs))
+        trace.bound_symbols.append(bindable("parameter_norms", fetch)(output=outputs))
 
 
 def _check_metadata(proxies: Iterable[TensorProxy]) -> None:
@@ -326,74 +228,15 @@ def _check_metadata(proxies: Iterable[TensorProxy]) -> None:
         prims.check_tensor_shape_and_metadata(p, tuple(p.shape), p.device.device_str(), to_torch_dtype(p.dtype), p.requires_grad)
 
 
-def computing_only(trace: TraceCtx, outputs: Sequence[TensorProxy]) -> TraceCtx:
-    """The computation of some of its outputs alone; its arguments are those they need."""
-    *body, returned = trace.bound_symbols
-    body = keep_only([b for b in body if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL], {p.name for p in outputs})
-    made = {p.name for b in body for p in b.flat_proxy_outs}
-    used = {p.name for b in body for p in b.flat_proxy_args} | {p.name for p in outputs} - made
-    arguments = tuple({p.name: p for p in trace.args if p.name in used}.values())
-    new = from_trace(trace)
-    unpacks = [b for b in trace.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and b.output.name in used]
-    kept = {**returned.args[0], "output": tuple(outputs), "flat_args": list(arguments)}
-    new.bound_symbols = [*unpacks, *body, returned.from_bsym(args=(kept,))]
-    new.args = arguments
-    declare_arguments(new, "computation")
-    new.set_provenance(TraceProvenance("Norms only"))
-    return new
-
-
-def pass_through_epilogue(
-    traces: Traces,
-    outputs: tuple[TensorProxy, ...],
-    given: Sequence[Any],
-    name: str,
-    function: Callable[..., tuple[torch.Tensor, ...]],
-) -> Traces:
-    """Replace, in the epilogue, the computed `outputs` by ``function(*outputs, *given)``.
-
-    `given` are inputs of the computation; they become further arguments of the epilogue.
-    """
-    prologue, computation, epilogue = traces
-    new_prologue = from_trace(prologue)
-    (to_computation, to_epilogue) = prologue.bound_symbols[-1].args[0]
-    returned = prologue.bound_symbols[-1].from_bsym(args=((to_computation, (*to_epilogue, *given)),))
-    new_prologue.bound_symbols = [*prologue.bound_symbols[:-1], returned]
-
-    new = from_trace(epilogue)
-    swaps, inputs = {}, []
-    with tracectx(new):
-        for p in given:
-            inputs.append(TensorProxy(like=p) if isinstance(p, TensorProxy) else p)
-        passed = tuple(TensorProxy(like=p) for p in outputs)
-    swaps = {variableify(p): q for p, q in zip(outputs, passed, strict=True)}
-    unpacks = [b for b in epilogue.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
-    rest = [b.from_bsym_swap_proxies(swaps) for b in epilogue.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
-    call = _bindable(f"{name}_{next(_counter)}", function)(*outputs, *inputs, output=passed)
-    new.bound_symbols = [*unpacks, call, *rest]
-    # the epilogue takes what the prologue sends it first, then what the computation returns
-    new.args = (*epilogue.args[: len(to_epilogue)], *inputs, *epilogue.args[len(to_epilogue) :])
-    _bind_arguments(new, "epilogue", inputs)
-    return new_prologue, computation, new
-
-
-def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:
-    """A prologue guard that does not depend on the inputs: raises when `check` is false."""
-
-    def run() -> None:
-        if not check():
-            raise GuardError(name)
-
-    return _bindable(name, run)(output=None)
-
-
-def _lower_epilogue(trace: TraceCtx, inner: Inner, num_computed: int, joint: Joint | None) -> TraceCtx:
+def _lower_epilogue(
+    trace: TraceCtx, inner: Inner, num_computed: int, joint: Joint | None, written: list[TensorProxy]
+) -> TraceCtx:
     """Take inner tensors, each once, and wrap them; the last `num_computed` arguments are what the computation returned.
 
-    The carriers of the results' gradients come after these.
+    What is written into inputs and the carriers of the results' gradients come after these.
     """
     wrappers = [p for p in trace.args if isinstance(p, SubclassProxy) and p.name in inner]
-    if not wrappers and (joint is None or not joint.result_carriers()):
+    if not wrappers and not written and (joint is None or not joint.result_carriers()):
         return trace
     new = from_trace(trace)
     arguments: list[Any] = []
@@ -413,9 +256,10 @@ def _lower_epilogue(trace: TraceCtx, inner: Inner, num_computed: int, joint: Joi
             leaves.append(leaf)
         if is_wrapper:
             bodies.append((p, leaves))
+    arguments.extend(_renamed(q, new) for q in written if q.name not in computed)
     carriers = {} if joint is None else {id(fake): [_renamed(q, new) for q in found] for fake, found in joint.result_carriers()}
     arguments.extend(itertools.chain.from_iterable(carriers.values()))
-    body = [_unflatten_operator(p.fake, joint)(*leaves, *carriers.get(id(p.fake), ()), output=p) for p, leaves in bodies]
+    body = [unflatten_operator(p.fake, joint)(*leaves, *carriers.get(id(p.fake), ()), output=p) for p, leaves in bodies]
     new.args = tuple(arguments)
     kept = [
         b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and any(b.output is w for w in wrappers))
@@ -423,7 +267,7 @@ def _lower_epilogue(trace: TraceCtx, inner: Inner, num_computed: int, joint: Joi
     unpacks = [b for b in kept if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
     rest = [b for b in kept if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
     new.bound_symbols = [*unpacks, *body, *rest]
-    _bind_arguments(new, "epilogue", [a for a in arguments if all(a is not q for q in trace.args)])
+    bind_arguments(new, "epilogue", [a for a in arguments if all(a is not q for q in trace.args)])
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
 
@@ -437,7 +281,7 @@ def _with_structs(trace: TraceCtx) -> TraceCtx:
         if type(value).__module__ == "torch.return_types":
             made = AnyProxy(value)
             cls = type(value)
-            make = _bindable(f"{cls.__name__}_{next(_counter)}", lambda *values: cls(values))
+            make = bindable(f"{cls.__name__}", lambda *values: cls(values))
             makers.append(make(*(convert(v) for v in value), output=made))
             return made
         if type(value) in (list, tuple):

@@ -167,8 +167,10 @@ class Recorder(TorchDispatchMode):
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None
-        if id(target) in self.acquisition.input_fakes or not isinstance(target, FakeTensor):
-            why = "it is an input of the jitted function"
+        is_input = not isinstance(target, FakeTensor) or id(target) in self.acquisition.input_fakes
+        if is_input and not self.acquisition.may_write_back(target):
+            is_inner = id(target) in self.acquisition.inner_fakes
+            why = "it is an input of the jitted function" + (", and the program is differentiated" if is_inner else "")
         elif self.acquisition.is_held(target):
             why = "the program also holds it as a plain tensor"
         elif self.acquisition.shares_storage_with_another(target) or not all(

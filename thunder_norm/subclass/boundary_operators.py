@@ -1,0 +1,117 @@
+"""What prologues and epilogues call beyond Thunder's own operations: guards, taking wrappers apart, putting them together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.extend import OperatorExecutor
+
+from thunder_norm.subclass.differentiation import Joint
+from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.subclass.proxy import SubclassProxy
+
+# Carries the operators below; it is in no executor list.
+boundary_executor = OperatorExecutor("thunder_norm_boundary", version="1")
+_counter = itertools.count()
+
+
+class GuardError(Exception):
+    """An input is not what the trace was made for: the next cache entry, or a new trace, is tried."""
+
+
+def _operator(name: str, fn: Callable, meta: Callable, *, keep: bool = False) -> Any:
+    tags = (prims.OpTags.DONT_DCE,) if keep else None
+    return boundary_executor.register_operator(name, meta=meta, fn=fn, tags=tags)
+
+
+def check_plain_tensors(*tensors: torch.Tensor) -> None:
+    """Guard: none of the inputs traced as plain tensors is a wrapper (Thunder's own check accepts any subclass)."""
+    if _PLAIN.issuperset(map(type, tensors)):
+        return
+    for t in tensors:
+        if type(t) not in _PLAIN and not isinstance(t, torch._subclasses.FakeTensor):
+            _check_not_wrapper(t)
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def _check_not_wrapper(t: torch.Tensor) -> None:
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise GuardError(f"expected a plain tensor, got {type(t).__name__}")
+
+
+check_plain = _operator("check_plain_tensors", check_plain_tensors, lambda *tensors: None, keep=True)
+
+
+def flatten_operator(spec: WrapperSpec, is_detached: tuple[bool, ...]) -> Callable:
+    """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors."""
+    detaches = any(is_detached)
+
+    def flatten(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not spec.matches(x):
+            raise GuardError(f"expected {spec}, got {type(x).__name__}")
+        leaves = spec.leaves(x)
+        return tuple(t.detach() if d else t for t, d in zip(leaves, is_detached, strict=True)) if detaches else leaves
+
+    return bindable(f"flatten_{spec.cls.__name__}", flatten)
+
+
+def unflatten_operator(fake: torch.Tensor, joint: Joint | None) -> Callable:
+    """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results; carriers of its gradient may follow these."""
+    spec = WrapperSpec.of(fake)
+    result = None if joint is None else joint.result_of(fake)
+
+    def unflatten(*leaves: torch.Tensor) -> torch.Tensor:
+        if result is not None:
+            return result.close(spec, leaves)
+        if joint is not None:
+            return spec.build(tuple(t.detach() for t in leaves))
+        with torch.enable_grad():  # the generated epilogue runs under no_grad; inner results keep their history
+            return spec.build(leaves)
+
+    return bindable(f"unflatten_{spec.cls.__name__}", unflatten)
+
+
+def wrap_output(proxy: SubclassProxy, leaves: Sequence[TensorProxy], wrap: Callable[..., torch.Tensor]) -> BoundSymbol:
+    """An epilogue operation that makes the wrapper `proxy` from `leaves` in another way than its class does."""
+
+    def with_history(*tensors: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return wrap(*tensors)
+
+    return bindable(f"wrap_{type(proxy.fake).__name__}", with_history)(*leaves, output=proxy)
+
+
+def bindable(name: str, fn: Callable) -> Callable:
+    """A function that binds a one-off operator with given proxies as its output; its name gets a number."""
+    name = f"{name}_{next(_counter)}"
+
+    def with_call_ctx(bsym: BoundSymbol) -> None:
+        bsym._call_ctx = {name: fn}
+
+    symbol = Symbol(
+        name=name,
+        id=name,
+        is_prim=True,
+        executor=boundary_executor,
+        tags=(prims.OpTags.DONT_DCE,),
+        _bind_postprocess=with_call_ctx,
+    )
+    return symbol.bind
+
+
+def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:
+    """A prologue guard that does not depend on the inputs: raises when `check` is false."""
+
+    def run() -> None:
+        if not check():
+            raise GuardError(name)
+
+    return bindable(name, run)(output=None)
