@@ -76,7 +76,11 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
         return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
 
     def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        result = func(*tree_map(_to_torch, args), **tree_map(_to_torch, kwargs))
+        if kwargs or not _PLAIN.issuperset(map(type, args)):
+            args, kwargs = tree_map(_to_torch, args), tree_map(_to_torch, kwargs)
+        result = func(*args, **kwargs)
+        if type(result) is torch.Tensor:
+            return (result,) if used[0] else ()
         return _select(tree_flatten(result)[0], used, torch.Tensor)
 
     def vjp(arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -179,6 +183,9 @@ def _vjp(run: Callable, arguments: tuple[tuple, dict], cotangents: Sequence[torc
         return tuple(torch.zeros_like(t) for t in inputs)
     found = torch.autograd.grad([t for t, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
     return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True))
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)})  # arguments with nothing to translate
 
 
 def _to_torch(value: Any) -> Any:
