@@ -51,6 +51,11 @@ FUNCTIONS = [
     ("tanh", torch.tanh, 0.99, (0.2, 1.0, 4.0)),
     ("softsign", F.softsign, 0.99, (0.2, 4.0)),
     ("erf", torch.erf, 0.99, (0.2, 2.0)),
+    ("erfc", torch.erfc, 0.99, (0.2, 2.0)),
+    ("sinc", torch.sinc, 0.98, (0.2, 4.0)),
+    ("deg2rad", torch.deg2rad, 0.99, (1.0,)),
+    ("rad2deg", torch.rad2deg, 0.99, (1.0,)),
+    ("threshold without a jump", lambda t: F.threshold(t, 0.5, 0.5), 0.9, (2.0,)),
     ("atan", torch.atan, 0.99, (0.2, 4.0)),
     ("asinh", torch.asinh, 0.99, (0.2, 4.0)),
     ("sin", torch.sin, 0.99, (0.2, 1.0, 4.0)),
@@ -270,7 +275,34 @@ def test_own_rule_wins_over_a_refusal():
         op.rules[:] = rules
 
 
-STEPS = [torch.sign, torch.sgn, torch.trunc, torch.round, torch.floor, torch.ceil, torch.frac]
+def to_hundredths(t):
+    return torch.round(t, decimals=2)
+
+
+def to_hundreds(t):
+    return torch.round(t, decimals=-2)
+
+
+def thresholded(t):
+    return F.threshold(t, 0.2, -0.7)
+
+
+def with_signs(t):
+    return torch.copysign(t, torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=t.dtype))
+
+
+def left_by_division(t):
+    return torch.fmod(t, -0.7)
+
+
+def remains(t):
+    return torch.remainder(t, -0.7)
+
+
+STEPS = [
+    *(torch.sign, torch.sgn, torch.trunc, torch.round, torch.floor, torch.ceil, torch.frac, F.hardshrink),
+    *(to_hundredths, to_hundreds, thresholded, with_signs, left_by_division, remains),
+]
 
 
 @pytest.mark.parametrize("f", STEPS, ids=lambda f: f.__name__)

@@ -200,7 +200,24 @@ COPIES = [
     Case("pixel_unshuffle, rows", lambda t: F.pixel_unshuffle(t, 2), (x(1, 2, 4, 2, dims=(-2,)),)),
 ]  # fmt: skip
 
-CASES = [*RESHAPES, *PERMUTATIONS, *PARTS, *JOINS, *COPIES]
+COPIES_OF_VIEWS = [
+    Case("view_copy", lambda t: torch.view_copy(t, (12,)), (x(3, 4),)),
+    Case("permute_copy", lambda t: torch.permute_copy(t, (2, 0, 1)), (x(2, 3, 4),)),
+    Case("transpose_copy", lambda t: torch.transpose_copy(t, 0, 1), (x(3, 4, kind=OP),)),
+    Case("t_copy", lambda t: torch.t_copy(t), (x(3, 4),)),
+    Case("expand_copy", lambda t: torch.expand_copy(t, (2, -1, 4)), (x(3, 4),)),
+    Case("squeeze_copy", lambda t: torch.squeeze_copy(t), (x(3, 1, 4),)),
+    Case("squeeze_copy of one", lambda t: torch.squeeze_copy(t, 1), (x(3, 1, 4, dims=(0, 2)),)),
+    Case("unsqueeze_copy", lambda t: torch.unsqueeze_copy(t, 1), (x(3, 4),)),
+    Case("select_copy", lambda t: torch.select_copy(t, 1, 0), (x(3, 4),)),
+    Case("slice_copy", lambda t: torch.slice_copy(t, 1, 0, 2), (x(3, 4),)),
+    Case("unbind_copy", lambda t: torch.unbind_copy(t, 1)[2], (x(3, 4),)),
+    Case("split_copy", lambda t: torch.split_copy(t, 2, 1)[0], (x(3, 4),)),
+    Case("split_with_sizes_copy", lambda t: torch.split_with_sizes_copy(t, [1, 3], 1)[1], (x(3, 4),)),
+    Case("diagonal_copy", lambda t: torch.diagonal_copy(t), (x(3, 4),)),
+]  # fmt: skip
+
+CASES = [*RESHAPES, *PERMUTATIONS, *PARTS, *JOINS, *COPIES, *COPIES_OF_VIEWS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

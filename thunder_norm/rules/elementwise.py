@@ -33,7 +33,7 @@ def relu(input: VectorKind) -> VectorKind:
 
 
 @normed_op(F.relu).register_norm(mode="typical")
-def relutypical_pointwise(input: RMSTensor) -> RMSTensor:
+def relu_typical(input: RMSTensor) -> RMSTensor:
     """max(x, 0) of a Gaussian: half of the energy, value n / sqrt 2 and sensitivity 1 / sqrt 2."""
     return scaled(input, 1 / _SQRT2)
 
@@ -56,6 +56,18 @@ def positive(input: NormedTensor) -> NormedTensor:
     return scaled(input, 1)
 
 
+@normed_op(torch.deg2rad).register_norm
+def deg2rad(input: VectorKind) -> VectorKind:
+    """x pi / 180.  Value and sensitivity that factor, attained."""
+    return scaled(input, math.pi / 180)
+
+
+@normed_op(torch.rad2deg).register_norm
+def rad2deg(input: VectorKind) -> VectorKind:
+    """x 180 / pi.  Value and sensitivity that factor, attained."""
+    return scaled(input, 180 / math.pi)
+
+
 @normed_op(F.leaky_relu).register_norm
 def leaky_relu(input: VectorKind, negative_slope: float = 0.01) -> VectorKind:
     """max(x, 0) + a min(x, 0).  Value max(1, |a|) n and sensitivity max(1, |a|), attained on one side of 0."""
@@ -63,7 +75,7 @@ def leaky_relu(input: VectorKind, negative_slope: float = 0.01) -> VectorKind:
 
 
 @normed_op(F.leaky_relu).register_norm(mode="typical")
-def leaky_relutypical_pointwise(input: RMSTensor, negative_slope: float = 0.01) -> RMSTensor:
+def leaky_relu_typical(input: RMSTensor, negative_slope: float = 0.01) -> RMSTensor:
     """max(x, 0) + a min(x, 0) of a Gaussian: sqrt((1 + a^2) / 2) for both."""
     return scaled(input, math.sqrt((1 + negative_slope**2) / 2))
 
@@ -88,7 +100,7 @@ def prelu(input: RMSTensor, weight: LinfTensor) -> RMSTensor:
 
 @normed_op(torch.ops.aten._prelu_kernel.default).register_norm(mode="typical")
 @normed_op(F.prelu).register_norm(mode="typical")
-def prelutypical_pointwise(input: RMSTensor, weight: LinfTensor) -> RMSTensor:
+def prelu_typical(input: RMSTensor, weight: LinfTensor) -> RMSTensor:
     """prelu of a Gaussian: sqrt((1 + a^2) / 2) |x|, and |x| / sqrt 2 to the slope."""
     gain = root_sum_squares(scalar(1.0, weight.norm_size), weight.norm_size) / _SQRT2
     return like(input, input.norm_size * gain, sensitivity={"input": gain, "weight": input.norm_size / _SQRT2})
@@ -105,7 +117,7 @@ def elu(input: VectorKind, alpha: float = 1.0, scale: float = 1.0, input_scale: 
 
 
 @normed_op(F.elu).register_norm(mode="typical")
-def elutypical_pointwise(input: RMSTensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> RMSTensor:
+def elu_typical(input: RMSTensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> RMSTensor:
     """elu of a Gaussian."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -127,9 +139,9 @@ def selu(input: VectorKind) -> VectorKind:
 
 
 @normed_op(F.selu).register_norm(mode="typical")
-def selutypical_pointwise(input: RMSTensor) -> RMSTensor:
+def selu_typical(input: RMSTensor) -> RMSTensor:
     """Selu of a Gaussian: made so that n = 1 stays 1."""
-    return elutypical_pointwise(input, _SELU_ALPHA, _SELU_SCALE)
+    return elu_typical(input, _SELU_ALPHA, _SELU_SCALE)
 
 
 @normed_op(F.celu).register_norm
@@ -139,9 +151,9 @@ def celu(input: VectorKind, alpha: float = 1.0) -> VectorKind:
 
 
 @normed_op(F.celu).register_norm(mode="typical")
-def celutypical_pointwise(input: RMSTensor, alpha: float = 1.0) -> RMSTensor:
+def celu_typical(input: RMSTensor, alpha: float = 1.0) -> RMSTensor:
     """celu of a Gaussian."""
-    return elutypical_pointwise(input, alpha, 1.0, 1 / alpha)
+    return elu_typical(input, alpha, 1.0, 1 / alpha)
 
 
 @normed_op(F.softshrink).register_norm
@@ -218,7 +230,7 @@ def gelu_modula(input: RMSTensor, approximate: str = "none") -> RMSTensor:
 
 
 @normed_op(F.gelu).register_norm(mode="typical")
-def gelutypical_pointwise(input: RMSTensor, approximate: str = "none") -> RMSTensor:
+def gelu_typical(input: RMSTensor, approximate: str = "none") -> RMSTensor:
     """GELU of a Gaussian."""
     if approximate == "none":
         return typical_pointwise(input, lambda x: x * _gelu_gate(x), _gelu_slope)
@@ -283,6 +295,12 @@ def erf(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     return torch.erf(n), 2 / math.sqrt(math.pi)
 
 
+@pointwise(torch.erfc, f=lambda x: 1 - torch.erf(x), slope=lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x * x))
+def erfc(n: torch.Tensor, reach: torch.Tensor) -> tuple:
+    """1 - erf x.  Value 1 + erf n, attained by the constant -n; sensitivity 2 / sqrt(pi), attained at 0."""
+    return 1 + torch.erf(n), 2 / math.sqrt(math.pi)
+
+
 @pointwise(torch.atan, f=torch.atan, slope=lambda x: (1 + x * x).reciprocal())
 def atan(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     """Arctan x.  Value atan n, attained by the constant n; sensitivity 1, attained at 0."""
@@ -305,6 +323,21 @@ def sin(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 def cos(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     """Cosine.  Value 1, attained at 0; sensitivity sin(min(reach, pi / 2)), attained."""
     return torch.ones_like(n), torch.sin(reach.clamp(max=math.pi / 2))
+
+
+_STEEPEST_SINC = 0.6626049068863423  # where |d sinc| is largest, 1.370336
+
+
+def _sinc_slope(x: torch.Tensor) -> torch.Tensor:
+    away = torch.where(torch.abs(x) < 1e-4, torch.full_like(x, 1e-4), x)  # around 0 it is -pi^2 x / 3
+    slope = (torch.cos(math.pi * away) - torch.sin(math.pi * away) / (math.pi * away)) / away
+    return torch.where(torch.abs(x) < 1e-4, -(math.pi**2) / 3 * x, slope)
+
+
+@pointwise(torch.sinc, f=torch.sinc, slope=_sinc_slope)
+def sinc(n: torch.Tensor, reach: torch.Tensor) -> tuple:
+    """sin(pi x) / (pi x).  Value 1, attained at 0; sensitivity the slope at min(reach, 0.66260), at most 1.37034, attained."""
+    return torch.ones_like(n), torch.abs(_sinc_slope(reach.clamp(max=_STEEPEST_SINC)))
 
 
 @pointwise(F.hardsigmoid, f=F.hardsigmoid, slope=lambda x: torch.where(torch.abs(x) < 3, 1 / 6, 0.0).to(x.dtype))
@@ -334,7 +367,7 @@ def softplus(input: RMSTensor, beta: float = 1.0, threshold: float = 20.0) -> RM
 
 
 @normed_op(F.softplus).register_norm(mode="typical")
-def softplustypical_pointwise(input: RMSTensor, beta: float = 1.0, threshold: float = 20.0) -> RMSTensor:
+def softplus_typical(input: RMSTensor, beta: float = 1.0, threshold: float = 20.0) -> RMSTensor:
     """softplus of a Gaussian."""
     return typical_pointwise(input, lambda x: softplus_of(beta * x) / beta, lambda x: torch.sigmoid(beta * x))
 
@@ -346,6 +379,6 @@ def log_sigmoid(input: RMSTensor) -> RMSTensor:
 
 
 @normed_op(F.logsigmoid).register_norm(mode="typical")
-def log_sigmoidtypical_pointwise(input: RMSTensor) -> RMSTensor:
+def log_sigmoid_typical(input: RMSTensor) -> RMSTensor:
     """log s(x) of a Gaussian: as `softplus`."""
-    return softplustypical_pointwise(input)
+    return softplus_typical(input)

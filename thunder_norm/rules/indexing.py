@@ -302,3 +302,17 @@ def diagonal(input: VectorKind, offset: int = 0, dim1: int = 0, dim2: int = 1) -
     gone = (negative(dim1, input.ndim), negative(dim2, input.ndim))
     left = [d for d in range(-input.ndim, 0) if d not in gone]
     return part(input, {}, gone, lambda d: left.index(d) - len(left) - 1)
+
+
+# -- copies in the place of views ---------------------------------------------------------------------------------------------
+
+for _copy, _rule in (
+    (torch.narrow_copy, narrow),
+    (torch.select_copy, select),
+    (torch.slice_copy, slice_of),
+    (torch.unbind_copy, unbind),
+    (torch.split_copy, split),
+    (torch.split_with_sizes_copy, split),
+    (torch.diagonal_copy, diagonal),
+):
+    normed_op(_copy).register_norm(allow_plain_tensors=True)(_rule)

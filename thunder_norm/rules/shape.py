@@ -325,6 +325,18 @@ def repeat_interleave(
     return _repeated(input, {-1: repeats})
 
 
+for _copy, _rule in (
+    (torch.view_copy, reshape),
+    (torch.permute_copy, permute),
+    (torch.transpose_copy, transpose),
+    (torch.t_copy, reversed_dims),
+    (torch.expand_copy, expand),
+    (torch.squeeze_copy, squeeze),
+    (torch.unsqueeze_copy, unsqueeze),
+):
+    normed_op(_copy).register_norm(_rule)
+
+
 refuse(
     normed_op(torch.as_strided),
     "as_strided may overlap or skip entries in any way, so no norm of the result is known; use slices, unfold or reshape",

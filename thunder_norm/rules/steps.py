@@ -5,20 +5,21 @@ Their values are bounded; at a jump their slope is infinite, so they refuse an i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import like
+from thunder_norm.rules._shared import like, root_sum_squares, scalar
 from thunder_norm.tensors import RMSTensor
 
 
 def _step(op: Callable, value: Callable[[torch.Tensor], torch.Tensor], doc: str) -> None:
     def rule(input: RMSTensor) -> RMSTensor:
-        if input.perturbation_size is not None:
-            raise NormMismatchError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")
+        refuse_perturbation(op, input)
         return like(input, value(input.norm_size))
 
     rule.__name__ = rule.__qualname__ = op.__name__
@@ -26,10 +27,71 @@ def _step(op: Callable, value: Callable[[torch.Tensor], torch.Tensor], doc: str)
     normed_op(op).register_norm(rule)
 
 
+def refuse_perturbation(op: Callable, *inputs: RMSTensor) -> None:
+    """An operation that jumps has no sensitivity.
+
+    Raises:
+        NormMismatchError: an input carries a perturbation_size.
+    """
+    if any(x.perturbation_size is not None for x in inputs):
+        raise NormMismatchError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")
+
+
 _step(torch.sign, torch.ones_like, "Sign of x.  Value 1, attained; no sensitivity.")
 _step(torch.sgn, torch.ones_like, "Sign of x.  Value 1, attained; no sensitivity.")
 _step(torch.trunc, lambda n: n, "x rounded towards 0.  Value n, attained by integers; no sensitivity.")
-_step(torch.round, lambda n: n + 0.5, "x rounded to the nearest integer.  Value n + 1/2; no sensitivity.")
 _step(torch.floor, lambda n: n + 1, "x rounded down.  Value n + 1, attained as n -> 0; no sensitivity.")
 _step(torch.ceil, lambda n: n + 1, "x rounded up.  Value n + 1, attained as n -> 0; no sensitivity.")
 _step(torch.frac, lambda n: n.clamp(max=1.0), "What x has beyond the next integer towards 0.  Value min(n, 1); no sensitivity.")
+
+
+@normed_op(torch.round).register_norm
+def round(input: RMSTensor, *, decimals: int = 0) -> RMSTensor:
+    """x rounded to the nearest multiple of 10^-d.  Value n + 10^-d / 2; no sensitivity."""
+    refuse_perturbation(torch.round, input)
+    return like(input, input.norm_size + 0.5 * 10.0**-decimals)
+
+
+@normed_op(F.hardshrink).register_norm
+def hardshrink(input: RMSTensor, lambd: float = 0.5) -> RMSTensor:
+    """x where |x| > lambda, else 0.  Value n, attained away from lambda; no sensitivity."""
+    refuse_perturbation(F.hardshrink, input)
+    return like(input, input.norm_size)
+
+
+@normed_op(F.threshold).register_norm
+def threshold(input: RMSTensor, threshold: float, value: float) -> RMSTensor:
+    """x where x > t, else v.
+
+    Value:       sqrt(n^2 + v^2), from the largest entry max(n, |v|)      (approached: a spike, all else v)
+    Sensitivity: 1 if v = t, where nothing jumps; else none
+    """
+    n, v = input.norm_size, scalar(math.fabs(value), input.norm_size)
+    size = root_sum_squares(n, v) if input.elem_dims else torch.maximum(n, v)
+    if value == threshold:
+        return like(input, size, sensitivity={"input": 1})
+    refuse_perturbation(F.threshold, input)
+    return like(input, size)
+
+
+@normed_op(torch.copysign).register_norm(allow_plain_tensors=True)
+def copysign(input: RMSTensor, other: RMSTensor | torch.Tensor | float) -> RMSTensor:
+    """|x| with the sign of another tensor, of x's shape or smaller.  Value n; no sensitivity, where a sign changes it jumps."""
+    refuse_perturbation(torch.copysign, *(t for t in (input, other) if isinstance(t, RMSTensor)))
+    if isinstance(other, torch.Tensor) and torch.broadcast_shapes(input.shape, other.shape) != input.shape:
+        raise NormMismatchError("copysign with the sign of a larger tensor: expand the first argument")
+    return like(input, input.norm_size)
+
+
+@normed_op(torch.fmod).register_norm
+def fmod(input: RMSTensor, other: float) -> RMSTensor:
+    """What the division of x by a number m, rounded towards 0, leaves.  Value min(n, |m|); no sensitivity."""
+    refuse_perturbation(torch.fmod, input)
+    return like(input, input.norm_size.clamp(max=math.fabs(other)))
+
+
+@normed_op(torch.remainder).register_norm
+def remainder(input: RMSTensor, other: float) -> RMSTensor:
+    """What the division of x by a number m, rounded down, leaves: between 0 and m.  Value |m|; no sensitivity."""
+    refuse_perturbation(torch.remainder, input)
+    return like(input, scalar(math.fabs(other), input.norm_size))
