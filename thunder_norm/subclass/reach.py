@@ -23,8 +23,14 @@ def may_construct_wrappers(fn: Any) -> bool:
 
     Classes and functions reached through attributes or arguments are not seen.
     """
+    if not _is_followed(fn):  # most of what is called is new each time: closures of Thunder's interpreter
+        return False
     known = _known.get(fn) if type(fn) is types.FunctionType else None
     return any(_mentions(f) for f in _functions(fn)) if known is None else known
+
+
+def _is_followed(fn: Any) -> bool:
+    return (fn.__module__ or "").partition(".")[0] not in _NOT_FOLLOWED
 
 
 def _mentions(fn: types.FunctionType) -> bool:
@@ -37,7 +43,7 @@ def _reachable(fn: types.FunctionType) -> Iterator[types.FunctionType]:
     found = {fn: None}  # in order, nearest first
     queue = [fn]
     for f in queue:
-        if (f.__module__ or "").split(".")[0] in _NOT_FOLLOWED:
+        if not _is_followed(f):
             continue
         yield f
         for g in (g for value in _named_in(f) for g in _functions(value)):
