@@ -15,7 +15,7 @@ class Options:
     """How much is measured."""
 
     rounds: int = 15
-    first_calls: int = 5  # of the MLP; of GPT-2 two fifths, at least one
+    first_calls: int = 5  # of the MLP; of GPT-2 one fewer
     mlp_layers: int = 12
     gpt2_layers: int = 4
     depths: tuple[int, ...] = (4, 16, 64)
@@ -24,7 +24,7 @@ class Options:
 
     @property
     def first_calls_of_gpt2(self) -> int:
-        return max(1, self.first_calls * 2 // 5)
+        return max(1, self.first_calls - 1)
 
 
 def mlp(depth: int, width: int = 64) -> nn.Sequential:
