@@ -88,8 +88,8 @@ def copy(input: NormedTensor) -> NormedTensor:
 
 
 _COPIES = (
-    torch.clone, torch.detach, torch.Tensor.contiguous, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default,
-    torch.Tensor.cpu, torch.Tensor.resolve_conj, torch.Tensor.resolve_neg, torch.Tensor.conj,
+    torch.clone, torch.detach, torch.Tensor.contiguous, torch.ops.aten.alias.default, torch.alias_copy,
+    torch.ops.aten.lift_fresh.default, torch.Tensor.cpu, torch.Tensor.resolve_conj, torch.Tensor.resolve_neg, torch.Tensor.conj,
 )  # fmt: skip
 for _op in _COPIES:
     normed_op(_op).register_norm(copy)
