@@ -95,6 +95,14 @@ for _op in _COPIES:
     normed_op(_op).register_norm(copy)
 
 
+@normed_op(torch.nan_to_num).register_norm
+def nan_to_num(
+    input: NormedTensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> NormedTensor:
+    """The same entries: a tensor of finite norm has no NaN and no infinite entry.  Value n, sensitivity 1."""
+    return scaled(input, 1)
+
+
 @normed_op(torch.Tensor.cuda).register_norm
 def cuda(input: NormedTensor, device: Any = None) -> NormedTensor:
     """The same entries on a CUDA device."""
