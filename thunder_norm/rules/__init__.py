@@ -32,8 +32,11 @@ from thunder_norm.rules import (
     order_statistics,
     combining,
     pooling,
+    unpooling,
+    resampling,
     losses,
     factories,
+    derivatives,
 )
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "casts",
     "combining",
     "conv",
+    "derivatives",
     "diagonals",
     "elementwise",
     "embedding",
@@ -60,10 +64,12 @@ __all__ = [
     "powers",
     "reductions",
     "replacing",
+    "resampling",
     "rotary",
     "running",
     "shape",
     "softmax",
     "steps",
+    "unpooling",
     "written_out",
 ]
