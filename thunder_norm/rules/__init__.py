@@ -35,6 +35,7 @@ from thunder_norm.rules import (
     unpooling,
     resampling,
     losses,
+    distances,
     factories,
     derivatives,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "conv",
     "derivatives",
     "diagonals",
+    "distances",
     "elementwise",
     "embedding",
     "factories",
