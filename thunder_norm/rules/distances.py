@@ -61,7 +61,7 @@ def dist(input: RMSTensor, other: RMSTensor, p: float = 2) -> LinfTensor:
     Sensitivity: the same factor to both
     Raises NormMismatchError for p < 1.
     """
-    everything = tuple(tuple(range(-t.ndim, 0)) for t in (input, other))
+    everything = tuple(range(-input.ndim, 0)), tuple(range(-other.ndim, 0))
     return _apart(input, other, everything, math.prod(broadcast(input.shape, other.shape)), p, ("input", "other"))
 
 
