@@ -9,8 +9,8 @@ import test_rules_reductions as reductions
 import test_rules_shape as shape
 import thunder
 import torch
-from oracles import start
 
+from thunder_norm.proving import start
 from thunder_norm.transforms import NormTransform
 
 # What cannot be in a trace: results whose shape depends on data, functions that Thunder 0.2.6 does not know or takes for

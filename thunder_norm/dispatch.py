@@ -131,6 +131,7 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     if found is None:
         raise missing_rule(func, args, kwargs)
     rule, bound = found
+    current_environment().chose(op, rule)
     try:
         prepared = rule.prepare(bound)
         result = rule.fn(*prepared.args, **prepared.kwargs)

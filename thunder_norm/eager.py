@@ -212,6 +212,7 @@ def run_eagerly(
     *,
     policy: Policy,
     mode: context.Mode,
+    sensitivity: context.Sensitivity = "global",
     tensors: Mapping[str, torch.Tensor] | None = None,
     perturbed: bool = False,
 ) -> tuple[Any, EagerEnvironment]:
@@ -223,6 +224,7 @@ def run_eagerly(
         kwargs: its keyword arguments.
         policy: as `NormTransform`'s parameters.
         mode: the mode of the rules.
+        sensitivity: which sensitivities they state.
         tensors: tensors to run with in place of the model's own parameters and buffers.
         perturbed: whether lifted parameters carry a perturbation_size that requires grad.
 
@@ -233,6 +235,7 @@ def run_eagerly(
     environment = EagerEnvironment(current, policy, model, perturbed=perturbed)
     with (
         context.norm_mode(mode),
+        context.norm_sensitivity(sensitivity),
         context.environment(environment),
         _module_paths(model, environment),
         EagerNormedMode(environment),

@@ -178,6 +178,8 @@ def root(n: float) -> float:
 class _Refusal(NormRule):
     """A rule that only says why there is none; any registered rule that takes the arguments goes first."""
 
+    is_refusal = True
+
     def fits(self, bound: Any, *, converting: bool) -> bool:
         return converting and super().fits(bound, converting=True)
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.registry import normed_op
+from thunder_norm.rules import _local
 from thunder_norm.rules._pointwise import pointwise, softplus_of, typical_pointwise
 from thunder_norm.rules._shared import VectorKind, like, root_sum_squares, scalar, scaled
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
@@ -218,9 +219,11 @@ def gelu(input: RMSTensor, approximate: str = "none") -> RMSTensor:
     n = input.norm_size
     reach = n * math.sqrt(input.numel_normed)
     if approximate == "none":
-        return like(input, n * _gelu_gate(reach), sensitivity={"input": _gelu_slope(reach.clamp(max=_SQRT2))})
-    slope = _gelu_tanh_slope(reach.clamp(max=1.4185039629878893))
-    return like(input, n * _gelu_tanh_gate(reach), sensitivity={"input": slope})
+        gate, derivative, steepest = _gelu_gate, _gelu_slope, _SQRT2
+    else:
+        gate, derivative, steepest = _gelu_tanh_gate, _gelu_tanh_slope, 1.4185039629878893
+    slope = _local.slope(input, derivative) if _local.is_local(input) else derivative(reach.clamp(max=steepest))
+    return like(input, n * gate(reach), sensitivity={"input": slope})
 
 
 @normed_op(F.gelu).register_norm(mode="modula")
