@@ -18,13 +18,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import context, conversions, dispatch, registry
+from thunder_norm.annotations import named_annotations
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.parameters import (
     Derived,
     Leaves,
     Policy,
     derivations,
     derived_norm,
-    named_annotations,
     refuse_mutation,
     stated_kind,
     tensor_names,
@@ -130,7 +131,12 @@ class EagerEnvironment(context.Environment):
         """A parameter as the kind it was annotated with; anything else as it is."""
         name = self.names.get(id(t)) if isinstance(t, torch.Tensor) else None
         stated = None if name is None else stated_kind(name, self.annotations, self.leaves)
-        return t if stated is None else self.lift(t, *stated)
+        if stated is None:
+            return t
+        try:
+            return self.lift(t, *stated)
+        except NormMismatchError as e:
+            raise NormMismatchError(f"the norm stated for parameter {name!r} does not fit it: {e}") from e
 
     def note(self, func: Callable, out: NormedTensor) -> None:
         """Remember the operation, its module and the user's line."""

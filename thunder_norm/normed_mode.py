@@ -22,15 +22,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm import context, conversions, dispatch, registry
+from thunder_norm.annotations import Annotation, named_annotations
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.parameters import (
-    Annotation,
     Derived,
     Leaves,
     Policy,
     derivations,
     derived_norm,
-    named_annotations,
     refuse_mutation,
     stated_kind,
     tied_names,

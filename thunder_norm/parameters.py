@@ -7,89 +7,19 @@ measured, one, or given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import context, conversions, dispatch, op_names, registry
+from thunder_norm.annotations import Annotation
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.sizes import Sizes
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
 
 Policy = Literal["measured", "unit"] | Mapping[str, Any]
-
-_ATTRIBUTE = "_thunder_norm_annotations"
-
-
-@dataclass(frozen=True)
-class Annotation:
-    """What a user said about one parameter: its kind, its elem_dims and its mass."""
-
-    kind: type[NormedTensor] | None = None
-    elem_dims: tuple[int, ...] | None = None
-
-
-@dataclass
-class Annotations:
-    """All that was said about the parameters of one module."""
-
-    kinds: dict[str, Annotation] = field(default_factory=dict)
-    mass: float | None = None
-
-
-def annotate(
-    module: torch.nn.Module,
-    *,
-    mass: float | None = None,
-    elem_dims: Mapping[str, tuple[int, ...]] | None = None,
-    **kinds: type[NormedTensor],
-) -> torch.nn.Module:
-    """State the norm kinds of a module's own parameters, overriding what rules would infer; returns the module.
-
-    Args:
-        module: the module that holds the parameters.
-        mass: share of the modular norm the module's parameters get together.
-        elem_dims: parameter name -> dimensions the norm runs over, for parameters named in `kinds`.
-        **kinds: parameter name -> kind, for instance ``weight=RMSToRMSTensor``.
-
-    Raises:
-        NormMapKeyError: the module has no parameter or buffer of that name.
-        NormMismatchError: a kind is not a NormedTensor class, or the mass is negative.
-    """
-    own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-    for name, kind in kinds.items():
-        if name not in own:
-            raise NormMapKeyError(f"{type(module).__name__} has no parameter or buffer {name!r} of its own; it has {sorted(own)}")
-        if not (isinstance(kind, type) and issubclass(kind, NormedTensor)) or kind is NormedTensor:
-            raise NormMismatchError(f"the kind of {name!r} must be a kind of NormedTensor, got {kind!r}")
-    if mass is not None and not mass >= 0:
-        raise NormMismatchError(f"mass must be >= 0, got {mass}")
-    unknown = set(elem_dims or ()) - set(kinds)
-    if unknown:
-        raise NormMapKeyError(f"elem_dims given for {sorted(unknown)}, which have no kind in this call")
-    found = annotations_of(module)
-    for name, kind in kinds.items():
-        dims = (elem_dims or {}).get(name)
-        found.kinds[name] = Annotation(kind, None if dims is None else tuple(dims))
-    found.mass = found.mass if mass is None else mass
-    module.__dict__[_ATTRIBUTE] = found
-    return module
-
-
-def annotations_of(module: torch.nn.Module) -> Annotations:
-    """The annotations of a module itself (not of its children)."""
-    return module.__dict__.get(_ATTRIBUTE) or Annotations()
-
-
-def named_annotations(model: torch.nn.Module) -> dict[str, Annotation]:
-    """Annotations of all parameters of a model, by dotted name."""
-    found = {}
-    for prefix, module in model.named_modules():
-        for name, annotation in annotations_of(module).kinds.items():
-            found[f"{prefix}.{name}" if prefix else name] = annotation
-    return found
 
 
 def check_policy(policy: Any) -> Policy:
