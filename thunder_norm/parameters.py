@@ -17,7 +17,7 @@ from thunder_norm import context, conversions, dispatch, op_names, registry
 from thunder_norm.annotations import Annotation
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.sizes import Sizes
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
+from thunder_norm.tensors import NORM_DTYPE, LinfTensor, NormedTensor, RMSTensor, describe
 
 Policy = Literal["measured", "unit"] | Mapping[str, Any]
 
@@ -137,6 +137,11 @@ class Leaves:
         return Sizes(map(self._mapping.__getitem__, names))
 
 
+def canonical_dims(kind: type[NormedTensor], elem_dims: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    """Canonical elem_dims of a kind for a tensor of `ndim` dimensions; its default if None."""
+    return kind._canonical(kind.default_elem_dims(ndim) if elem_dims is None else elem_dims, ndim)
+
+
 def stated_kind(
     name: str, annotations: Mapping[str, Annotation], leaves: Leaves | None
 ) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
@@ -163,6 +168,12 @@ class Derived:
     def sources(self) -> list[torch.Tensor]:
         """The tensors it was made from."""
         return [v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, torch.Tensor)]
+
+    def norm(self, lift: Callable[[torch.Tensor], NormedTensor]) -> Any:
+        """What the operation's rule makes of the norms that `lift` gives its tensors."""
+        args, kwargs = tree_map(lambda v: lift(v) if isinstance(v, torch.Tensor) else v, (self.args, self.kwargs))
+        result = dispatch.run_registered(self.fn, args, kwargs)
+        return result if self.index is None else result[self.index]
 
 
 def refuse_mutation(fn: Callable, args: tuple, kwargs: dict, location: str | None) -> None:
@@ -203,20 +214,18 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     Raises:
         NormMismatchError: the result has no sound conversion to `kind`.
     """
-    args, kwargs = derived.args, derived.kwargs
     wanted = RMSTensor if kind is NormedTensor else kind
     source = derived.sources()[0]
     # a vector that becomes a matrix is no operator yet
     source_kind = RMSTensor if len(wanted.default_elem_dims(source.ndim)) > source.ndim else wanted
-    default = source_kind.default_elem_dims(source.ndim)
-    result: Any = None
-    for order in dict.fromkeys((default, default[::-1])):  # a transposed matrix wants (in, out) of its source
-        lifted = tree_map(
-            lambda v, o=order: context.lift(v, source_kind, o) if isinstance(v, torch.Tensor) else v, (args, kwargs)
-        )
-        result = dispatch.run_registered(derived.fn, *lifted)
-        result = result if derived.index is None else result[derived.index]
-        if isinstance(result, wanted) and result.elem_dims == dims:
-            break
-    result = conversions.convert(result, wanted, dims)
+    order = default = source_kind.default_elem_dims(source.ndim)
+    if len(default) == 2:  # a transposed matrix wants (in, out) of its source
+        one = torch.ones((), dtype=NORM_DTYPE)
+        for tried in (default, default[::-1]):
+            with context.environment(context.Environment()):  # only to see what becomes of the dimensions
+                result = derived.norm(lambda v, o=tried: source_kind._wrap(v, one, None, o))
+            if isinstance(result, wanted) and result.elem_dims == dims:
+                order = tried
+                break
+    result = conversions.convert(derived.norm(lambda v: context.lift(v, source_kind, order)), wanted, dims)
     return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
