@@ -64,7 +64,7 @@ def shortened(rows: Sequence[ReportRow], max_rows: int | None) -> Iterator[tuple
     yield from numbered[len(rows) - last :]
 
 
-# Columns of the table, and how wide a console must be to have them; numbers are never cut.
+# Columns of the table, and how wide a console must be to have them: on 80 characters no number is cut.
 _COLUMNS = {"module": 0, "op": 0, "line": 120, "kind": 100, "shape": 120}
 _NUMBERS = ("norm", "sensitivity", "actual", "tightness")
 
@@ -102,7 +102,7 @@ def rich_table(report: NormReport, max_rows: int | None = None, width: int = 160
 
 
 def _colour(tightness: float | None) -> str:
-    """Green for a tight bound, yellow for a loose one, red for one above which the actual norm is: a wrong rule."""
+    """Green for a tight bound, yellow for a loose one, red where the data is outside: a given norm, or a rule, is wrong."""
     if tightness is None or math.isnan(tightness):
         return ""
     if tightness > 1 + 1e-4:
