@@ -91,11 +91,11 @@ class Environment:
         """The normed tensor that stands for the plain tensor `t`: with its exact norm."""
         return kind.of(t, elem_dims)
 
+    def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
+        """Called before a rule runs, with the call's arguments, and those by name: as they were given, as the rule gets them."""
+
     def note(self, func: Callable, out: NormedTensor) -> None:
         """Called with each normed result of an operation."""
-
-    def chose(self, op: Any, rule: Any) -> None:
-        """Called with the rule that is about to run, and the `NormedOp` it is a rule of."""
 
     def user_location(self) -> str | None:
         """File, line and text of the user's call, where the traceback alone does not show it."""

@@ -131,9 +131,10 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     if found is None:
         raise missing_rule(func, args, kwargs)
     rule, bound = found
-    current_environment().chose(op, rule)
     try:
+        given = dict(bound.arguments)
         prepared = rule.prepare(bound)
+        current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
         result = rule.fn(*prepared.args, **prepared.kwargs)
     except NormMapKeyError:  # a parameter's name is not the operation's affair
         raise

@@ -134,6 +134,11 @@ class GivenAcquisition(NormAcquisition):
         """Parameters without a given norm have norm 1."""
         return self.otherwise == "unit"
 
+    @property
+    def measures(self) -> bool:
+        """Whether parameters without a given norm are measured."""
+        return self.otherwise == "measured"
+
     def is_measured(self, t: torch.Tensor) -> bool:
         """No parameter is where norms are required."""
         return self.otherwise != "required" and super().is_measured(t)

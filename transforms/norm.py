@@ -11,6 +11,7 @@ from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 
+from thunder_norm.annotations import named_annotations
 from thunder_norm.context import Mode, Sensitivity, check_mode, check_sensitivity
 from thunder_norm.higher_order import Replay, differentiable_twice
 from thunder_norm.normed_mode import NormAcquisition
@@ -37,7 +38,7 @@ class NormTransform(SubclassTransform):
 
     Raises:
         NormMismatchError: an unknown policy, mode or sensitivity.
-        NormMapKeyError: (when a module is jitted) a name the module does not have.
+        NormMapKeyError: (when a module is jitted) a name the module does not have, given or in an annotation.
     """
 
     def __init__(self, *, parameters: Policy = "measured", mode: Mode = "bound", sensitivity: Sensitivity = "global"):
@@ -50,6 +51,7 @@ class NormTransform(SubclassTransform):
     def transform_module(self, model: ThunderModule) -> None:
         """Check the names of given norms against the module."""
         self._model = model._model
+        named_annotations(model._model)  # mistakes in them are errors now
         if isinstance(self.parameters, Mapping):
             check_names(self.parameters, model._model, "NormTransform(parameters=...)")
 

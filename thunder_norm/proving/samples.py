@@ -151,7 +151,7 @@ class RuleLog(Environment):
     def __init__(self):
         self.rules: list[NormRule] = []
 
-    def chose(self, op: NormedOp, rule: NormRule) -> None:
+    def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
         self.rules.append(rule)
 
 
