@@ -107,6 +107,12 @@ def test_what_has_no_conversion_is_refused():
         convert(OP(1.0, backing=torch.zeros(2, 3, 4)), OP, (-3, -1))
 
 
+def test_a_vector_is_no_operator():
+    """Rules for several kinds ask whether a vector could be one."""
+    for kind in (R, L1, L2, INF):
+        assert not can_convert(kind(1.0, backing=torch.zeros(3)), OP)
+
+
 def test_empty_tensors_have_norm_zero_in_every_kind():
     empty = R.of(torch.zeros(0, 4))
     assert empty.norm_size.item() == 0.0
