@@ -61,8 +61,8 @@ class UntestedVersionWarning(UserWarning):
 def with_details(headline: str, **details: object) -> str:
     """Format an error message: a headline, then one aligned line per detail.
 
-    >>> print(with_details("no norm rule for torch.cdist", at="model.py:41", to_add_one="see CONTRIBUTING.md"))
-    no norm rule for torch.cdist
+    >>> print(with_details("no norm rule for torch.linalg.qr", at="model.py:41", to_add_one="see CONTRIBUTING.md"))
+    no norm rule for torch.linalg.qr
       at          model.py:41
       to add one  see CONTRIBUTING.md
     """

@@ -174,6 +174,9 @@ def root(n: float) -> float:
 # -- refusals -------------------------------------------------------------------------------------------------------------
 
 
+_Whatever = NormedTensor | torch.Tensor | list[NormedTensor | torch.Tensor] | Any
+
+
 @dataclass(frozen=True)
 class _Refusal(NormRule):
     """A rule that only says why there is none; any registered rule that takes the arguments goes first."""
@@ -194,7 +197,7 @@ def register_refusal(op: NormedOp, signature_of: Callable) -> None:
 def refuse(op: NormedOp, reason: str) -> None:
     """Make `op` raise NormMismatchError with `reason` on normed tensors no other rule takes."""
 
-    def refused(input: NormedTensor | torch.Tensor | int | float, *args: Any, **kwargs: Any) -> NormedTensor:
+    def refused(*args: _Whatever, **kwargs: _Whatever) -> NormedTensor:
         raise NormMismatchError(reason)
 
     register_refusal(op, refused)

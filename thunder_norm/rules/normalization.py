@@ -240,6 +240,7 @@ def instance_norm(
 
 
 @normed_op(torch.ops.aten.native_batch_norm.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._native_batch_norm_legit.default).register_norm(allow_plain_tensors=True)
 def _native_batch_norm(
     input: RMSTensor,
     weight: LinfTensor | None,
@@ -252,6 +253,43 @@ def _native_batch_norm(
 ) -> tuple[NormedTensor | None, ...]:
     """`batch_norm`; ATen also returns the statistics."""
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps), None, None
+
+
+@normed_op(torch.ops.aten._native_batch_norm_legit.no_stats).register_norm
+def _native_batch_norm_no_stats(
+    input: RMSTensor, weight: LinfTensor | None, bias: RMSTensor | None, training: bool, momentum: float, eps: float
+) -> tuple[NormedTensor | None, ...]:
+    """`batch_norm` by the input's own statistics, which there is nothing to compare with."""
+    return batch_norm(input, None, None, weight, bias, True, momentum, eps), None, None
+
+
+@normed_op(torch.ops.aten._native_batch_norm_legit_functional.default).register_norm(allow_plain_tensors=True)
+def _native_batch_norm_functional(
+    input: RMSTensor,
+    weight: LinfTensor | None,
+    bias: RMSTensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[NormedTensor | None, ...]:
+    """`batch_norm`; ATen also returns the statistics, old and new."""
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps), None, None, None, None
+
+
+@normed_op(torch.ops.aten._batch_norm_with_update.default).register_norm(allow_plain_tensors=True)
+def _batch_norm_with_update(
+    input: RMSTensor,
+    weight: LinfTensor | None,
+    bias: RMSTensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[NormedTensor | None, ...]:
+    """`batch_norm` in training; ATen also returns the statistics."""
+    return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps), None, None, None
 
 
 @normed_op(torch.ops.aten._native_batch_norm_legit_no_training.default).register_norm(allow_plain_tensors=True)
