@@ -258,8 +258,6 @@ REFUSED = [
     lambda a: a.norm("nuc"),
     lambda a: F.interpolate(a[None, None], scale_factor=2, mode="bicubic"),
     lambda a: F.cross_entropy(a, labels, weights, label_smoothing=0.1),
-    lambda a: F.binary_cross_entropy_with_logits(a, soft, pos_weight=weights),
-    lambda a: F.kl_div(a, soft, reduction="none"),
 ]
 
 

@@ -29,6 +29,8 @@ from thunder_norm.rules import (
     reductions,
     pooling,
     losses,
+    margin_losses,
+    likelihoods,
     factories,
 )
 
@@ -42,9 +44,11 @@ __all__ = [
     "factories",
     "indexing",
     "joining",
+    "likelihoods",
     "limits",
     "linear",
     "losses",
+    "margin_losses",
     "masking",
     "mean_square",
     "normalization",

@@ -192,7 +192,11 @@ def register_refusal(op: NormedOp, signature_of: Callable) -> None:
 def refuse(op: NormedOp, reason: str) -> None:
     """Make `op` raise NormMismatchError with `reason` on normed tensors no other rule takes."""
 
-    def refused(input: NormedTensor | torch.Tensor | int | float, *args: Any, **kwargs: Any) -> NormedTensor:
+    def refused(
+        input: NormedTensor | torch.Tensor | int | float,
+        *args: NormedTensor | torch.Tensor | Any,
+        **kwargs: NormedTensor | torch.Tensor | Any,
+    ) -> NormedTensor:
         raise NormMismatchError(reason)
 
     register_refusal(op, refused)

@@ -44,7 +44,7 @@ def square(input: RMSTensor) -> RMSTensor:
     return pow(input, 2)
 
 
-def _only_largest_entry(x: RMSTensor, name: str) -> None:
+def only_largest_entry(x: RMSTensor, name: str) -> None:
     """Refuse an RMS norm, whose largest entry may be sqrt(N) n: nobody who writes exp x means e^(sqrt(N) n)."""
     if current_mode() == "bound" and not isinstance(x, LinfTensor):
         raise NormMismatchError(
@@ -59,7 +59,7 @@ def exponential(input: int | float, exponent: LinfTensor | RMSTensor) -> RMSTens
 
     Raises NormMismatchError for an RMS norm.
     """
-    _only_largest_entry(exponent, "an exponential")
+    only_largest_entry(exponent, "an exponential")
     rate = math.fabs(math.log(input))
     value = torch.exp(exponent.norm_size * rate)
     return like(exponent, value, sensitivity={"exponent": value * rate})
@@ -81,7 +81,7 @@ def _grows_exponentially(op: Callable, value: Function, slope: Function, derivat
     """Register the rule of op, monotone in |x|, by its value and slope at the largest entry."""
 
     def rule(input: LinfTensor | RMSTensor) -> RMSTensor:  # other kinds become the former
-        _only_largest_entry(input, op.__name__)
+        only_largest_entry(input, op.__name__)
         return like(input, value(input.norm_size), sensitivity={"input": slope(input.norm_size)})
 
     def typical(input: RMSTensor) -> RMSTensor:
