@@ -13,9 +13,10 @@ from thunder_norm import elem_dims as ed
 from thunder_norm.context import lift, run_real
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import LiftDims, normed_op
-from thunder_norm.rules._shared import Constant, as_kind, times
+from thunder_norm.rules._shared import Constant, as_kind, refuse, times
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
+_PLAIN = "labels, weights and variances are data, not sets of tensors: pass them as plain tensors, and options by name"
 _OF_ATEN = ("none", "mean", "sum")
 
 
@@ -61,6 +62,7 @@ def loss(*ops: Callable, lift_dims: Mapping[str, LiftDims] | None = None) -> Cal
         vars(reduced)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *flags])
         for op in ops:
             normed_op(op).register_norm(reduced, allow_plain_tensors=True, lift_dims=lift_dims)
+            refuse(normed_op(op), _PLAIN)
         return rule
 
     return register

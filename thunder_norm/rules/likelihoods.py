@@ -14,7 +14,7 @@ from thunder_norm.context import lift, run_real
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._loss import count, loss, measured, product, scalar_loss
-from thunder_norm.rules._shared import as_kind, broadcast, refuse, register_refusal
+from thunder_norm.rules._shared import as_kind, broadcast, refuse
 from thunder_norm.rules.powers import only_largest_entry
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
@@ -87,6 +87,7 @@ def gaussian_nll_loss(
     Sensitivity: w d to each                                                             (attained)
     Summed: times the number of entries.
     Source:      the loss is between -k / 2 and (l + w d^2) / 2
+    Variances that are normed are refused: a norm bounds them from above, and here from below is needed.
     """
     if isinstance(var, int | float):
         v = max(float(var), eps)
@@ -104,22 +105,6 @@ def gaussian_nll_loss(
     return scalar_loss(value, counted, input=product(d * w, to_a), target=product(d * w, to_b))
 
 
-def _refuse_variance(
-    input: NormedTensor | torch.Tensor,
-    target: NormedTensor | torch.Tensor,
-    var: NormedTensor,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str | int = "mean",
-) -> NormedTensor:
-    """Refused: a norm bounds variances from above, not from below."""
-    raise NormMismatchError(
-        "gaussian_nll_loss divides by the variances, and a norm gives no lower bound on them; pass them as a plain tensor, or "
-        "register a rule with the lower bound you know"
-    )
-
-
-register_refusal(normed_op(F.gaussian_nll_loss), _refuse_variance)
 refuse(
     normed_op(F.binary_cross_entropy),
     "its logarithms are unbounded at 0 and 1, and a norm does not keep probabilities away from them; "
@@ -142,7 +127,7 @@ def ctc_loss(
     Value:       T (n + log min(C, 3)) for the largest entry n and the largest number of steps T; T n without the logarithm is attained
                  by -n everywhere and one alignment
     Sensitivity: T                                                               (attained: the entries of an alignment together)
-    Summed: times the number of samples; averaged it is also divided by the length of each target, by 1 at least.
+    Summed: times the number of samples; averaged: divided by the shortest target's length, where that is known.
     Source:      an alignment goes on in at most 3 ways; the gradient is minus the probabilities of the classes at each step
     A target that does not fit into its input has no alignment: its loss is infinite whatever x, or 0 with `zero_infinity`.
     """
@@ -150,4 +135,7 @@ def ctc_loss(
     steps = x.shape[0]
     samples = x.shape[1] if x.ndim == 3 else 1
     value = (x.norm_size + math.log(max(min(x.shape[-1], 3), 1))) * steps
-    return scalar_loss(value, count(reduction, samples), log_probs=steps * c)
+    factor: float = count(reduction, samples)
+    if reduction == "mean" and not isinstance(target_lengths, torch.Tensor):
+        factor = 1 / max(min(target_lengths, default=1), 1)
+    return scalar_loss(value, factor, log_probs=steps * c)

@@ -48,6 +48,10 @@ class Family:
             last, (p, dp, ddp) = (p, dp, ddp), now
         return p, dp, ddp
 
+    def inner(self, degree: int) -> float:
+        """The largest modulus at 0 and at critical points; outside of those |p| is convex."""
+        return max(math.fabs(self.derivatives(degree, x)[0]) for x in (0.0, *_roots(self, degree, 1)))
+
     def largest(self, degree: int, order: int, reach: torch.Tensor) -> torch.Tensor:
         """The largest modulus of the polynomial or of its derivative on ``|x| <= reach``."""
         found = []
@@ -132,6 +136,8 @@ def _register(op: Callable, family: Family) -> None:
         reach = size * math.sqrt(input.numel_normed)
         value, slope = family.largest(degree, 0, reach), family.largest(degree, 1, reach)
         if input.elem_dims:
+            chord = (value.clamp(min=family.inner(degree)) - family.inner(degree)) / max(math.sqrt(input.numel_normed), 1.0)
+            value = torch.minimum(value, chord + family.inner(degree))
             value = torch.minimum(value, size * slope + math.fabs(family.derivatives(degree, 0.0)[0]))
         return like(input, value, sensitivity={"input": slope})
 
@@ -146,9 +152,11 @@ def _register(op: Callable, family: Family) -> None:
         fn.__name__ = fn.__qualname__ = op.__name__
         fn.__doc__ = f"""{op.__name__} of degree n.
 
-        Value:       the largest |p| on |x| <= reach, from RMS at most |p(0)| + the largest slope times the norm
-                     (attained by the largest entry; an RMS norm allows that for one entry only)
+        Value:       M, the largest |p| on |x| <= reach; from RMS over N elements at most A + (M - A) / sqrt(N), with A the largest
+                     |p| at 0 and at critical points, and |p(0)| + the largest slope times the norm
+                     (attained by the largest entry; from RMS to 0.9 as the norm grows, to 0.5 where waves have not ended)
         Sensitivity: the largest |p'| on |x| <= reach       (attained)
+        Source:      p has real roots only, so max(|p|, A) is convex in |x|, and below the chord to the spike
         Raises NormMismatchError for a degree that is a tensor, or above {_LARGEST_DEGREE}.
         """
     normed_op(op).register_norm(rule)
