@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
-from oracles import Ball, start
 from program_forms import FORMS, LOSSES, Form, Operand, Pick, Plain, Shape
 
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
+from thunder_norm.proving import Ball, start
 
 SIZES = (1.0, 0.5, 3.0, 1e-3, 0.1, 30.0, 1e3)
 LARGEST = 1e9  # beyond, float64 has too few digits left for what is asked

@@ -15,11 +15,11 @@ import pytest
 import thunder
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from oracles import lmo, norm, project
 from program_forms import FORMS, LOSSES
 from programs import Program, grown, programs
 
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, sensitivities, with_perturbation
+from thunder_norm.proving import lmo, norm, project
 from thunder_norm.registry import registered_ops
 from thunder_norm.transforms import NormTransform
 

@@ -200,4 +200,5 @@ def refuse(op: NormedOp, reason: str) -> None:
     def refused(*args: _Whatever, **kwargs: _Whatever) -> NormedTensor:
         raise NormMismatchError(reason)
 
+    refused.__doc__ = reason
     register_refusal(op, refused)
