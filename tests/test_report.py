@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import io
 import math
+import re
 import sys
+import types
 
 import pytest
 import thunder
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import nn
 
 from thunder_norm import (
@@ -20,7 +26,9 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
-from thunder_norm.errors import MissingNormRuleError, NormMismatchError
+from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError
+from thunder_norm.explanation import Formulas, formulas_of
+from thunder_norm.registry import registered_ops
 from thunder_norm.transforms import NormTransform
 
 
@@ -229,3 +237,172 @@ def test_a_missing_rule_is_reported_at_the_users_line():
         MissingNormRuleError, match=rf"(?s)no norm rule for torch.linalg.qr.*{__file__}:\d+:  return torch.linalg.qr"
     ):
         norm_report(thunder.jit(f, transforms=[NormTransform()]), RMSTensor.of(torch.ones(3, 4)))
+
+
+# -- how it shows ---------------------------------------------------------------------------------------------------------
+
+
+def rendered(value, **options) -> str:
+    console = Console(file=io.StringIO(), **options)
+    console.print(value)
+    return console.file.getvalue()
+
+
+def test_rich_prints_the_table_and_colours_tightness(report):
+    assert rendered(report, width=160) == report.table(width=160) == str(report)
+    styled = rendered(report, width=160, force_terminal=True, color_system="standard")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", styled) == report.table(width=160)
+    tight = next(r for r in report if r.tightness >= 0.5)
+    assert re.search(rf"\x1b\[([12];)*32m *{re.escape(f'{tight.tightness:.4g}')}\x1b", styled)  # green
+    wrong = dataclasses.replace(report, rows=(dataclasses.replace(tight, tightness=1.5),))
+    assert re.search(r"\x1b\[1;(2;)?31m *1\.5\x1b", rendered(wrong, width=160, force_terminal=True, color_system="standard"))
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_a_narrow_table_cuts_no_numbers_and_no_operations(report, width):
+    text = report.table(width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for row in report:
+        for value in (row.norm_size, row.sensitivity, row.actual, row.tightness):
+            assert f" {value:.4g} " in text
+        assert f" {row.op} " in text
+    assert ("line" in text.splitlines()[1]) == (width >= 120)
+
+
+def test_a_printed_explanation_follows_the_table(report):
+    explained = dataclasses.replace(report, explains=True)
+    assert str(explained) == f"{report.table()}\n{report.explain()}\n"
+    text = rendered(explained, width=160, soft_wrap=True)
+    assert text.startswith(report.table(width=160)) and "rule linear.linear: y = x W^T + b." in text
+
+
+def long_report(report, n):
+    return dataclasses.replace(report, rows=tuple(dataclasses.replace(report.rows[0], op=f"op{i}") for i in range(n)))
+
+
+def test_a_long_report_is_short_when_printed_and_whole_when_asked_for(report):
+    long = long_report(report, 1001)
+    for text in (str(long), rendered(long, width=160), long.table(max_rows=200)):
+        assert "op0 " in text and "op99 " in text and "op901 " in text and "op1000 " in text
+        assert "op100 " not in text and "op900 " not in text and "... 801 more operations" in text
+        assert len(text.splitlines()) == 200 + 1 + 4
+    assert "op500 " in long.table() and "more operations" not in long.table()
+    text = long.explain(max_rows=3)
+    assert [line.split()[:2] for line in text.splitlines() if re.match(r"\d+\. op", line)] == [
+        ["1.", "op0"],
+        ["2.", "op1"],
+        ["1001.", "op1000"],
+    ]
+    assert "... 998 more operations" in text and "op500" in long.explain()
+    assert "... 1001 more operations" in long.table(max_rows=0)
+    assert repr(long) == "<NormReport of 1001 operations and 3 parameters>"
+    for bad in (lambda: long.table(max_rows=-1), lambda: long.explain(max_rows=-1)):
+        with pytest.raises(NormMismatchError, match="max_rows must be >= 0, got -1"):
+            bad()
+
+
+def test_a_part_of_a_report(report):
+    part = report.select("blocks.1")
+    assert [r.module for r in part] == ["blocks.1.linear", *["blocks.1"] * 3] and list(part.parameters) == [
+        "blocks.1.linear.weight"
+    ]
+    assert list(part.inferred) == ["blocks.1.linear.weight"] and "blocks.0" not in part.explain()
+    assert report.select("").rows == report.rows
+    with pytest.raises(NormMapKeyError, match=r"(?s)module 'block.1'.*did you mean +'blocks.1'"):
+        report.select("block.1")
+    with pytest.raises(NormMapKeyError):
+        report.select("blocks.10")
+
+
+class FakePandas(types.ModuleType):
+    """As much of pandas as a data frame needs."""
+
+    def __init__(self):
+        super().__init__("pandas")
+
+    @staticmethod
+    def DataFrame(data):  # noqa: N802
+        assert len({len(column) for column in data.values()}) == 1
+        return data
+
+
+def test_a_data_frame_has_a_row_for_each_operation(report, monkeypatch):
+    if importlib.util.find_spec("pandas") is None:
+        monkeypatch.setitem(sys.modules, "pandas", FakePandas())
+    frame = report.to_dataframe()
+    assert list(frame["op"]) == [r.op for r in report] and list(frame["rule"])[:2] == ["linear", "relu"]
+    assert list(frame["norm_size"]) == [r.norm_size for r in report]
+    assert list(frame["tightness"]) == [r.tightness for r in report] and list(frame["shape"])[-1] == (4, 3)
+    columns = {
+        "op",
+        "module",
+        "location",
+        "kind",
+        "elem_dims",
+        "shape",
+        "norm_size",
+        "sensitivity",
+        "actual",
+        "tightness",
+        "rule",
+    }
+    assert set(frame) == columns
+    assert set(dataclasses.replace(report, rows=()).to_dataframe()) == columns
+
+
+def test_a_data_frame_without_pandas_says_what_to_install(report, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"thunder_norm\[dataframe\]"):
+        report.to_dataframe()
+
+
+def test_the_plot_has_an_axis_for_tightness(report):
+    pytest.importorskip("matplotlib")
+    norms, tightness = report.plot().axes
+    (line,) = (line for line in tightness.lines if line.get_label() == "tightness")
+    assert list(line.get_ydata()) == [r.tightness for r in report]
+    assert tightness.get_ylabel() == "tightness" and tightness.get_xlabel() == "operation"
+    by_label = {line.get_label(): list(line.get_ydata()) for line in norms.lines}
+    assert by_label["sensitivity of the output"] == [r.sensitivity for r in report]
+    assert len(report.without_data().plot().axes) == 1
+
+
+# -- rules in words -------------------------------------------------------------------------------------------------------
+
+
+def test_formulas_of_a_docstring():
+    def rule():
+        """y = f(x).
+
+        x: [n],  RMS
+        Value:       |f| <= |x|   (attained: a spike;
+                     and constants)
+        Sensitivity: 1
+        Source:      somewhere
+        """
+
+    def other():
+        """Y = g(x): as `rule`."""
+
+    def loose():
+        """Y = h(x).
+
+        Value sqrt(n), attained; sensitivity 1.
+
+        Raises NormMismatchError for others.
+        """
+
+    other = types.FunctionType(other.__code__, {"rule": rule}, "other")
+    other.__doc__ = "Y = g(x): as `rule`."
+    assert formulas_of(rule) == Formulas("y = f(x).", "|f| <= |x| (attained: a spike; and constants)", "1")
+    assert formulas_of(other) == Formulas("Y = g(x): as `rule`.", "|f| <= |x| (attained: a spike; and constants)", "1")
+    assert formulas_of(loose) == Formulas("Y = h(x).", "", "", "Value sqrt(n), attained; sensitivity 1.")
+    assert formulas_of(lambda: None) == Formulas("", "", "")
+
+
+def test_formulas_of_all_registered_rules_can_be_read():
+    rules = [r.fn for op in registered_ops().values() for r in op.rules]
+    found = [formulas_of(rule) for rule in rules]
+    assert len(found) > 300
+    assert all("\n" not in text for f in found for text in dataclasses.astuple(f))
+    assert sum(bool(f.value and f.sensitivity) for f in found) > 80

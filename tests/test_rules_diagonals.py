@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import Ball, Case, norm, start
 
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF, L1, L2, OP = RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor
 

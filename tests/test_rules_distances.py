@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case, norm
 
 from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case, norm
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import Ball, Case
 
 from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64

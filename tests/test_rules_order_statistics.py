@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import Ball, Case, norm
 
 from thunder_norm import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case, norm
 from thunder_norm.rules.running import largest_slope
 
 R, INF, L1 = RMSTensor, LinfTensor, L1Tensor

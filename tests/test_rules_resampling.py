@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case
 
 from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case
 from thunder_norm.rules.resampling import cubic_gain
 
 R, INF = RMSTensor, LinfTensor

@@ -133,7 +133,9 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
         raise missing_rule(func, args, kwargs)
     rule, bound = found
     try:
+        given = dict(bound.arguments)
         prepared = rule.prepare(bound)
+        current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
         result = rule.fn(*prepared.args, **prepared.kwargs)
     except NormMapKeyError:  # a parameter's name is not the operation's affair
         raise

@@ -7,149 +7,19 @@ operation with its values.
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm import context, conversions, dispatch, registry
-from thunder_norm.parameters import (
-    Derived,
-    Leaves,
-    Policy,
-    derivations,
-    derived_norm,
-    named_annotations,
-    refuse_mutation,
-    stated_kind,
-    tensor_names,
-)
-from thunder_norm.tensors import NORM_DTYPE, NormedTensor
-
-_LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, dispatch) if m.__file__)
-
-
-@dataclass(frozen=True)
-class Noted:
-    """One operation of an eager run: what, where, and its result."""
-
-    func: Callable
-    module: str
-    location: str
-    out: NormedTensor
-
-
-class EagerEnvironment(context.Environment):
-    """Lifts parameters by a policy and notes every operation.
-
-    Args:
-        tensors: the tensors the model runs with, by parameter and buffer name.
-        policy: as `NormTransform`'s parameters.
-        model: whose parameters and annotations they are.
-        perturbed: give every lifted parameter a perturbation_size that requires grad.
-    """
-
-    def __init__(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        policy: Policy,
-        model: torch.nn.Module,
-        *,
-        perturbed: bool = False,
-    ):
-        self.policy = policy
-        self.leaves = None if isinstance(policy, str) else Leaves(policy)
-        self.annotations = named_annotations(model)
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        self.parameters = {id(t) for name, t in tensors.items() if name in parameters and t.is_floating_point()}
-        self.names = {id(t): name for name, t in reversed(tensors.items())}
-        if self.leaves is not None:  # of tied names the one a norm is given for
-            self.names |= {id(t): name for name, t in tensors.items() if name in self.leaves}
-        self.perturbed = perturbed
-        self.noted: list[Noted] = []
-        self.lifted: dict[str, NormedTensor] = {}
-        self.derived: dict[int, tuple[torch.Tensor, Derived]] = {}
-        self.module_path = [""]
-        self._cache: dict[tuple, NormedTensor] = {}
-
-    def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
-        """The normed tensor for a plain one, by the policy."""
-        dims = kind._canonical(kind.default_elem_dims(t.ndim) if elem_dims is None else elem_dims, t.ndim)
-        name = self.names.get(id(t))
-        if name is None:
-            return self._lift_derived(t, kind, dims) if id(t) in self.derived else kind.of(t, dims)
-        key = (name, kind, dims)
-        if key not in self._cache:
-            self._cache[key] = self._lift_parameter(t, name, kind, dims)
-            self._cache[key]._is_leaf_value = True
-        return self._cache[key]
-
-    def _lift_parameter(self, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
-        if self.leaves is not None and name in self.leaves:
-            normed = self.leaves.normed(name, t, kind, dims)
-        elif self.policy == "unit" and id(t) in self.parameters:
-            normed = kind._wrap(t, torch.ones((), dtype=NORM_DTYPE), None, dims)
-        else:
-            normed = kind.of(t, dims)
-        if self.perturbed:
-            first = self.lifted.get(name)
-            if first is None:
-                normed.perturbation_size = torch.zeros((), dtype=NORM_DTYPE, requires_grad=True)
-                first = self.lifted[name] = normed
-            else:  # consumed in another kind: one leaf, converted
-                factor = conversions.factor(first, type(normed), normed.elem_dims)
-                normed.perturbation_size = first.perturbation_size * (1.0 if factor is None else factor)
-        else:
-            self.lifted.setdefault(name, normed)
-        return conversions.convert(normed, kind, dims)
-
-    def _lift_derived(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
-        """A tensor made from parameters alone: measured if they are, with the perturbation that theirs give it."""
-        is_measured = self.is_measured(t)
-        if is_measured and not self.perturbed:
-            return kind.of(t, dims)
-        normed = derived_norm(t, self.derived[id(t)][1], kind, dims)
-        if not is_measured:
-            return normed
-        return kind._wrap(t, kind.of(t, dims).norm_size, normed.perturbation_size, dims)
-
-    def is_measured(self, t: torch.Tensor) -> bool:
-        """Whether the norm of a parameter, or of a tensor made from parameters alone, is that of its data."""
-        if id(t) in self.derived:
-            return all(self.is_measured(v) for v in self.derived[id(t)][1].sources())
-        name = self.names.get(id(t))
-        is_given = self.leaves is not None and name is not None and name in self.leaves
-        return not (is_given or self.policy == "unit" and id(t) in self.parameters)
-
-    def annotated(self, t: Any) -> Any:
-        """A parameter as the kind it was annotated with; anything else as it is."""
-        name = self.names.get(id(t)) if isinstance(t, torch.Tensor) else None
-        stated = None if name is None else stated_kind(name, self.annotations, self.leaves)
-        return t if stated is None else self.lift(t, *stated)
-
-    def note(self, func: Callable, out: NormedTensor) -> None:
-        """Remember the operation, its module and the user's line."""
-        if self.perturbed and out.perturbation_size is not None:
-            # an operation of sensitivity 1 hands on its argument's: a node of its own, to tell this result from the argument
-            out.perturbation_size = out.perturbation_size.clone()
-        self.noted.append(Noted(func, self.module_path[-1], user_line() or "", out))
-
-    def user_location(self) -> str | None:
-        """The user's line, from the Python stack."""
-        return user_line()
-
-
-def user_line() -> str | None:
-    """``file.py:line:  text`` of the innermost Python frame outside torch and thunder_norm."""
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(_LIBRARIES) and not frame.filename.startswith("<"):
-            return f"{frame.filename}:{frame.lineno}:  {frame.line}"
-    return None
+from thunder_norm import context, dispatch, registry
+from thunder_norm.eager_environment import EagerEnvironment, user_line
+from thunder_norm.inference import Candidate, RunWith, Wanted, choose
+from thunder_norm.parameters import Policy, derivations, refuse_mutation, tensor_names
+from thunder_norm.tensors import NormedTensor
 
 
 class EagerNormedMode(TorchFunctionMode):
@@ -164,7 +34,7 @@ class EagerNormedMode(TorchFunctionMode):
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         env = self.environment
         if any(isinstance(t, NormedTensor) for t in tensors):
-            return func(*tree_map(env.annotated, args), **tree_map(env.annotated, kwargs))
+            return env.run(func, tree_map(env.annotated, args), tree_map(env.annotated, kwargs))
         if not registry.has_rule(func) and (registry.is_metadata(func) or all(map(env.is_measured, tensors))):
             return func(*args, **kwargs)
         if not tensors:
@@ -173,6 +43,9 @@ class EagerNormedMode(TorchFunctionMode):
         if not any(concerns):
             return func(*args, **kwargs)
         if all(concerns):
+            given = tree_map(env.annotated, (args, kwargs))
+            if any(isinstance(t, NormedTensor) for t in tree_flatten(given)[0]):
+                return env.run(func, *given)
             if not all(map(env.is_measured, tensors)):
                 refuse_mutation(func, args, kwargs, user_line())
             result = func(*args, **kwargs)
@@ -212,8 +85,10 @@ def run_eagerly(
     *,
     policy: Policy,
     mode: context.Mode,
+    sensitivity: context.Sensitivity = "global",
     tensors: Mapping[str, torch.Tensor] | None = None,
     perturbed: bool = False,
+    otherwise: str = "measured",
 ) -> tuple[Any, EagerEnvironment]:
     """Run a model in normed mode in plain PyTorch; its result, and everything that was seen on the way.
 
@@ -223,18 +98,106 @@ def run_eagerly(
         kwargs: its keyword arguments.
         policy: as `NormTransform`'s parameters.
         mode: the mode of the rules.
+        sensitivity: which sensitivities they state.
         tensors: tensors to run with in place of the model's own parameters and buffers.
         perturbed: whether lifted parameters carry a perturbation_size that requires grad.
+        otherwise: what holds for parameters that a mapping does not name.
 
     Raises:
         MissingNormRuleError: an operation has no rule.
+        NormMismatchError: the uses of a parameter disagree about its norm, and none fits all.
     """
-    current = {**tensor_names(model), **(tensors or {})}
-    environment = EagerEnvironment(current, policy, model, perturbed=perturbed)
-    with (
-        context.norm_mode(mode),
-        context.environment(environment),
-        _module_paths(model, environment),
-        EagerNormedMode(environment),
-    ):
-        return torch.func.functional_call(model, current, args, kwargs), environment
+    run = _Run(model, args, kwargs, policy, mode, {**tensor_names(model), **(tensors or {})}, otherwise, sensitivity)
+    result, environment = run(perturbed=perturbed)
+    chosen = run.choose(environment)
+    if not chosen:
+        return result, environment
+    result, environment = run(perturbed=perturbed, inferred={name: wanted for name, (wanted, _) in chosen.items()})
+    environment.candidates = {name: candidates for name, (_, candidates) in chosen.items()}
+    return result, environment
+
+
+def chosen_norms(
+    model: torch.nn.Module, args: tuple, kwargs: dict, *, policy: Policy, mode: context.Mode, otherwise: str = "measured"
+) -> dict[str, Wanted]:
+    """The norms of parameters of given size and no stated kind whose uses disagree, by a run that leaves nothing behind.
+
+    Nothing is known (and nothing chosen) where the program does not run eagerly.
+
+    Raises:
+        NormMismatchError: none of the norms that the uses of a parameter want fits all of them.
+    """
+    run = _Run(model, args, kwargs, policy, mode, tensor_names(model), otherwise).on_copies()
+    try:
+        with run.unnoticed():
+            _, environment = run()
+    except Exception:  # noqa: BLE001 - whatever it is, the trace about to be acquired meets it too, at the user's line
+        return {}
+    return {name: wanted for name, (wanted, _) in run.choose(environment).items()}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A program and its arguments."""
+
+    model: torch.nn.Module
+    args: tuple
+    kwargs: dict
+    policy: Policy
+    mode: context.Mode
+    tensors: Mapping[str, torch.Tensor]
+    otherwise: str
+    sensitivity: context.Sensitivity = "global"
+
+    def __call__(self, *, perturbed: bool = False, inferred: Mapping[str, Wanted] | None = None) -> tuple[Any, EagerEnvironment]:
+        environment = EagerEnvironment(
+            self.tensors, self.policy, self.model, perturbed=perturbed, otherwise=self.otherwise, inferred=inferred
+        )
+        with (
+            context.norm_mode(self.mode),
+            context.norm_sensitivity(self.sensitivity),
+            context.environment(environment),
+            _module_paths(self.model, environment),
+            EagerNormedMode(environment),
+        ):
+            return torch.func.functional_call(self.model, dict(self.tensors), self.args, self.kwargs), environment
+
+    def choose(self, environment: EagerEnvironment) -> dict[str, tuple[Wanted, tuple[Candidate, ...]]]:
+        """A norm for each parameter whose uses disagree, in the order in which they are used."""
+        chosen: dict[str, tuple[Wanted, tuple[Candidate, ...]]] = {}
+        for name, wants in environment.disagreements().items():
+            decided = {other: wanted for other, (wanted, _) in chosen.items()}
+            uses = environment.uses[name]
+            chosen[name] = choose(name, environment.tensors[name], uses, wants, self._with_norms(environment), decided)
+        return chosen
+
+    def on_copies(self) -> _Run:
+        """The same program on detached parameters, and on copies of buffers, which it may change."""
+        buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        copies = {id(t): t.detach().clone() if name in buffers else t.detach() for name, t in self.tensors.items()}
+        return replace(self, tensors={name: copies[id(t)] for name, t in self.tensors.items()})
+
+    @contextlib.contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Random numbers drawn inside the block are drawn again after it."""
+        devices = {t.device.index or 0 for t in self.tensors.values() if t.device.type == "cuda"}
+        with torch.random.fork_rng(devices=devices):
+            yield
+
+    def _with_norms(self, environment: EagerEnvironment) -> RunWith:
+        """The program with inputs and parameters of norm 1 but for those given."""
+        args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))
+        stated = {name: environment.stated(name, t) for name, t in environment.tensors.items()}
+        others = {name: w.kind(1.0, elem_dims=w.elem_dims) for name, w in stated.items() if w is not None}
+        # which norm is chosen does not depend on the data
+        copy = replace(self.on_copies(), args=args, kwargs=kwargs, otherwise="unit", sensitivity="global")
+
+        def run(norms: Mapping[str, NormedTensor]) -> Any:
+            with copy.unnoticed(), torch.enable_grad():
+                return replace(copy, policy={**others, **norms})()[0]
+
+        return run
+
+
+def _of_norm_1(x: Any) -> Any:
+    return type(x)._wrap(x.backing, torch.ones_like(x.norm_size), None, x.elem_dims) if isinstance(x, NormedTensor) else x

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from thunder_norm import norm_map_trace
+from thunder_norm.annotations import named_annotations
 from thunder_norm.context import Mode, check_mode
 from thunder_norm.dynamic_shapes import DynamicDims, parse_dynamic_shapes
 from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
@@ -52,9 +53,11 @@ def build_norm_map(
 
     Raises:
         NormMismatchError: dynamic_shapes do not fit the arguments, or an unknown mode or policy.
-        NormMapKeyError: `parameters` names a parameter the model does not have.
+        NormMapKeyError: `parameters` or an annotation names a parameter the model does not have.
     """
     leaves, spec = tree_flatten((example_args, example_kwargs))
+    if isinstance(model, torch.nn.Module):
+        named_annotations(model)  # mistakes in them are errors now
     dims = parse_dynamic_shapes(model, example_args, example_kwargs, dynamic_shapes, leaves)
     policy = None if parameters is None else check_policy(parameters)
     if isinstance(policy, Mapping):

@@ -22,15 +22,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm import context, conversions, dispatch, registry
+from thunder_norm.annotations import Annotation, named_annotations
+from thunder_norm.eager import chosen_norms
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.inference import Wanted
 from thunder_norm.parameters import (
-    Annotation,
     Derived,
     Leaves,
     Policy,
+    canonical_dims,
     derivations,
     derived_norm,
-    named_annotations,
     refuse_mutation,
     stated_kind,
     tied_names,
@@ -72,17 +74,27 @@ class LiftedParameter:
 class NormAcquisition(Acquisition):
     """An acquisition whose operations run under norm rules."""
 
-    def __init__(self, policy: Policy, mode: context.Mode, model: torch.nn.Module | None):
+    def __init__(
+        self,
+        policy: Policy,
+        mode: context.Mode,
+        model: torch.nn.Module | None,
+        sensitivity: context.Sensitivity = "global",
+    ):
         super().__init__()
         self.tied: dict[str, tuple[str, ...]] = {} if model is None else tied_names(model)
         self.policy = policy
         self.leaves = None if isinstance(policy, str) else Leaves(policy)
         self.mode_of_rules = mode
+        self.sensitivity = sensitivity
         self.annotations: dict[str, Annotation] = {} if model is None else named_annotations(model)
         self.is_normed_call = self.watches = is_normed_call()
         self._lifted: dict[tuple, NormedTensor] = {}
         self._derived: dict[int, Derived] = {}
         self.lifted_parameters: list[LiftedParameter] = []
+        self._model = model
+        self._inferred: dict[str, Wanted] = {}  # norms of parameters whose uses disagree
+        self._first: dict[str, Wanted] = {}  # what the first use of each parameter of given size wanted
 
     @property
     def intercepts_plain(self) -> bool:
@@ -93,6 +105,37 @@ class NormAcquisition(Acquisition):
     def is_unit(self) -> bool:
         """Whether parameters without a given norm have norm 1."""
         return self.policy == "unit"
+
+    @property
+    def measures(self) -> bool:
+        """Whether parameters without a given norm are measured."""
+        return not self.is_unit
+
+    def begin(self, args: tuple, kwargs: dict) -> None:
+        """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""
+        if self._model is None or not (self.is_normed_call or any(map(_is_normed, _tensors((args, kwargs))))):
+            return
+        if not any(self._has_size_only(name) for name, p in self._model.named_parameters() if p.is_floating_point()):
+            return
+        otherwise = "measured" if self.measures else "unit"
+        self._inferred = chosen_norms(self._model, args, kwargs, policy=self.policy, mode=self.mode_of_rules, otherwise=otherwise)
+
+    def _has_size_only(self, name: str) -> bool:
+        """Whether a size is given for a parameter, and no kind."""
+        name = self._given_name(name)
+        if self.measures and (self.leaves is None or name not in self.leaves):
+            return False
+        return stated_kind(name, self.annotations, self.leaves) is None
+
+    def _given_name(self, name: str) -> str:
+        """Of the names of a tied parameter, the one a norm is given for."""
+        tied = self.tied.get(name, (name,))
+        return next((n for n in tied if self.leaves is not None and n in self.leaves), tied[0])
+
+    def stated(self, name: str, t: torch.Tensor) -> Wanted | None:
+        """The norm somebody stated for a parameter, or that was chosen because its uses disagree."""
+        stated = stated_kind(name, self.annotations, self.leaves)
+        return self._inferred.get(name) if stated is None else Wanted(stated[0], canonical_dims(*stated, t.ndim))
 
     def check_measurable(self, name: str) -> None:
         """Raise if the parameter `name` must not be measured."""
@@ -147,7 +190,11 @@ class NormAcquisition(Acquisition):
 
     def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""
-        with context.norm_mode(self.mode_of_rules), context.environment(NormEnvironment(self, recorder)):
+        with (
+            context.norm_mode(self.mode_of_rules),
+            context.norm_sensitivity(self.sensitivity),
+            context.environment(NormEnvironment(self, recorder)),
+        ):
             args, kwargs = self._with_annotated(args), self._with_annotated(kwargs)
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
             if any(is_wrapper(t) for t in tensors):
@@ -170,17 +217,20 @@ class NormAcquisition(Acquisition):
         return result
 
     def _with_annotated(self, values: Any) -> Any:
-        if not self.annotations and self.leaves is None:
+        if not self.annotations and not self._inferred and self.leaves is None:
             return values
         return torch.utils._pytree.tree_map(lambda v: self._annotated(v) if isinstance(v, torch.Tensor) else v, values)
 
     def _annotated(self, t: torch.Tensor) -> torch.Tensor:
         name = None if is_wrapper(t) else self.name_of(t)
-        stated = None if name is None else stated_kind(name, self.annotations, self.leaves)
-        if stated is None:
+        if name is None:
+            return t
+        stated = stated_kind(name, self.annotations, self.leaves)
+        if stated is None and (name not in self._inferred or self.is_measured(t)):
             return t
         try:
-            return context.lift(t, *stated)
+            own = self.stated(name, t)
+            return context.lift(t, own.kind, own.elem_dims)
         except NormMismatchError as e:
             raise NormMismatchError(f"the norm stated for parameter {name!r} does not fit it: {e}") from e
 
@@ -192,14 +242,13 @@ class NormAcquisition(Acquisition):
         found = None if proxy is None else parameter_name(proxy)
         if found is None:
             return None
-        tied = self.tied.get(found[1], (found[1],))
-        return next((name for name in tied if self.leaves is not None and name in self.leaves), tied[0])
+        return self._given_name(found[1])
 
     def lift(
         self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None
     ) -> NormedTensor:
         """The normed tensor for a plain one, by this acquisition's policy; written once."""
-        dims = kind._canonical(kind.default_elem_dims(t.ndim) if elem_dims is None else elem_dims, t.ndim)
+        dims = canonical_dims(kind, elem_dims, t.ndim)
         if self.proxy_of(t) is None:  # a temporary of the operation being recorded
             return kind.of(t, dims)
         key = (id(t), kind, dims)
@@ -217,22 +266,26 @@ class NormAcquisition(Acquisition):
         name = self.name_of(t)
         if name is not None:
             recorder.lifted_parameters.append(LiftedParameter(name, kind, dims))
+            if not self.is_measured(t):
+                own = self.stated(name, t) or self._first.setdefault(name, Wanted(kind, dims))
             if self.leaves is not None and name in self.leaves:
-                return self._leaf(recorder, t, name, kind, dims)
+                return self._leaf(recorder, t, name, own, kind, dims)
             if self.is_unit and self.is_parameter(self.proxy_of(t)):
-                return recorder.hoist(trace.OperationId(kind, "unit"), lambda: kind._wrap(t, _one(), None, dims))
+                return recorder.hoist(trace.OperationId(kind, "unit"), lambda: self._fit(own.around(t, 1.0), name, kind, dims))
             self.check_measurable(name)
         return recorder.hoist(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
 
     def _leaf(
-        self, recorder: Recorder, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]
+        self, recorder: Recorder, t: torch.Tensor, name: str, own: Wanted, kind: type[NormedTensor], dims: tuple[int, ...]
     ) -> NormedTensor:
         with _disable_current_modes():  # a bare tensor's value is looked at: it must not be negative
             real = self.leaves.tensors(name)
         with recorder.paused():
             fakes = tuple(torch.empty((), dtype=r.dtype, device=r.device) for r in real)
         recorder.leaves.append((name, fakes, tuple(r.requires_grad for r in real)))
-        normed = self.leaves.normed(name, t, kind, dims, fakes)
+        return self._fit(self.leaves.normed(name, t, own.kind, own.elem_dims, fakes), name, kind, dims)
+
+    def _fit(self, normed: NormedTensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         try:
             return conversions.convert(normed, kind, dims)
         except NormMismatchError as e:
@@ -285,6 +338,10 @@ def _is_normed(fake: torch.Tensor) -> bool:
     if isinstance(fake, NormedTensor):
         return True
     return is_wrapper(fake) and any(_is_normed(getattr(fake, name)) for name in WrapperSpec.of(fake).names)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [v for v in tree_flatten(tree)[0] if isinstance(v, torch.Tensor)]
 
 
 def _is_proxy(value: Any) -> bool:

@@ -7,89 +7,19 @@ measured, one, or given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import context, conversions, dispatch, op_names, registry
+from thunder_norm.annotations import Annotation
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.sizes import Sizes
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
+from thunder_norm.tensors import NORM_DTYPE, LinfTensor, NormedTensor, RMSTensor, describe
 
 Policy = Literal["measured", "unit"] | Mapping[str, Any]
-
-_ATTRIBUTE = "_thunder_norm_annotations"
-
-
-@dataclass(frozen=True)
-class Annotation:
-    """What a user said about one parameter: its kind, its elem_dims and its mass."""
-
-    kind: type[NormedTensor] | None = None
-    elem_dims: tuple[int, ...] | None = None
-
-
-@dataclass
-class Annotations:
-    """All that was said about the parameters of one module."""
-
-    kinds: dict[str, Annotation] = field(default_factory=dict)
-    mass: float | None = None
-
-
-def annotate(
-    module: torch.nn.Module,
-    *,
-    mass: float | None = None,
-    elem_dims: Mapping[str, tuple[int, ...]] | None = None,
-    **kinds: type[NormedTensor],
-) -> torch.nn.Module:
-    """State the norm kinds of a module's own parameters, overriding what rules would infer; returns the module.
-
-    Args:
-        module: the module that holds the parameters.
-        mass: share of the modular norm the module's parameters get together.
-        elem_dims: parameter name -> dimensions the norm runs over, for parameters named in `kinds`.
-        **kinds: parameter name -> kind, for instance ``weight=RMSToRMSTensor``.
-
-    Raises:
-        NormMapKeyError: the module has no parameter or buffer of that name.
-        NormMismatchError: a kind is not a NormedTensor class, or the mass is negative.
-    """
-    own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-    for name, kind in kinds.items():
-        if name not in own:
-            raise NormMapKeyError(f"{type(module).__name__} has no parameter or buffer {name!r} of its own; it has {sorted(own)}")
-        if not (isinstance(kind, type) and issubclass(kind, NormedTensor)) or kind is NormedTensor:
-            raise NormMismatchError(f"the kind of {name!r} must be a kind of NormedTensor, got {kind!r}")
-    if mass is not None and not mass >= 0:
-        raise NormMismatchError(f"mass must be >= 0, got {mass}")
-    unknown = set(elem_dims or ()) - set(kinds)
-    if unknown:
-        raise NormMapKeyError(f"elem_dims given for {sorted(unknown)}, which have no kind in this call")
-    found = annotations_of(module)
-    for name, kind in kinds.items():
-        dims = (elem_dims or {}).get(name)
-        found.kinds[name] = Annotation(kind, None if dims is None else tuple(dims))
-    found.mass = found.mass if mass is None else mass
-    module.__dict__[_ATTRIBUTE] = found
-    return module
-
-
-def annotations_of(module: torch.nn.Module) -> Annotations:
-    """The annotations of a module itself (not of its children)."""
-    return module.__dict__.get(_ATTRIBUTE) or Annotations()
-
-
-def named_annotations(model: torch.nn.Module) -> dict[str, Annotation]:
-    """Annotations of all parameters of a model, by dotted name."""
-    found = {}
-    for prefix, module in model.named_modules():
-        for name, annotation in annotations_of(module).kinds.items():
-            found[f"{prefix}.{name}" if prefix else name] = annotation
-    return found
 
 
 def check_policy(policy: Any) -> Policy:
@@ -207,6 +137,11 @@ class Leaves:
         return Sizes(map(self._mapping.__getitem__, names))
 
 
+def canonical_dims(kind: type[NormedTensor], elem_dims: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    """Canonical elem_dims of a kind for a tensor of `ndim` dimensions; its default if None."""
+    return kind._canonical(kind.default_elem_dims(ndim) if elem_dims is None else elem_dims, ndim)
+
+
 def stated_kind(
     name: str, annotations: Mapping[str, Annotation], leaves: Leaves | None
 ) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
@@ -233,6 +168,12 @@ class Derived:
     def sources(self) -> list[torch.Tensor]:
         """The tensors it was made from."""
         return [v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, torch.Tensor)]
+
+    def norm(self, lift: Callable[[torch.Tensor], NormedTensor]) -> Any:
+        """What the operation's rule makes of the norms that `lift` gives its tensors."""
+        args, kwargs = tree_map(lambda v: lift(v) if isinstance(v, torch.Tensor) else v, (self.args, self.kwargs))
+        result = dispatch.run_registered(self.fn, args, kwargs)
+        return result if self.index is None else result[self.index]
 
 
 def refuse_mutation(fn: Callable, args: tuple, kwargs: dict, location: str | None) -> None:
@@ -273,20 +214,18 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     Raises:
         NormMismatchError: the result has no sound conversion to `kind`.
     """
-    args, kwargs = derived.args, derived.kwargs
     wanted = RMSTensor if kind is NormedTensor else kind
     source = derived.sources()[0]
     # a vector that becomes a matrix is no operator yet
     source_kind = RMSTensor if len(wanted.default_elem_dims(source.ndim)) > source.ndim else wanted
-    default = source_kind.default_elem_dims(source.ndim)
-    result: Any = None
-    for order in dict.fromkeys((default, default[::-1])):  # a transposed matrix wants (in, out) of its source
-        lifted = tree_map(
-            lambda v, o=order: context.lift(v, source_kind, o) if isinstance(v, torch.Tensor) else v, (args, kwargs)
-        )
-        result = dispatch.run_registered(derived.fn, *lifted)
-        result = result if derived.index is None else result[derived.index]
-        if isinstance(result, wanted) and result.elem_dims == dims:
-            break
-    result = conversions.convert(result, wanted, dims)
+    order = default = source_kind.default_elem_dims(source.ndim)
+    if len(default) == 2:  # a transposed matrix wants (in, out) of its source
+        one = torch.ones((), dtype=NORM_DTYPE)
+        for tried in (default, default[::-1]):
+            with context.environment(context.Environment()):  # only to see what becomes of the dimensions
+                result = derived.norm(lambda v, o=tried: source_kind._wrap(v, one, None, o))
+            if isinstance(result, wanted) and result.elem_dims == dims:
+                order = tried
+                break
+    result = conversions.convert(derived.norm(lambda v: context.lift(v, source_kind, order)), wanted, dims)
     return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)

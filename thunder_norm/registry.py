@@ -117,6 +117,7 @@ class NormRule:
     lift_dims: Mapping[str, LiftDims] = field(default_factory=dict)
     lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
     when: Callable[[dict[str, Any]], bool] | None = None
+    is_refusal = False  # it only says why there is no rule
 
     def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:
         """The call's arguments by the rule's own names, or why they do not fit its signature.
@@ -145,6 +146,13 @@ class NormRule:
             return False
         return self.when is None or self.when(bound.arguments)
 
+    def wanted(self, name: str, t: torch.Tensor, given: dict[str, Any]) -> tuple[type[NormedTensor], tuple[int, ...] | None]:
+        """The kind and the elem_dims (None: the kind's default) this rule lifts the plain tensor `t` to."""
+        dims = self.lift_dims[name](t, given) if name in self.lift_dims else None
+        kind = self.lift_kinds[name](t, given) if name in self.lift_kinds else None
+        kind = kind or self.slots[name].kinds[0]
+        return RMSTensor if kind is NormedTensor else kind, dims
+
     def prepare(self, bound: inspect.BoundArguments) -> inspect.BoundArguments:
         """Lift plain tensors and convert kinds so that each argument is what the rule's annotation says."""
         given = dict(bound.arguments)
@@ -159,10 +167,7 @@ class NormRule:
                 kind = next(k for k in slot.kinds if conversions.can_convert(value, k))
                 return conversions.convert(value, kind)
             if isinstance(value, torch.Tensor) and slot.kinds and not slot.accepts_plain:
-                dims = self.lift_dims[name](value, given) if name in self.lift_dims else None
-                kind = self.lift_kinds[name](value, given) if name in self.lift_kinds else None
-                kind = kind or slot.kinds[0]
-                return lift(value, RMSTensor if kind is NormedTensor else kind, dims)
+                return lift(value, *self.wanted(name, value, given))
             return value
 
         for name, value in list(bound.arguments.items()):

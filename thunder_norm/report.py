@@ -2,61 +2,51 @@
 
 from __future__ import annotations
 
+import difflib
 import io
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from thunder_norm.context import Mode
-from thunder_norm.eager import Noted, run_eagerly
-from thunder_norm.errors import NormMismatchError
+from thunder_norm import report_views
+from thunder_norm.context import Mode, Sensitivity
+from thunder_norm.eager import run_eagerly
+from thunder_norm.eager_environment import Noted
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.explanation import explain_row
+from thunder_norm.inference import Inferred
 from thunder_norm.norm_map import NormMap
 from thunder_norm.op_names import op_key
 from thunder_norm.parameters import Policy, tensor_names
+from thunder_norm.report_views import ReportRow
 from thunder_norm.sensitivity import with_perturbation
 from thunder_norm.tensors import NormedTensor
 
+# Rows of a report that is printed; `table(max_rows=None)` has all.
+MAX_ROWS = 200
 
-@dataclass(frozen=True)
-class ReportRow:
-    """One operation.
+
+@dataclass(frozen=True, repr=False)
+class NormReport:
+    """What `norm_report` returns.
 
     Attributes:
-        op: the operation.
-        module: dotted path of the module whose forward called it.
-        location: ``file.py:line:  text`` of the user's call.
-        kind: which norm.
-        elem_dims: the dimensions it runs over.
-        shape: of the result.
-        norm_size: bound on the result's norm.
-        sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it).
-        actual: the result's own norm, where there is data.
-        tightness: actual / norm_size, at most 1 in mode "bound".
+        rows: the operations in order of execution.
+        parameters: the same for parameters, by name.
+        inferred: for each parameter its kind, what uses it, and why it has that kind.
+        explains: whether the printed report has explanations under the table.
+        scope: whether sensitivities are "global", or "local": to first order, at the data of this run.
     """
-
-    op: str
-    module: str
-    location: str
-    kind: str
-    elem_dims: tuple[int, ...]
-    shape: tuple[int, ...]
-    norm_size: float
-    sensitivity: float
-    actual: float | None
-    tightness: float | None
-
-
-@dataclass(frozen=True)
-class NormReport:
-    """What `norm_report` returns: `rows` in order of execution, and the same for parameters by name."""
 
     rows: tuple[ReportRow, ...]
     parameters: Mapping[str, ReportRow]
+    inferred: Mapping[str, Inferred] = field(default_factory=dict)
+    explains: bool = False
+    scope: Sensitivity = "global"
 
     def __iter__(self) -> Iterator[ReportRow]:
         return iter(self.rows)
@@ -66,78 +56,126 @@ class NormReport:
 
     def without_data(self) -> NormReport:
         """The same without actual norms: for a program whose inputs are placeholders."""
-        return NormReport(tuple(replace(r, actual=None, tightness=None) for r in self.rows), self.parameters)
+        return replace(self, rows=tuple(replace(r, actual=None, tightness=None) for r in self.rows))
 
-    def table(self, *, width: int = 160) -> str:
-        """The operations as a text table."""
-        from rich.console import Console
-        from rich.table import Table
+    def select(self, module: str) -> NormReport:
+        """The part of the report that a module and its submodules make, by dotted path.
 
-        table = Table(title=None, header_style="bold", row_styles=["", "dim"])
-        for name in ("module", "op", "line", "kind", "shape"):
-            table.add_column(name, overflow="fold", no_wrap=name in ("op", "line", "kind", "shape"))
-        for name in ("norm", "sensitivity", "actual", "tightness"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in self.rows:
-            table.add_row(
-                row.module,
-                row.op,
-                _short(row.location),
-                f"{row.kind}{list(row.elem_dims)}",
-                "x".join(map(str, row.shape)),
-                *(_number(v) for v in (row.norm_size, row.sensitivity, row.actual, row.tightness)),
+        Raises:
+            NormMapKeyError: there is nothing of that module in the report.
+        """
+
+        def is_inside(path: str) -> bool:
+            return path == module or path.startswith(f"{module}.") or module == ""
+
+        rows = tuple(r for r in self.rows if is_inside(r.module))
+        parameters = {name: r for name, r in self.parameters.items() if is_inside(name)}
+        if not rows and not parameters:
+            known = sorted({r.module for r in self.rows})
+            close = difflib.get_close_matches(module, known, n=3)
+            raise NormMapKeyError(
+                with_details(
+                    f"no operation of the report is in module {module!r}", did_you_mean=", ".join(map(repr, close)) or None
+                )
             )
+        inferred = {
+            name: i for name, i in self.inferred.items() if name in parameters or any(is_inside(u.module) for u in i.uses)
+        }
+        return replace(self, rows=rows, parameters=parameters, inferred=inferred)
+
+    def explain(self, *, max_rows: int | None = None) -> str:
+        """In words: the kind of each parameter and why, then each operation with its rule, formulas and conversions.
+
+        Args:
+            max_rows: how many operations to explain, half of them from the end; all if None.
+
+        Raises:
+            NormMismatchError: max_rows is negative.
+        """
+        warnings = [i.warning for i in self.inferred.values() if i.warning is not None]
+        parts = [i.explain() for i in self.inferred.values()]
+        if warnings:
+            parts.insert(
+                0, f"{len(warnings)} of {len(parts)} parameters have uses that disagree about their norm, see the warnings."
+            )
+        for n, row in report_views.shortened(self.rows, max_rows):
+            parts.append(f"... {n} more operations" if row is None else explain_row(n, row))
+        return "\n\n".join(parts)
+
+    def table(self, *, width: int = 160, max_rows: int | None = None) -> str:
+        """The operations as a text table.
+
+        Args:
+            width: in characters; a narrow table has fewer columns.
+            max_rows: how many operations to show, half of them from the end; all if None.
+
+        Raises:
+            NormMismatchError: max_rows is negative.
+        """
+        from rich.console import Console
+
         console = Console(file=io.StringIO(), width=width)
-        console.print(table)
+        console.print(report_views.rich_table(self, max_rows, width))
         return console.file.getvalue()  # type: ignore[attr-defined]
 
-    __str__ = table
+    def __str__(self) -> str:
+        table = self.table(max_rows=MAX_ROWS)
+        return f"{table}\n{self.explain(max_rows=MAX_ROWS)}\n" if self.explains else table
+
+    def __repr__(self) -> str:
+        return f"<NormReport of {len(self.rows)} operations and {len(self.parameters)} parameters>"
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield report_views.rich_table(self, MAX_ROWS, options.max_width)
+        if self.explains:
+            yield Text(self.explain(max_rows=MAX_ROWS))
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with a row for each operation (needs pandas, the extra `dataframe`).
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return report_views.dataframe(self)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw norm, actual norm and sensitivity by depth (needs matplotlib, the extra `plot`).
+        """Draw norm, actual norm, sensitivity and tightness by depth (needs matplotlib, the extra `plot`).
 
         Args:
             path: where to save the picture; if None it is only returned.
 
         Returns:
-            The matplotlib figure.
+            The matplotlib figure: norms and sensitivity above, tightness below if there are actual norms.
 
         Raises:
             ImportError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as e:
-            raise ImportError("NormReport.plot needs matplotlib: pip install 'thunder_norm[plot]'") from e
-        figure = Figure(figsize=(10, 4.5), layout="constrained")
-        axes = figure.subplots()
-        depth = range(len(self.rows))
-        axes.plot(depth, [_positive(r.norm_size) for r in self.rows], label="norm_size (bound)", color="tab:blue")
-        if any(r.actual is not None for r in self.rows):
-            axes.plot(depth, [_positive(r.actual) for r in self.rows], ".", label="actual norm", color="tab:orange", ms=3)
-        axes.plot(
-            depth, [_positive(r.sensitivity) for r in self.rows], label="sensitivity of the output", color="tab:green", lw=1
-        )
-        axes.set(yscale="log", xlabel="operation", ylabel="norm", title="Norms by depth")
-        _mark_modules(axes, self.rows)
-        axes.legend()
-        axes.grid(alpha=0.3)
+        figure = report_views.figure(self)
         if path is not None:
             figure.savefig(path, dpi=120)
         return figure
 
 
-def norm_report(target: Any, *args: Any, **kwargs: Any) -> NormReport:
+def norm_report(target: Any, *args: Any, explain: bool = False, **kwargs: Any) -> NormReport:
     """Norm, sensitivity and tightness of every operation of a normed program.
 
     Args:
         target: a function or module jitted with `NormTransform`, or a norm map.
         *args: the arguments to run it with; for a norm map those of its last call if none are given.
+        explain: print explanations under the table: why each parameter has its kind, and the rule of each operation.
         **kwargs: as `args`, by name (for a norm map `normed_state_dict` too).
 
     Raises:
-        NormMismatchError: `target` is neither, or there are no arguments to run it with.
+        NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
+            its norm and no norm fits all of them.
     """
+    report = _report_of(target, args, kwargs)
+    return replace(report, explains=True) if explain else report
+
+
+def _report_of(target: Any, args: tuple, kwargs: dict) -> NormReport:
     if isinstance(target, NormMap):
         return _of_norm_map(target, args, kwargs)
     transform = _transform_of(target)
@@ -149,7 +187,7 @@ def norm_report(target: Any, *args: Any, **kwargs: Any) -> NormReport:
         own: dict[str, torch.Tensor] = {}
     else:
         own = {**target._overrides_parameters, **target._overrides_buffers}
-    return _report(model, args, kwargs, transform.parameters, transform.mode, own)
+    return _report(model, args, kwargs, transform.parameters, transform.mode, own, scope=transform.sensitivity)
 
 
 def _transform_of(target: Any) -> Any:
@@ -180,13 +218,21 @@ def _of_norm_map(norm_map: NormMap, args: tuple, kwargs: dict) -> NormReport:
     call_args, call_kwargs = tree_unflatten(inputs, norm_map.example_spec)
     policy: Policy = given.norms if given.norms else ("unit" if given.otherwise == "unit" else "measured")
     model = norm_map.model if isinstance(norm_map.model, torch.nn.Module) else _AsModule(norm_map.model)
-    report = _report(model, call_args, call_kwargs, policy, norm_map.mode, {})
+    otherwise = "unit" if given.otherwise == "unit" else "measured"
+    report = _report(model, call_args, call_kwargs, policy, norm_map.mode, {}, otherwise)
     has_data = {id(v) for v in leaves if isinstance(v, torch.Tensor) and not isinstance(v, NormedTensor)}
     return report if has_data and not any(isinstance(v, NormedTensor) for v in leaves) else report.without_data()
 
 
 def _report(
-    model: torch.nn.Module, args: tuple, kwargs: dict, policy: Policy, mode: Mode, own: Mapping[str, torch.Tensor]
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    policy: Policy,
+    mode: Mode,
+    own: Mapping[str, torch.Tensor],
+    otherwise: str = "measured",
+    scope: Sensitivity = "global",
 ) -> NormReport:
     tensors = {**tensor_names(model), **own}
     # one detached tensor for each: only norm scalars are differentiated
@@ -198,8 +244,10 @@ def _report(
         kwargs,
         policy=policy,
         mode=mode,
+        sensitivity=scope,
         tensors={name: detached[id(t)] for name, t in tensors.items()},
         perturbed=True,
+        otherwise=otherwise,
     )
     rows = environment.noted
     moving = [y.perturbation_size for y in tree_flatten(result)[0] if isinstance(y, NormedTensor) and _moves(y)]
@@ -211,7 +259,7 @@ def _report(
         name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g)
         for (name, p), g in zip(parameters, gains[len(rows) :], strict=True)
     }
-    return NormReport(reported, by_name)
+    return NormReport(reported, by_name, environment.infer(), scope=scope)
 
 
 def _parameter() -> None:
@@ -254,28 +302,6 @@ def _row(noted: Noted, gain: float) -> ReportRow:
         sensitivity=gain,
         actual=actual,
         tightness=None if actual is None or size == 0 else actual / size,
+        rule=noted.rule,
+        arguments=noted.arguments,
     )
-
-
-def _short(location: str) -> str:
-    """``model.py:41`` of ``/path/to/model.py:41:  text``."""
-    path, _, rest = location.partition(":")
-    return f"{Path(path).name}:{rest.partition(':')[0]}" if location else ""
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _positive(value: float | None) -> float:
-    return value if value is not None and value > 0 else math.nan
-
-
-def _mark_modules(axes: Any, rows: tuple[ReportRow, ...]) -> None:
-    """A faint line where a numbered block (h.0, layer.3, ...) begins."""
-    previous = None
-    for i, row in enumerate(rows):
-        block = next((part for part in row.module.split(".") if part.isdigit()), None)
-        if block is not None and block != previous:
-            axes.axvline(i, color="gray", lw=0.5, alpha=0.5)
-        previous = block

@@ -181,6 +181,8 @@ _Whatever = NormedTensor | torch.Tensor | list[NormedTensor | torch.Tensor] | An
 class _Refusal(NormRule):
     """A rule that only says why there is none; any registered rule that takes the arguments goes first."""
 
+    is_refusal = True
+
     def fits(self, bound: Any, *, converting: bool) -> bool:
         return converting and super().fits(bound, converting=True)
 
@@ -198,4 +200,5 @@ def refuse(op: NormedOp, reason: str) -> None:
     def refused(*args: _Whatever, **kwargs: _Whatever) -> NormedTensor:
         raise NormMismatchError(reason)
 
+    refused.__doc__ = reason
     register_refusal(op, refused)

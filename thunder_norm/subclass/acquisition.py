@@ -79,6 +79,9 @@ class Acquisition:
 
     # -- what a transform may change ----------------------------------------------------------------------------------
 
+    def begin(self, args: tuple, kwargs: dict) -> None:
+        """Called once, with the arguments of the jitted function, before its first operation."""
+
     def run(self, recorder: Any, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes while `recorder` logs."""
         with environment(TracingEnvironment(self, recorder)):

@@ -82,10 +82,11 @@ def _clamp(a: TensorProxy, min: float | None = None, max: float | None = None) -
     if any(bound != bound for bound in (min, max)):
         raise UnsupportedOpError("clamp to NaN")  # the opaque operation knows
     # the gradient is the input's at a bound, where Thunder's own clamp drops it, and zero at NaN
-    # (a choice between two numbers would be of the default dtype: each is between a number and a tensor of a's)
-    result = a if min is None else ltorch.where(ltorch.ge(a, min), a, min)
-    result = result if max is None else ltorch.where(ltorch.le(result, max), result, max)
-    return ltorch.where(ltorch.ne(a, a), float("nan"), result)
+    nan = ltorch.full((), float("nan"), dtype=a.dtype, device=a.device)  # beside a number alone the bound would be float32
+    result = a if min is None else ltorch.where(ltorch.ge(a, min), a, ltorch.where(ltorch.lt(a, min), min, nan))
+    if max is None:
+        return result
+    return ltorch.where(ltorch.le(result, max), result, ltorch.where(ltorch.gt(result, max), max, nan))
 
 
 def _var(a: TensorProxy, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> TensorProxy:

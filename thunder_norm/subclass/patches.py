@@ -27,7 +27,7 @@ from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.subclass import attributes, interpret, operations
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
@@ -119,6 +119,7 @@ def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
         acquisition.watches |= bool(wrappers)
         if torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers):
             acquisition.differentiate()
+        _begin(acquisition, args)
     if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
         acquisition.mentions_wrappers = acquisition.watches = True
     if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
@@ -163,6 +164,17 @@ def _wrappers_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[tor
         if isinstance(cell.cell_contents, torch.nn.Module):
             tensors.extend((*cell.cell_contents.parameters(), *cell.cell_contents.buffers()))
     return [t for t in tensors if is_wrapper(t)]
+
+
+def _begin(acquisition: Acquisition, args: tuple[WrappedValue, ...]) -> None:
+    """Tell the acquisition the arguments of the jitted function; relies on the interpreter's first call, as `_wrappers_given`."""
+    values = [a.value for a in args]
+    if [type(v) for v in values] != [tuple, dict]:
+        return
+    try:
+        acquisition.begin(*values)
+    except ThunderNormError as e:  # see `_proxy`
+        acquisition.pending = acquisition.refuse(e)
 
 
 def check_patch_points() -> None:
