@@ -146,6 +146,8 @@ def _edge_calls() -> list[tuple[Any, ...]]:
         (aten.clamp.default, _f(5), 1, -1),
         (aten.clamp.default, torch.tensor([-1.0, 0.0, 1.0, torch.nan]), -1, 1),
         (aten.clamp.default, _f(5), None, torch.nan),
+        (aten.clamp.default, _f(5).double(), -0.1, 0.1),
+        (aten.clamp.default, _f(5).bfloat16(), -0.1, 0.1),
         (aten.clamp.Tensor, _f(5), _f(5), _f(5)),
         (aten.minimum.default, _f(3), _i(3)),
         (aten.bitwise_not.default, _f(3) > 0),

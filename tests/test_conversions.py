@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from oracles import Ball, norm, start
 
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.conversions import can_convert, convert, factor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, norm, start
 
 R, INF, L1, L2, OP, CONV = RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor, RMSToRMSConvTensor
 D = torch.float64
@@ -105,6 +105,12 @@ def test_what_has_no_conversion_is_refused():
         convert(kernel, R)
     with pytest.raises(NormMismatchError, match="no conversion"):
         convert(OP(1.0, backing=torch.zeros(2, 3, 4)), OP, (-3, -1))
+
+
+def test_a_vector_is_no_operator():
+    """Rules for several kinds ask whether a vector could be one."""
+    for kind in (R, L1, L2, INF):
+        assert not can_convert(kind(1.0, backing=torch.zeros(3)), OP)
 
 
 def test_empty_tensors_have_norm_zero_in_every_kind():

@@ -654,7 +654,6 @@ def test_in_place_on_either_side_of_an_alias_is_refused(view):
         lambda x, t: (2 * x).normal_(),
         lambda x, t: (2 * x).copy_(t),
         lambda x, t: (2 * x).uniform_(),
-        lambda x, t: (2 * x).zero_(),
     ],
 )
 def test_writing_a_normed_tensor_into_another_is_refused(write):
@@ -676,12 +675,15 @@ def test_in_place_that_would_change_kind_or_shape_is_refused():
 
 def test_the_error_for_a_missing_rule_says_everything():
     with pytest.raises(MissingNormRuleError) as e:
-        torch.cdist(rms(), RMSTensor.of(torch.ones(16, 8)))
+        torch.linalg.householder_product(rms(), RMSTensor.of(torch.ones(16, 8)))
     message = str(e.value)
-    assert message.startswith("no norm rule for torch.cdist\n")
+    assert message.startswith("no norm rule for torch.linalg.householder_product\n")
     assert "called with" in message and "RMSTensor[4, 8] over dims (-1,), RMSTensor[16, 8] over dims (-1,)" in message
     assert "registered" in message and "(none)" in message
-    assert '@thunder_norm.normed_op(torch.cdist).register_norm   -- see CONTRIBUTING.md, "Adding a rule"' in message
+    assert (
+        '@thunder_norm.normed_op(torch.linalg.householder_product).register_norm   -- see CONTRIBUTING.md, "Adding a rule"'
+        in message
+    )
     assert isinstance(e.value, ThunderNormError) and isinstance(e.value, NotImplementedError)
 
 
@@ -728,6 +730,6 @@ def test_elem_dims_that_do_not_fit_are_an_error_that_says_so():
 def test_a_failed_operation_leaves_its_arguments_as_they_were():
     x = 2 * rms()
     with pytest.raises(MissingNormRuleError):
-        torch.cdist(x, x)
+        torch.linalg.qr(x)
     x += 1
     assert x.norm_size.item() == 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import norm
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.context import norm_mode
+from thunder_norm.proving import norm
 from thunder_norm.tensors import NormedTensor, RMSTensor, RMSToRMSTensor
 
 transformers = pytest.importorskip("transformers")

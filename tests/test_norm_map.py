@@ -410,6 +410,16 @@ def test_numbers_are_part_of_the_program():
         assert y.norm_size.item() == 2 * abs(scale)
 
 
+def test_a_float64_scalar_output_is_not_taken_for_a_norm_size():
+    x = RMSTensor(3.0, backing=torch.randn(4, 5, dtype=torch.float64), perturbation_size=0.5)
+    for f in (torch.sum, lambda x: (x.mean(), x.amax()), lambda x: F.mse_loss(x, x * 2)):
+        got = torch.utils._pytree.tree_leaves(build_norm_map(f, torch.empty(4, 5, dtype=torch.float64, device="meta"))(x))
+        for a, b in zip(got, torch.utils._pytree.tree_leaves(f(x)), strict=True):
+            assert (
+                a.shape == () and torch.equal(a.norm_size, b.norm_size) and torch.equal(a.perturbation_size, b.perturbation_size)
+            )
+
+
 def test_a_plain_floating_input_is_measured(net):
     norm_map = build_norm_map(net, torch.empty(4, 6))
     for _ in range(2):
@@ -611,9 +621,11 @@ def test_a_norm_that_depends_on_data_is_refused():
 
 def test_a_missing_rule_is_reported_at_the_users_line():
     def f(x):
-        return torch.cdist(x, x)
+        return torch.linalg.qr(x)[1]
 
-    with pytest.raises(MissingNormRuleError, match=rf"(?s)no norm rule for torch.cdist.*{__file__}:\d+:  return torch.cdist"):
+    with pytest.raises(
+        MissingNormRuleError, match=rf"(?s)no norm rule for torch.linalg.qr.*{__file__}:\d+:  return torch.linalg.qr"
+    ):
         build_norm_map(f, torch.empty(3, 4))(RMSTensor(1.0))
 
 

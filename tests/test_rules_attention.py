@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case, check, norm
 
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.context import norm_mode
+from thunder_norm.proving import Ball, Case, check, norm
 from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor
 
 R, INF = RMSTensor, LinfTensor

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case, norm, start
 
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, norm_mode
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF, L1, OP = RMSTensor, LinfTensor, L1Tensor, RMSToRMSTensor
 D = torch.float64

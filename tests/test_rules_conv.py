@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case, check
 
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case, check
 from thunder_norm.tensors import LinfTensor, RMSTensor, RMSToRMSConvTensor
 
 R, CONV = RMSTensor, RMSToRMSConvTensor

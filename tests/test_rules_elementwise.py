@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case, norm, start
 
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case, norm, start
 from thunder_norm.rules._gaussian import absolute_moment, expected_maximum
 
 R, INF = RMSTensor, LinfTensor

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case, check
 
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
+from thunder_norm.proving import Ball, Case, check
 from thunder_norm.registry import normed_op
 from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case, check
 
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.context import norm_mode
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case, check
 from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 
 R, INF = RMSTensor, LinfTensor

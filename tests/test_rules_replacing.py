@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import Ball, Case, norm, start
 
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64

@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Ball, Case, norm, start
 
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor, norm_mode
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
+from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF, L1, L2, OP, CONV = RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor, RMSToRMSConvTensor
 D = torch.float64

@@ -18,7 +18,7 @@ from thunder_norm import errors
 from thunder_norm import rules as _rules  # registers the norm rules  # noqa: F401
 from thunder_norm._versions import __version__
 from thunder_norm.annotations import annotate
-from thunder_norm.context import norm_mode
+from thunder_norm.context import norm_mode, norm_sensitivity
 from thunder_norm.norm_map import build_norm_map
 from thunder_norm.normed_mode import normed
 from thunder_norm.registry import normed_op
@@ -48,6 +48,7 @@ __all__ = [
     "errors",
     "norm_mode",
     "norm_report",
+    "norm_sensitivity",
     "normed",
     "normed_op",
     "sensitivities",

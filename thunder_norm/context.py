@@ -45,6 +45,41 @@ def current_mode() -> Mode:
     return _mode.get()
 
 
+Sensitivity = Literal["global", "local"]
+SENSITIVITIES: tuple[Sensitivity, ...] = typing.get_args(Sensitivity)
+
+_sensitivity: contextvars.ContextVar[Sensitivity] = contextvars.ContextVar("thunder_norm_sensitivity", default="global")
+
+
+@contextlib.contextmanager
+def norm_sensitivity(sensitivity: Sensitivity) -> Iterator[None]:
+    """Sensitivities inside the block: "global", for all tensors of the inputs' norms, or "local", at the data at hand.
+
+    A local one is valid to first order: for perturbations so small that the data they start from decides.  Rules that are far
+    better there use it (normalizations, softmax, attention); the others have one constant for both.
+
+    Raises:
+        NormMismatchError: there is no such choice.
+    """
+    token = _sensitivity.set(check_sensitivity(sensitivity))
+    try:
+        yield
+    finally:
+        _sensitivity.reset(token)
+
+
+def check_sensitivity(sensitivity: str) -> Sensitivity:
+    """`sensitivity` itself, or an error that names the choices there are."""
+    if sensitivity not in SENSITIVITIES:
+        raise NormMismatchError(f"sensitivity must be one of {SENSITIVITIES}, got {sensitivity!r}")
+    return sensitivity
+
+
+def current_sensitivity() -> Sensitivity:
+    """The choice of the enclosing `norm_sensitivity` block."""
+    return _sensitivity.get()
+
+
 class Environment:
     """What surrounds a rule while it runs; tracing replaces it to record ops and to lift parameters its own way."""
 

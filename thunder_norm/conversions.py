@@ -23,7 +23,7 @@ def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> flo
     bounds the spectral norm).
     """
     if issubclass(kind, RMSToRMSTensor):
-        return _to_operator(x, kind, elem_dims)
+        return None if x.ndim < 2 else _to_operator(x, kind, elem_dims)
     if isinstance(x, RMSToRMSTensor):
         return _from_operator(x, kind, elem_dims)
     dims = x.elem_dims

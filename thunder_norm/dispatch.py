@@ -118,7 +118,8 @@ def _run_in_place(func: Callable, key: str, args: tuple, kwargs: dict) -> Any:
                 instead="use the out-of-place operation and assign its result",
             )
         )
-    functional = getattr(torch, op.key, None) or getattr(torch.nn.functional, op.key, None) or getattr(torch.Tensor, op.key)
+    homes = (torch, torch.nn.functional, torch.Tensor, torch.ops.aten)
+    functional = next(getattr(home, op.key) for home in homes if hasattr(home, op.key))
     return target._assign(run_rule(op, functional, args, kwargs))
 
 

@@ -85,6 +85,7 @@ def run_eagerly(
     *,
     policy: Policy,
     mode: context.Mode,
+    sensitivity: context.Sensitivity = "global",
     tensors: Mapping[str, torch.Tensor] | None = None,
     perturbed: bool = False,
     otherwise: str = "measured",
@@ -97,6 +98,7 @@ def run_eagerly(
         kwargs: its keyword arguments.
         policy: as `NormTransform`'s parameters.
         mode: the mode of the rules.
+        sensitivity: which sensitivities they state.
         tensors: tensors to run with in place of the model's own parameters and buffers.
         perturbed: whether lifted parameters carry a perturbation_size that requires grad.
         otherwise: what holds for parameters that a mapping does not name.
@@ -105,7 +107,7 @@ def run_eagerly(
         MissingNormRuleError: an operation has no rule.
         NormMismatchError: the uses of a parameter disagree about its norm, and none fits all.
     """
-    run = _Run(model, args, kwargs, policy, mode, {**tensor_names(model), **(tensors or {})}, otherwise)
+    run = _Run(model, args, kwargs, policy, mode, {**tensor_names(model), **(tensors or {})}, otherwise, sensitivity)
     result, environment = run(perturbed=perturbed)
     chosen = run.choose(environment)
     if not chosen:
@@ -145,6 +147,7 @@ class _Run:
     mode: context.Mode
     tensors: Mapping[str, torch.Tensor]
     otherwise: str
+    sensitivity: context.Sensitivity = "global"
 
     def __call__(self, *, perturbed: bool = False, inferred: Mapping[str, Wanted] | None = None) -> tuple[Any, EagerEnvironment]:
         environment = EagerEnvironment(
@@ -152,6 +155,7 @@ class _Run:
         )
         with (
             context.norm_mode(self.mode),
+            context.norm_sensitivity(self.sensitivity),
             context.environment(environment),
             _module_paths(self.model, environment),
             EagerNormedMode(environment),
@@ -185,7 +189,8 @@ class _Run:
         args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))
         stated = {name: environment.stated(name, t) for name, t in environment.tensors.items()}
         others = {name: w.kind(1.0, elem_dims=w.elem_dims) for name, w in stated.items() if w is not None}
-        copy = replace(self.on_copies(), args=args, kwargs=kwargs, otherwise="unit")
+        # which norm is chosen does not depend on the data
+        copy = replace(self.on_copies(), args=args, kwargs=kwargs, otherwise="unit", sensitivity="global")
 
         def run(norms: Mapping[str, NormedTensor]) -> Any:
             with copy.unnoticed(), torch.enable_grad():

@@ -34,6 +34,22 @@ class UnsupportedOpError(ThunderNormError, NotImplementedError):
     """An operation on a wrapper subclass cannot be represented in a trace (in-place on an alias, data dependent, ...)."""
 
 
+class UnsoundRuleError(ThunderNormError, AssertionError):
+    """A search found inputs for which a norm rule claims too little.
+
+    Attributes:
+        proof: all that the search found.
+    """
+
+    def __init__(self, message: str, proof: object = None):
+        super().__init__(message)
+        self.proof = proof
+
+
+class LooseRuleError(UnsoundRuleError):
+    """A search found nothing near what a norm rule claims, although the rule says that it is attained."""
+
+
 class VersionError(ThunderNormError, ImportError):
     """The installed torch or lightning-thunder is one that thunder_norm cannot work with."""
 
@@ -45,8 +61,8 @@ class UntestedVersionWarning(UserWarning):
 def with_details(headline: str, **details: object) -> str:
     """Format an error message: a headline, then one aligned line per detail.
 
-    >>> print(with_details("no norm rule for torch.cdist", at="model.py:41", to_add_one="see CONTRIBUTING.md"))
-    no norm rule for torch.cdist
+    >>> print(with_details("no norm rule for torch.linalg.qr", at="model.py:41", to_add_one="see CONTRIBUTING.md"))
+    no norm rule for torch.linalg.qr
       at          model.py:41
       to add one  see CONTRIBUTING.md
     """

@@ -13,6 +13,7 @@ import torch
 from thunder.core import prims
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace
 
 from thunder_norm.context import Mode
@@ -186,7 +187,10 @@ class NormMapTransform(NormTransform):
         """Return only norms, drop what they do not need, and give outputs meta backings."""
         prologue, computation, epilogue = traces
         computed = computation.bound_symbols[-1].args[0]["output"]
-        computation = boundary_passes.computing_only(computation, list(filter(is_norm_scalar, computed)))
+        received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
+        backings = {b.args[0].name for b in epilogue.bound_symbols if _wraps_normed(b)}
+        norms = [p for p, r in zip(computed, received, strict=True) if is_norm_scalar(p) and r.name not in backings]
+        computation = boundary_passes.computing_only(computation, norms)
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
         sources = [self._source(acquisition, p) for p in computation.args]
@@ -252,9 +256,9 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
     new.bound_symbols = []
     dropped: set[str] = set()
     for bsym in trace.bound_symbols:
-        if isinstance(bsym.output, SubclassProxy) and isinstance(bsym.output.fake, NormedTensor) and bsym.args:
-            leaves = [p for p in bsym.args if is_norm_scalar(p)]
-            dropped |= {p.name for p in bsym.args if not any(p is q for q in leaves)}
+        if _wraps_normed(bsym):
+            backing, *leaves = bsym.args
+            dropped.add(backing.name)
             new.bound_symbols.append(boundary_operators.wrap_output(bsym.output, leaves, _wrapper_of_norms(bsym.output, outputs)))
         else:
             new.bound_symbols.append(bsym)
@@ -271,6 +275,11 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
     new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in dropped - needed)
     boundary_passes.declare_arguments(new, "epilogue")
     return new
+
+
+def _wraps_normed(bsym: BoundSymbol) -> bool:
+    """Whether an operation of an epilogue makes a NormedTensor, of its backing (which may be 0-dim float64 too) and its sizes."""
+    return isinstance(bsym.output, SubclassProxy) and isinstance(bsym.output.fake, NormedTensor) and bool(bsym.args)
 
 
 def _wrapper_of_norms(proxy: SubclassProxy, outputs: list[OutputShape]) -> Callable[..., NormedTensor]:

@@ -74,12 +74,19 @@ class LiftedParameter:
 class NormAcquisition(Acquisition):
     """An acquisition whose operations run under norm rules."""
 
-    def __init__(self, policy: Policy, mode: context.Mode, model: torch.nn.Module | None):
+    def __init__(
+        self,
+        policy: Policy,
+        mode: context.Mode,
+        model: torch.nn.Module | None,
+        sensitivity: context.Sensitivity = "global",
+    ):
         super().__init__()
         self.tied: dict[str, tuple[str, ...]] = {} if model is None else tied_names(model)
         self.policy = policy
         self.leaves = None if isinstance(policy, str) else Leaves(policy)
         self.mode_of_rules = mode
+        self.sensitivity = sensitivity
         self.annotations: dict[str, Annotation] = {} if model is None else named_annotations(model)
         self.is_normed_call = self.watches = is_normed_call()
         self._lifted: dict[tuple, NormedTensor] = {}
@@ -183,7 +190,11 @@ class NormAcquisition(Acquisition):
 
     def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""
-        with context.norm_mode(self.mode_of_rules), context.environment(NormEnvironment(self, recorder)):
+        with (
+            context.norm_mode(self.mode_of_rules),
+            context.norm_sensitivity(self.sensitivity),
+            context.environment(NormEnvironment(self, recorder)),
+        ):
             args, kwargs = self._with_annotated(args), self._with_annotated(kwargs)
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
             if any(is_wrapper(t) for t in tensors):

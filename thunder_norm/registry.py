@@ -117,6 +117,7 @@ class NormRule:
     lift_dims: Mapping[str, LiftDims] = field(default_factory=dict)
     lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
     when: Callable[[dict[str, Any]], bool] | None = None
+    is_refusal = False  # it only says why there is no rule
 
     def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:
         """The call's arguments by the rule's own names, or why they do not fit its signature.

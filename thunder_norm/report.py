@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm import report_views
-from thunder_norm.context import Mode
+from thunder_norm.context import Mode, Sensitivity
 from thunder_norm.eager import run_eagerly
 from thunder_norm.eager_environment import Noted
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
@@ -39,12 +39,14 @@ class NormReport:
         parameters: the same for parameters, by name.
         inferred: for each parameter its kind, what uses it, and why it has that kind.
         explains: whether the printed report has explanations under the table.
+        scope: whether sensitivities are "global", or "local": to first order, at the data of this run.
     """
 
     rows: tuple[ReportRow, ...]
     parameters: Mapping[str, ReportRow]
     inferred: Mapping[str, Inferred] = field(default_factory=dict)
     explains: bool = False
+    scope: Sensitivity = "global"
 
     def __iter__(self) -> Iterator[ReportRow]:
         return iter(self.rows)
@@ -185,7 +187,7 @@ def _report_of(target: Any, args: tuple, kwargs: dict) -> NormReport:
         own: dict[str, torch.Tensor] = {}
     else:
         own = {**target._overrides_parameters, **target._overrides_buffers}
-    return _report(model, args, kwargs, transform.parameters, transform.mode, own)
+    return _report(model, args, kwargs, transform.parameters, transform.mode, own, scope=transform.sensitivity)
 
 
 def _transform_of(target: Any) -> Any:
@@ -230,6 +232,7 @@ def _report(
     mode: Mode,
     own: Mapping[str, torch.Tensor],
     otherwise: str = "measured",
+    scope: Sensitivity = "global",
 ) -> NormReport:
     tensors = {**tensor_names(model), **own}
     # one detached tensor for each: only norm scalars are differentiated
@@ -241,6 +244,7 @@ def _report(
         kwargs,
         policy=policy,
         mode=mode,
+        sensitivity=scope,
         tensors={name: detached[id(t)] for name, t in tensors.items()},
         perturbed=True,
         otherwise=otherwise,
@@ -255,7 +259,7 @@ def _report(
         name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g)
         for (name, p), g in zip(parameters, gains[len(rows) :], strict=True)
     }
-    return NormReport(reported, by_name, environment.infer())
+    return NormReport(reported, by_name, environment.infer(), scope=scope)
 
 
 def _parameter() -> None:

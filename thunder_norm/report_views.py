@@ -76,7 +76,8 @@ def rich_table(report: NormReport, max_rows: int | None = None, width: int = 160
     from rich.text import Text
 
     columns = [name for name, least in _COLUMNS.items() if width >= least]
-    table = Table(title=None, header_style="bold", row_styles=["", "dim"])
+    caption = "sensitivities are local: to first order, at the data of this run" if report.scope == "local" else None
+    table = Table(caption=caption, header_style="bold", row_styles=["", "dim"])
     for name in columns:
         table.add_column(name, overflow="fold", no_wrap=name != "module", min_width=10 if name == "module" else None)
     for name in _NUMBERS:

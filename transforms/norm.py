@@ -12,7 +12,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 
 from thunder_norm.annotations import named_annotations
-from thunder_norm.context import Mode, check_mode
+from thunder_norm.context import Mode, Sensitivity, check_mode, check_sensitivity
 from thunder_norm.higher_order import Replay, differentiable_twice
 from thunder_norm.normed_mode import NormAcquisition
 from thunder_norm.parameters import Policy, check_names, check_policy
@@ -33,16 +33,19 @@ class NormTransform(SubclassTransform):
             in the trace, differentiable in the parameter.  ``"unit"``: 1.  A mapping from names to NormedTensors, numbers or
             0-dim tensors: those, read anew in each call and differentiable; parameters it does not name are measured.
         mode: "bound" (sound), "typical" (expected for independent random inputs) or "modula" (Modula's conventions).
+        sensitivity: "global": constants for all tensors within the inputs' norms; "local": constants at the data at hand, where
+            those are far better (normalizations, softmax, attention).  Local ones are valid to first order, at this input.
 
     Raises:
-        NormMismatchError: an unknown policy or mode.
+        NormMismatchError: an unknown policy, mode or sensitivity.
         NormMapKeyError: (when a module is jitted) a name the module does not have, given or in an annotation.
     """
 
-    def __init__(self, *, parameters: Policy = "measured", mode: Mode = "bound"):
+    def __init__(self, *, parameters: Policy = "measured", mode: Mode = "bound", sensitivity: Sensitivity = "global"):
         super().__init__()
         self.parameters = check_policy(parameters)
         self.mode = check_mode(mode)
+        self.sensitivity = check_sensitivity(sensitivity)
         self._model: torch.nn.Module | None = None
 
     def transform_module(self, model: ThunderModule) -> None:
@@ -54,7 +57,7 @@ class NormTransform(SubclassTransform):
 
     def new_acquisition(self) -> NormAcquisition:
         """The state for one acquisition."""
-        return NormAcquisition(self.parameters, self.mode, self._model)
+        return NormAcquisition(self.parameters, self.mode, self._model, self.sensitivity)
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Let derivatives of norm sizes be differentiated again."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from thunder_norm import elem_dims as ed
+from thunder_norm.context import current_sensitivity
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import Constant, times
@@ -49,8 +50,9 @@ class Source:
         )
 
     def tensor(self, scale: float = 1.0) -> Any:
-        """It again, or what a multiple of it would be: without facts, its backing only for the shape."""
-        return self.kind._wrap(self.backing, times(self.norm_size, scale), None, self.elem_dims)
+        """It again, or a multiple of it: without facts, its backing only for the shape unless a rule is to look at it."""
+        backing = self.backing if scale == 1 or current_sensitivity() == "global" else self.backing * scale
+        return self.kind._wrap(backing, times(self.norm_size, scale), None, self.elem_dims)
 
 
 def fact(x: Any, kind: type[F]) -> F | None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 
 from thunder_norm.registry import normed_op
+from thunder_norm.rules import _local
 from thunder_norm.rules._gaussian import second_moment_root
+from thunder_norm.rules._local import is_local
 from thunder_norm.rules._shared import like
 from thunder_norm.tensors import RMSTensor
 
@@ -21,6 +23,8 @@ def pointwise(*ops: Callable, f: Function, slope: Function) -> Callable:
     def register(bound: Callable[[torch.Tensor, torch.Tensor], tuple]) -> Callable:
         def rule(input: RMSTensor) -> RMSTensor:
             value, sensitivity = bound(input.norm_size, input.norm_size * math.sqrt(input.numel_normed))
+            if is_local(input):
+                sensitivity = _local.slope(input, slope)
             return like(input, value, sensitivity={"input": sensitivity})
 
         def typical(input: RMSTensor) -> RMSTensor:

@@ -174,9 +174,14 @@ def root(n: float) -> float:
 # -- refusals -------------------------------------------------------------------------------------------------------------
 
 
+_Whatever = NormedTensor | torch.Tensor | list[NormedTensor | torch.Tensor] | Any
+
+
 @dataclass(frozen=True)
 class _Refusal(NormRule):
     """A rule that only says why there is none; any registered rule that takes the arguments goes first."""
+
+    is_refusal = True
 
     def fits(self, bound: Any, *, converting: bool) -> bool:
         return converting and super().fits(bound, converting=True)
@@ -192,7 +197,8 @@ def register_refusal(op: NormedOp, signature_of: Callable) -> None:
 def refuse(op: NormedOp, reason: str) -> None:
     """Make `op` raise NormMismatchError with `reason` on normed tensors no other rule takes."""
 
-    def refused(input: NormedTensor | torch.Tensor | int | float, *args: Any, **kwargs: Any) -> NormedTensor:
+    def refused(*args: _Whatever, **kwargs: _Whatever) -> NormedTensor:
         raise NormMismatchError(reason)
 
+    refused.__doc__ = reason
     register_refusal(op, refused)

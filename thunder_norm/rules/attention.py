@@ -13,7 +13,9 @@ import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import refined, rms, spread
+from thunder_norm.rules import _local
+from thunder_norm.rules._local import data, is_local
+from thunder_norm.rules._shared import refined, rms, root, spread
 from thunder_norm.tensors import NormedTensor, RMSTensor
 
 
@@ -23,9 +25,11 @@ def _attention(
     value: RMSTensor,
     dropout_p: float = 0.0,
     scale: float | None = None,
-    mask: RMSTensor | None = None,
+    mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
 ) -> RMSTensor:
-    """The bound, see `scaled_dot_product_attention`."""
+    """The bound, see `scaled_dot_product_attention`; `mask` is plain or normed."""
     width, tokens = query.shape[-1], key.shape[-2]
     scale = 1 / math.sqrt(width) if scale is None else abs(scale)
     # heads and batches in value's norm stay in the output's; its features stay as they are
@@ -42,7 +46,17 @@ def _attention(
     c = scale * width * product * gain
     nq, nk, nv = query.norm_size, key.norm_size, value.norm_size
     sensitivity: dict[str, Any] = {"query": nk * nv * c, "key": nq * nv * c, "value": of_value * gain}
-    if mask is not None:
+    is_moving = any(x.perturbation_size is not None for x in (query, key, value))
+    if is_moving and dropout_p == 0 and not enable_gqa and is_local(query, key, value):
+        bias = mask.backing if isinstance(mask, RMSTensor) else mask
+        here = _local.attention(data(query), data(key), data(value), bias, is_causal, scale, batch)
+        # from RMS over features to the largest one where the output is
+        by_feature = 1.0 if -1 in kept else root(value.shape[-1])
+        for name, x, found in (("query", query, here.query), ("key", key, here.key)):
+            found = found * (by_feature * refined(x, (*batch, -1)))
+            sensitivity[name] = torch.minimum(sensitivity[name], found)
+        sensitivity["value"] = (here.value * refined(value, kept)).clamp(max=of_value)
+    if isinstance(mask, RMSTensor):
         sensitivity["attn_mask"] = nv * (of_value * refined(mask, ()) * gain)
     return rms(nv * (of_value * gain), kept, sensitivity=sensitivity)
 
@@ -65,11 +79,13 @@ def scaled_dot_product_attention(
     Value:        |y| <= |v|                              (attained: equal values)
     Sensitivity:  s d |k| |v|,  s d |q| |v|,  1           (attained at weights 1/2, 1/2 on keys +-k and values +-v, q orthogonal)
                   from d y = s Cov_p(v, k) dq and |Cov_p(v, k)| <= sup |v| sup |k|; s = 1 / sqrt(d) unless given
+    Local:        s |Cov_p(v, k)|_2 (bounded within d^(1/8)) to q, s |q|_2 sum_j p_j |v_j - y|_2 to k, of the worst token;
+                  over heads by the weights that they share
     Norms over heads: the mean stays with the values at factor sqrt(min(heads, tokens)), each head looking at a position of
     its own; queries and keys are converted.  Dropout multiplies everything by 1 / (1 - p), the worst mask's.
     Source:       Large et al. 2024, "Scalable Optimization in the Modular Norm" (functional attention: the case s = 1 / d)
     """
-    return _attention(query, key, value, dropout_p, scale)
+    return _attention(query, key, value, dropout_p, scale, attn_mask, is_causal, enable_gqa)
 
 
 @normed_op(F.scaled_dot_product_attention).register_norm
@@ -84,7 +100,7 @@ def scaled_dot_product_attention_with_bias(
     enable_gqa: bool = False,
 ) -> RMSTensor:
     """The same with an additive mask that moves, a position bias: sensitivity |v| to its largest entry."""
-    return _attention(query, key, value, dropout_p, scale, attn_mask)
+    return _attention(query, key, value, dropout_p, scale, attn_mask, is_causal, enable_gqa)
 
 
 # -- ATen's names: the same function, further outputs without a norm -------------------------------------------------------
@@ -101,7 +117,7 @@ def _flash_attention_for_cpu(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
-    return _attention(query, key, value, dropout_p, scale), None
+    return _attention(query, key, value, dropout_p, scale, attn_mask, is_causal), None
 
 
 @normed_op(torch.ops.aten._scaled_dot_product_flash_attention.default).register_norm
@@ -115,7 +131,7 @@ def _flash_attention(
     *,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
-    return (_attention(query, key, value, dropout_p, scale), *[None] * 8)
+    return (_attention(query, key, value, dropout_p, scale, None, is_causal), *[None] * 8)
 
 
 @normed_op(torch.ops.aten._scaled_dot_product_efficient_attention.default).register_norm(allow_plain_tensors=True)
@@ -130,7 +146,7 @@ def _efficient_attention(
     *,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
-    return (_attention(query, key, value, dropout_p, scale), *[None] * 3)
+    return (_attention(query, key, value, dropout_p, scale, attn_bias, is_causal), *[None] * 3)
 
 
 @normed_op(torch.ops.aten._scaled_dot_product_cudnn_attention.default).register_norm(allow_plain_tensors=True)
@@ -146,7 +162,7 @@ def _cudnn_attention(
     *,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
-    return (_attention(query, key, value, dropout_p, scale), *[None] * 8)
+    return (_attention(query, key, value, dropout_p, scale, attn_bias, is_causal), *[None] * 8)
 
 
 @normed_op(torch.ops.aten._scaled_dot_product_attention_math.default).register_norm(allow_plain_tensors=True)
@@ -162,4 +178,4 @@ def _attention_math(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[NormedTensor | None, ...]:
-    return _attention(query, key, value, dropout_p, scale), None
+    return _attention(query, key, value, dropout_p, scale, attn_mask, is_causal, enable_gqa), None

@@ -27,7 +27,7 @@ from thunder_norm.rules._shared import (
     over_dims_of,
     own_dims,
     refined,
-    register_refusal,
+    refuse,
     rms,
     root,
     root_sum_squares,
@@ -42,7 +42,7 @@ Number = int | float
 _SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
 
 
-def _gain(t: torch.Tensor, x: NormedTensor) -> NormedTensor:
+def gain_of(t: torch.Tensor, x: NormedTensor) -> NormedTensor:
     """A plain tensor of any dtype as a factor beside x: by its largest entry."""
     return lift(t if t.is_floating_point() else run_real(torch.Tensor.to, (t, x.dtype), {}), LinfTensor)
 
@@ -119,7 +119,7 @@ def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
 @normed_op(torch.add).register_norm(allow_plain_tensors=True)
 def add_integers(input: RMSTensor, other: torch.Tensor, alpha: Number = 1) -> RMSTensor:
     """A + alpha b with a plain tensor of integers or bools: value |a| + |alpha| max |b|; sensitivity 1."""
-    value, dims, by_input, _ = _sum(input, _gain(other, input), 1.0, math.fabs(alpha))
+    value, dims, by_input, _ = _sum(input, gain_of(other, input), 1.0, math.fabs(alpha))
     return rms(value, dims, sensitivity={"input": by_input})
 
 
@@ -164,7 +164,7 @@ for _kinds in ((RMSTensor, LinfTensor), (LinfTensor, RMSTensor), (RMSTensor, RMS
     normed_op(torch.mul).register_norm(annotated(_multiply, input=_kinds[0], other=_kinds[1]))
 
 
-def _scale(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | None = None) -> NormedTensor:
+def scale_by(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | None = None) -> NormedTensor:
     """The result of x times a gain, in x's kind: |x| |gain|.
 
     A matrix keeps its kind if the gain scales whole rows or columns; else its entries are bounded first.
@@ -193,13 +193,13 @@ def _scale(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | None
 @normed_op(torch.mul).register_norm
 def mul_gain(input: L1Tensor | L2Tensor | RMSToRMSTensor, other: LinfTensor) -> NormedTensor:
     """A b with a gain b.  Value |a| |b|, attained, in a's kind; a matrix only if b scales whole rows or columns."""
-    return _scale(input, other, "input", "other")
+    return scale_by(input, other, "input", "other")
 
 
 @normed_op(torch.mul).register_norm
 def gain_mul(input: LinfTensor, other: L1Tensor | L2Tensor | RMSToRMSTensor) -> NormedTensor:
     """A b with a gain a: as `mul_gain`."""
-    return _scale(other, input, "other", "input")
+    return scale_by(other, input, "other", "input")
 
 
 @normed_op(torch.mul).register_norm
@@ -217,13 +217,13 @@ def number_mul(input: Number, other: NormedTensor) -> NormedTensor:
 @normed_op(torch.mul).register_norm(allow_plain_tensors=True)
 def mul_integers(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
     """A b with a plain tensor of integers or bools, such as a mask: by its largest entry."""
-    return _scale(input, _gain(other, input), "input")
+    return scale_by(input, gain_of(other, input), "input")
 
 
 @normed_op(torch.mul).register_norm(allow_plain_tensors=True)
 def integers_mul(input: torch.Tensor, other: NormedTensor) -> NormedTensor:
     """A b with a plain tensor a of integers or bools: as `mul_integers`."""
-    return _scale(other, _gain(input, other), "other")
+    return scale_by(other, gain_of(input, other), "other")
 
 
 def _add_product(input: RMSTensor, a: RMSTensor, b: NormedTensor, v: float) -> tuple[torch.Tensor, ed.Dims, tuple]:
@@ -255,30 +255,28 @@ for _kind in (LinfTensor, RMSTensor):  # a plain tensor2 is a gain
 @normed_op(torch.div).register_norm
 def div_number(input: NormedTensor, other: Number) -> NormedTensor:
     """A / c.  Value |a| / |c|, sensitivity 1 / |c|, in every kind."""
+    if other == 0:
+        raise NormMismatchError("division by 0")
     return scaled(input, 1 / math.fabs(other))
 
 
 @normed_op(torch.div).register_norm(allow_plain_tensors=True)
 def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
     """A / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
-    return _scale(input, _gain(run_real(torch.reciprocal, (other,), {}), input), "input")
+    return scale_by(input, gain_of(run_real(torch.reciprocal, (other,), {}), input), "input")
 
 
-def _refuse_division(input: NormedTensor | torch.Tensor | Number, other: NormedTensor) -> NormedTensor:
-    """Refused: a norm bounds entries from above, not from below."""
-    raise NormMismatchError(
-        "division by a normed tensor: its norm gives no lower bound on entries; use the fused operation (layer_norm, rms_norm, "
-        "normalize, softmax), or register a rule with the lower bound you know"
-    )
-
-
-register_refusal(normed_op(torch.div), _refuse_division)
+NO_DIVISION = (
+    "division by a normed tensor: its norm gives no lower bound on entries; use the fused operation (layer_norm, rms_norm, "
+    "normalize, softmax), or register a rule with the lower bound you know"
+)
+refuse(normed_op(torch.div), NO_DIVISION)
 
 
 @normed_op(torch.addcdiv).register_norm(allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")})
 def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: Number = 1) -> RMSTensor:
     """T + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
-    gain = _gain(run_real(torch.reciprocal, (tensor2,), {}), tensor1)
+    gain = gain_of(run_real(torch.reciprocal, (tensor2,), {}), tensor1)
     size, dims, (by_input, by_tensor1, _) = _add_product(input, tensor1, gain, math.fabs(value))
     return rms(size, dims, sensitivity={"input": by_input, "tensor1": by_tensor1})
 
@@ -338,8 +336,8 @@ def lerp(input: RMSTensor, end: RMSTensor, weight: Number) -> RMSTensor:
 )
 def lerp_by_tensor(input: RMSTensor, end: RMSTensor, weight: torch.Tensor) -> RMSTensor:
     """(1 - w) a + w b with a plain tensor w.  Value max |1 - w| |a| + max |w| |b|, sensitivities its factors."""
-    to_input = _gain(run_real(torch.rsub, (weight, 1), {}), input).norm_size
-    to_end = _gain(weight, end).norm_size
+    to_input = gain_of(run_real(torch.rsub, (weight, 1), {}), input).norm_size
+    to_end = gain_of(weight, end).norm_size
     dims, (ca, cb) = align(broadcast(input.shape, end.shape, weight.shape), input, end)
     by_input, by_end = times(to_input, ca), times(to_end, cb)
     value = input.norm_size * by_input + end.norm_size * by_end

@@ -88,11 +88,19 @@ def copy(input: NormedTensor) -> NormedTensor:
 
 
 _COPIES = (
-    torch.clone, torch.detach, torch.Tensor.contiguous, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default,
-    torch.Tensor.cpu, torch.Tensor.resolve_conj, torch.Tensor.resolve_neg, torch.Tensor.conj,
+    torch.clone, torch.detach, torch.Tensor.contiguous, torch.ops.aten.alias.default, torch.alias_copy,
+    torch.ops.aten.lift_fresh.default, torch.Tensor.cpu, torch.Tensor.resolve_conj, torch.Tensor.resolve_neg, torch.Tensor.conj,
 )  # fmt: skip
 for _op in _COPIES:
     normed_op(_op).register_norm(copy)
+
+
+@normed_op(torch.nan_to_num).register_norm
+def nan_to_num(
+    input: NormedTensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> NormedTensor:
+    """The same entries: a tensor of finite norm has no NaN and no infinite entry.  Value n, sensitivity 1."""
+    return scaled(input, 1)
 
 
 @normed_op(torch.Tensor.cuda).register_norm

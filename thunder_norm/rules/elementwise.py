@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.registry import normed_op
+from thunder_norm.rules import _local
 from thunder_norm.rules._pointwise import pointwise, softplus_of, typical_pointwise
 from thunder_norm.rules._shared import VectorKind, like, root_sum_squares, scalar, scaled
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
@@ -218,9 +219,11 @@ def gelu(input: RMSTensor, approximate: str = "none") -> RMSTensor:
     n = input.norm_size
     reach = n * math.sqrt(input.numel_normed)
     if approximate == "none":
-        return like(input, n * _gelu_gate(reach), sensitivity={"input": _gelu_slope(reach.clamp(max=_SQRT2))})
-    slope = _gelu_tanh_slope(reach.clamp(max=1.4185039629878893))
-    return like(input, n * _gelu_tanh_gate(reach), sensitivity={"input": slope})
+        gate, derivative, steepest = _gelu_gate, _gelu_slope, _SQRT2
+    else:
+        gate, derivative, steepest = _gelu_tanh_gate, _gelu_tanh_slope, 1.4185039629878893
+    slope = _local.slope(input, derivative) if _local.is_local(input) else derivative(reach.clamp(max=steepest))
+    return like(input, n * gate(reach), sensitivity={"input": slope})
 
 
 @normed_op(F.gelu).register_norm(mode="modula")
@@ -328,16 +331,17 @@ def cos(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 _STEEPEST_SINC = 0.6626049068863423  # where |d sinc| is largest, 1.370336
 
 
-def _sinc_slope(x: torch.Tensor) -> torch.Tensor:
+def sinc_slope(x: torch.Tensor) -> torch.Tensor:
+    """The derivative of sinc."""
     away = torch.where(torch.abs(x) < 1e-4, torch.full_like(x, 1e-4), x)  # around 0 it is -pi^2 x / 3
     slope = (torch.cos(math.pi * away) - torch.sin(math.pi * away) / (math.pi * away)) / away
     return torch.where(torch.abs(x) < 1e-4, -(math.pi**2) / 3 * x, slope)
 
 
-@pointwise(torch.sinc, f=torch.sinc, slope=_sinc_slope)
+@pointwise(torch.sinc, f=torch.sinc, slope=sinc_slope)
 def sinc(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     """sin(pi x) / (pi x).  Value 1, attained at 0; sensitivity the slope at min(reach, 0.66260), at most 1.37034, attained."""
-    return torch.ones_like(n), torch.abs(_sinc_slope(reach.clamp(max=_STEEPEST_SINC)))
+    return torch.ones_like(n), torch.abs(sinc_slope(reach.clamp(max=_STEEPEST_SINC)))
 
 
 @pointwise(F.hardsigmoid, f=F.hardsigmoid, slope=lambda x: torch.where(torch.abs(x) < 3, 1 / 6, 0.0).to(x.dtype))

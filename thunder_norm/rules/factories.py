@@ -14,7 +14,7 @@ import torch
 from thunder_norm.context import current_mode
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import register_refusal, scalar
+from thunder_norm.rules._shared import as_kind, like, maximum, refuse, register_refusal, scalar
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 
@@ -64,6 +64,40 @@ def new_ones(input: NormedTensor, *size: Any, **options: Any) -> LinfTensor | No
 def new_full(input: NormedTensor, size: Sequence[int], fill_value: float, **options: Any) -> LinfTensor | None:
     """A constant c of another shape: value |c|, sensitivity 0."""
     return _constant(input, fill_value, options)
+
+
+@normed_op(torch.fill).register_norm
+def fill(input: RMSTensor, value: RMSTensor | int | float) -> RMSTensor:
+    """A constant c in the place of x, in x's kind as x may be filled in place.
+
+    Value:       |c|        (attained)
+    Sensitivity: 0 to x, 1 to a c that is a tensor
+    """
+    if isinstance(value, NormedTensor):
+        c, moved = as_kind(value, LinfTensor, ())
+        return like(input, c.norm_size, sensitivity={"input": 0, "value": moved})
+    return like(input, scalar(math.fabs(value), input.norm_size), sensitivity={"input": 0})
+
+
+@normed_op(torch.ops.aten.zero.default).register_norm
+def zero(input: NormedTensor) -> NormedTensor:
+    """Zeros in the place of x, in x's kind: value 0, sensitivity 0."""
+    return like(input, torch.zeros_like(input.norm_size), sensitivity={"input": 0})
+
+
+@normed_op(torch.linspace).register_norm
+def linspace(start: RMSTensor | int | float, end: RMSTensor | int | float, steps: int, **options: Any) -> LinfTensor | None:
+    """Numbers from one to another, evenly spaced: convex combinations of both.
+
+    Value:       max(n, m)      (attained: at either end)
+    Sensitivity: 1 to both      (attained: at their own end)
+    """
+    if options.get("dtype") is not None and not options["dtype"].is_floating_point:
+        return None
+    ends = [x for x in (start, end) if isinstance(x, NormedTensor)]
+    sizes = [as_kind(x, LinfTensor, ())[0].norm_size for x in ends]
+    sizes += [scalar(math.fabs(x), sizes[0]) for x in (start, end) if not isinstance(x, NormedTensor)]
+    return LinfTensor(maximum(sizes), elem_dims=(), sensitivity={"start": 1, "end": 1})
 
 
 @normed_op(torch.rand_like).register_norm
@@ -118,3 +152,10 @@ _refuse_factory(torch.randn, _UNBOUNDED)
 _refuse_like(torch.randn_like, _UNBOUNDED)
 _refuse_like(torch.empty_like, _UNDEFINED)
 _refuse_like(torch.Tensor.new_empty, _UNDEFINED)
+
+for _op in (torch.ops.aten.resize.default, torch.ops.aten.resize_as.default):
+    refuse(
+        normed_op(_op),
+        "a tensor that is resized keeps some entries and gets others from whatever was in memory, which has no norm; use reshape, "
+        "a slice or torch.nn.functional.pad",
+    )

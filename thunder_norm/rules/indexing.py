@@ -140,6 +140,12 @@ def tensor_split(input: NormedTensor, indices_or_sections: int | Sequence[int], 
     return split(input, [len(range(size)[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)], dim)
 
 
+@normed_op(torch.tensor_split).register_norm(allow_plain_tensors=True)
+def tensor_split_by_data(input: NormedTensor, indices_or_sections: torch.Tensor, dim: int = 0) -> tuple:
+    """Refused: the shapes of the pieces would depend on data."""
+    raise NormMismatchError("the shapes of the pieces depend on data: give the indices as numbers")
+
+
 # -- indices ----------------------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from thunder_norm.rules._shared import (
     maximum,
     negative,
     over_dims_of,
+    own_dims,
     rms,
     root_sum_squares,
     scalar,
@@ -27,7 +28,7 @@ from thunder_norm.rules._shared import (
     spread,
     times,
 )
-from thunder_norm.tensors import L1Tensor, L2Tensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 
 _SAME_DIMS = {"tensors": over_dims_of("tensors")}
 
@@ -112,6 +113,27 @@ def _stack_same_kind(tensors: list, dim: int = 0) -> NormedTensor:
 
 for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
     normed_op(torch.stack).register_norm(annotated(_stack_same_kind, tensors=list[_kind]), lift_dims=_SAME_DIMS)
+
+
+@normed_op(torch.ops.aten._chunk_cat.default).register_norm(lift_dims=_SAME_DIMS)
+def chunk_cat(tensors: list[RMSTensor], dim: int, num_chunks: int) -> RMSTensor:
+    """Each tensor padded with zeros and cut into chunks along `dim`; the i-th chunks of all, flattened, make row i.
+
+    Value:       max_i n_i from the largest entries; else sqrt(sum_i N_i n_i^2 / N), N_i the entries of tensor i and N those of the
+                 output behind the leading dimensions, over which the norm then runs too (attained)
+    Sensitivity: 1, sqrt(N_i / N)
+    """
+    lead = dim % max(t.ndim for t in tensors)
+    if all(not own_dims(t) for t in tensors):
+        return LinfTensor(maximum([t.norm_size for t in tensors]), elem_dims=(), sensitivity={"tensors": [1] * len(tensors)})
+    counts = [math.prod(t.shape[lead:]) for t in tensors]
+    padded = [math.prod(t.shape[lead + 1 :]) * num_chunks * -(-t.shape[lead] // num_chunks) for t in tensors]
+    # leading dimensions that one norm runs over are averaged over in all of them
+    leading = sorted({d + t.ndim for t in tensors for d in own_dims(t) if d + t.ndim < lead})
+    factors = [math.sqrt(k / max(sum(padded), 1)) for k in counts]
+    value = root_sum_squares(*(times(t.norm_size, c) for t, c in zip(tensors, factors, strict=True)))
+    dims = (*(d - lead - 2 for d in leading), -2, -1)
+    return rms(value, dims, sensitivity={"tensors": factors})
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm import elem_dims as ed
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import is_plain
-from thunder_norm.rules._shared import VectorKind, rms
+from thunder_norm.rules._shared import VectorKind, align, broadcast, negative, refuse, rms, spread
 from thunder_norm.rules.contraction import contract, conversion_factor, number, plus, rms_factor, scaled
 from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 
@@ -173,6 +174,8 @@ def _sum_of_products(labels: tuple[str, str, str]) -> Callable[..., NormedTensor
 _addmm = _sum_of_products(("mk", "kn", "mn"))
 _addmv = _sum_of_products(("mk", "k", "m"))
 _baddbmm = _sum_of_products(("bmk", "bkn", "bmn"))
+_addbmm = _sum_of_products(("bmk", "bkn", "mn"))
+_addr = _sum_of_products(("m", "n", "mn"))
 
 
 @normed_op(torch.addmm).register_norm(lift_dims={"mat2": _transposed})
@@ -216,6 +219,49 @@ def baddbmm_activations(
 ) -> NormedTensor:
     """y = beta b + alpha A B for two activations: `matmul` and the triangle inequality."""
     return _baddbmm(input, batch1, batch2, ("batch1", "batch2"), beta, alpha)
+
+
+@normed_op(torch.addbmm).register_norm(lift_dims={"input": _everywhere, "batch2": lambda t, args: (-2,)})
+def addbmm(input: VectorKind, batch1: VectorKind, batch2: VectorKind, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+    """y = beta b + alpha sum_b A_b B_b: `matmul` over batches as well, and the triangle inequality."""
+    return _addbmm(input, batch1, batch2, ("batch1", "batch2"), beta, alpha)
+
+
+@normed_op(torch.addr).register_norm(lift_dims={"input": _everywhere})
+def addr(input: VectorKind, vec1: VectorKind, vec2: VectorKind, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+    """y_ij = beta x_ij + alpha a_i b_j: `outer` and the triangle inequality."""
+    return _addr(input, vec1, vec2, ("vec1", "vec2"), beta, alpha)
+
+
+@normed_op(torch.linalg.cross).register_norm(lift_dims={"input": _beside("other"), "other": _beside("input")})
+def linalg_cross(input: RMSTensor, other: RMSTensor, *, dim: int = -1) -> RMSTensor:
+    """a x b of vectors of 3 entries along `dim`.
+
+    Value:        sqrt(3 M) |a| |b|, RMS over the vector and M entries besides;  2 sqrt(M) |a| |b| where the norm runs over M
+                  others only         (attained: orthogonal vectors, signs; for M > 1 all in the same place)
+    Sensitivity:  the value is bilinear
+    Source:       |a x b| <= |a| |b|;  |a_i b_j - a_j b_i| <= 2 |a| |b| in the largest entries
+    """
+    shape = broadcast(input.shape, other.shape)
+    dims, factors = align(shape, input, other)
+    is_over = negative(dim, len(shape)) in dims
+    beside = ed.numel(shape, dims) / (3 if is_over else 1)
+    c = math.prod(factors) * spread(math.sqrt(beside)) * (math.sqrt(3) if is_over else 2)
+    return rms(input.norm_size * other.norm_size * c, dims, multilinear=True)
+
+
+@normed_op(torch.cross).register_norm(lift_dims={"input": _beside("other"), "other": _beside("input")})
+def cross(input: RMSTensor, other: RMSTensor, dim: int | None = None) -> RMSTensor:
+    """`linalg_cross`, along the first dimension of 3 if none is given."""
+    shape = broadcast(input.shape, other.shape)
+    return linalg_cross(input, other, dim=shape.index(3) if dim is None else dim)
+
+
+refuse(
+    normed_op(torch.matrix_exp),
+    "a matrix exponential grows as e^n with the operator norm, and no rule of linear algebra says how it moves; write out the "
+    "terms of the series that matter, which are products",
+)
 
 
 # -- einsum and bilinear --------------------------------------------------------------------------------------------------

@@ -6,36 +6,18 @@ The output is a scalar (or one number for each sample), bounded in absolute valu
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
 from thunder_norm.context import lift, run_real
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
+from thunder_norm.rules._loss import count, entries_or_mean, loss, measured, product, scalar_loss, unlikeliest
 from thunder_norm.rules._pointwise import softplus_of
-from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread, times
+from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread
 from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor
 
-
-def _measured(t: torch.Tensor, arguments: dict[str, Any]) -> ed.Dims:
-    """elem_dims for a plain operand: an average needs no more than its RMS over everything."""
-    return () if arguments["reduction"] == "none" else tuple(range(-t.ndim, 0))
-
-
-_LIFT = {"input": _measured, "target": _measured}
-
-
-def _scalar(value: torch.Tensor, count: float, **sensitivity: Constant) -> LinfTensor:
-    """The result of a loss summed `count` times (1: averaged, or not reduced)."""
-    constants = {name: c if count == 1 else c * count for name, c in sensitivity.items()}
-    return LinfTensor(times(value, count), elem_dims=(), sensitivity=constants)
-
-
-def _count(reduction: str, samples: int) -> int:
-    return samples if reduction == "sum" else 1
+_LIFT = {"input": measured, "target": measured}
 
 
 # -- classification -----------------------------------------------------------------------------------------------------------
@@ -45,13 +27,13 @@ def _class_dim(ndim: int) -> int:
     return -1 if ndim == 1 else 1 - ndim
 
 
-@normed_op(F.cross_entropy).register_norm(allow_plain_tensors=True)
+@loss(F.cross_entropy, torch.ops.aten.cross_entropy_loss.default)
 def cross_entropy(
     input: RMSTensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
     reduction: str = "mean",
+    ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> LinfTensor:
     """-log softmax(x)[y] over C classes; y are indices, or probabilities.
@@ -73,7 +55,7 @@ def cross_entropy(
     value, slope = softplus_of(odds), torch.sigmoid(odds) * reach
     if classes < 2:
         value, slope = torch.zeros_like(value), torch.zeros_like(slope)
-    factor: Constant = _count(reduction, input.numel() // max(classes, 1))
+    factor: Constant = count(reduction, input.numel() // max(classes, 1))
     if weight is not None and not (reduction == "mean" and is_indices and label_smoothing == 0):
         if reduction == "mean" and is_indices:
             raise NormMismatchError("class weights together with label smoothing and reduction='mean' have no bound without data")
@@ -81,89 +63,102 @@ def cross_entropy(
     if not is_indices:
         mass = lift(target, L1Tensor, (along,)).norm_size * (1 - label_smoothing) + label_smoothing
         factor = mass * factor
-    return LinfTensor(times(value, factor), elem_dims=(), sensitivity={"input": _product(slope, c, factor)})
+    return scalar_loss(value, factor, input=product(slope, c))
 
 
-def _product(*factors: Constant) -> Constant:
-    result: Constant = 1.0
-    for factor in factors:
-        result = factor * result
-    return result
+_NLL = torch.ops.aten
 
 
-@normed_op(F.nll_loss).register_norm(allow_plain_tensors=True)
+@loss(F.nll_loss, _NLL.nll_loss_nd.default, _NLL.nll_loss2d.default)
 def nll_loss(
     input: RMSTensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
     reduction: str = "mean",
+    ignore_index: int = -100,
 ) -> LinfTensor:
     """-x[y] of log probabilities x.  Value n and sensitivity 1 in the largest entry, attained; RMS is converted to it."""
     x, c = as_kind(input, LinfTensor, ())
-    factor: Constant = _count(reduction, max(target.numel(), 1))
+    factor: Constant = count(reduction, max(target.numel(), 1))
     if weight is not None and reduction != "mean":
         factor = lift(weight, LinfTensor).norm_size * factor
-    return LinfTensor(times(x.norm_size, factor), elem_dims=(), sensitivity={"input": _product(factor, c)})
+    return scalar_loss(x.norm_size, factor, input=c)
 
 
-@normed_op(F.binary_cross_entropy_with_logits).register_norm(allow_plain_tensors=True)
-def binary_cross_entropy_with_logits(
+@loss(_NLL.nll_loss_forward.default, _NLL.nll_loss2d_forward.default)
+def nll_loss_forward(
     input: RMSTensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     reduction: str = "mean",
-    pos_weight: torch.Tensor | None = None,
-) -> LinfTensor:
-    """-y log s(x) - (1 - y) log s(-x) for targets y in [0, 1].
+    ignore_index: int = -100,
+) -> tuple:
+    """`nll_loss`, and the sum of the weights, which is plain."""
+    return nll_loss(input, target, weight, reduction, ignore_index), None
 
-    Value:       log(1 + e^n) for the largest entry and averaged over everything (attained); not averaged, from the largest entry
-    Sensitivity: s(n) from the largest entry; 1 averaged from RMS; converted otherwise
+
+@loss(F.binary_cross_entropy_with_logits)
+def binary_cross_entropy_with_logits(
+    input: RMSTensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    pos_weight: torch.Tensor | None = None,
+    reduction: str = "mean",
+) -> LinfTensor:
+    """-p y log s(x) - (1 - y) log s(-x), p `pos_weight` or 1; w = max(1, p) max(|y| + |1 - y|), for y in [0, 1] the first.
+
+    Value:       w log(1 + e^n), averaged from any RMS, not reduced from the largest entry   (attained: wrong with certainty)
+    Sensitivity: w s(n)                                                                      (attained likewise)
+    Summed: times the number of entries.  Weights multiply by the largest.
+    Source:      loss <= w softplus(|x|), slope <= w s(|x|); softplus(sqrt u) and s(sqrt u)^2 are concave
     """
-    if pos_weight is not None:
-        raise NormMismatchError("binary_cross_entropy_with_logits with pos_weight has no rule")
-    is_averaged = reduction == "mean" and weight is None
-    x, c = (input, 1.0) if is_averaged else as_kind(input, LinfTensor, ())
-    factor: Constant = _count(reduction, input.numel())
+    x, c = entries_or_mean(input, reduction)
+    factor: Constant = unlikeliest(target, x) * count(reduction, input.numel())
     if weight is not None:
         factor = lift(weight, LinfTensor).norm_size * factor
-    slope: Constant = torch.sigmoid(x.norm_size) if isinstance(x, LinfTensor) else 1.0
-    value = softplus_of(x.norm_size)
-    if not isinstance(x, LinfTensor):
-        # softplus is 1-Lipschitz with value log 2 at 0, and a mean of moduli is at most the RMS
-        value = x.norm_size + math.log(2)
-    return LinfTensor(times(value, factor), elem_dims=(), sensitivity={"input": _product(factor, slope, c)})
+    if pos_weight is not None:
+        factor = lift(pos_weight, LinfTensor).norm_size.clamp(min=1.0) * factor
+    n = x.norm_size
+    return scalar_loss(softplus_of(n), factor, input=product(torch.sigmoid(n), c))
 
 
 # -- regression ---------------------------------------------------------------------------------------------------------------
 
 
-def _difference(input: RMSTensor, target: RMSTensor, reduction: str) -> tuple[torch.Tensor, float, float, int]:
+def _difference(
+    input: RMSTensor, target: RMSTensor, reduction: str, weight: torch.Tensor | None = None, divided_out: bool = True
+) -> tuple[torch.Tensor, float, float, Constant]:
     """Bound on ``|a - b|``, the factors of both, and how often the loss is counted.
 
-    Averaged, the RMS over everything is enough, and coarsening to it is free; otherwise each entry is bounded.
+    Averaged, the RMS over everything is enough, and coarsening to it is free; otherwise each entry is bounded.  Weights
+    multiply by the largest; those that are `divided_out` of an average (not negative) make it one of unequal parts, no larger than
+    the largest.
     """
-    if reduction == "none":
+    times_counted: Constant = count(reduction, math.prod(broadcast(input.shape, target.shape)))
+    is_unequal = weight is not None and reduction == "mean" and divided_out
+    if weight is not None and not is_unequal:
+        times_counted = lift(weight, LinfTensor).norm_size * times_counted
+    if reduction == "none" or is_unequal:
         (a, to_a), (b, to_b) = as_kind(input, LinfTensor, ()), as_kind(target, LinfTensor, ())
-        return a.norm_size + b.norm_size, to_a, to_b, 1
-    return input.norm_size + target.norm_size, 1.0, 1.0, _count(reduction, math.prod(broadcast(input.shape, target.shape)))
+        return a.norm_size + b.norm_size, to_a, to_b, times_counted
+    return input.norm_size + target.norm_size, 1.0, 1.0, times_counted
 
 
-@normed_op(F.mse_loss).register_norm(lift_dims=_LIFT)
-def mse_loss(input: RMSTensor, target: RMSTensor, reduction: str = "mean") -> LinfTensor:
+@loss(F.mse_loss, lift_dims=_LIFT)
+def mse_loss(input: RMSTensor, target: RMSTensor, reduction: str = "mean", weight: torch.Tensor | None = None) -> LinfTensor:
     """(a - b)^2.  Averaged: value (|a| + |b|)^2, sensitivities 2 (|a| + |b|), attained by a = -b along themselves.
 
     Summed: times the number of entries.  Not reduced: from the largest entries.
     """
-    d, ca, cb, count = _difference(input, target, reduction)
-    return _scalar(d.square(), count, input=d * (2 * ca), target=d * (2 * cb))
+    d, ca, cb, factor = _difference(input, target, reduction, weight)
+    return scalar_loss(d.square(), factor, input=d * (2 * ca), target=d * (2 * cb))
 
 
-@normed_op(F.l1_loss).register_norm(lift_dims=_LIFT)
-def l1_loss(input: RMSTensor, target: RMSTensor, reduction: str = "mean") -> LinfTensor:
+@loss(F.l1_loss, lift_dims=_LIFT)
+def l1_loss(input: RMSTensor, target: RMSTensor, reduction: str = "mean", weight: torch.Tensor | None = None) -> LinfTensor:
     """|a - b|.  Averaged: value |a| + |b|, sensitivities 1: a mean of moduli is at most the RMS.  Summed and not: `mse_loss`."""
-    d, ca, cb, count = _difference(input, target, reduction)
-    return _scalar(d, count, input=ca, target=cb)
+    d, ca, cb, factor = _difference(input, target, reduction, weight)
+    return scalar_loss(d, factor, input=ca, target=cb)
 
 
 def _huber(d: torch.Tensor, delta: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,44 +167,47 @@ def _huber(d: torch.Tensor, delta: float) -> tuple[torch.Tensor, torch.Tensor]:
     return inside.square() / 2 + (d - inside) * delta, inside
 
 
-@normed_op(F.huber_loss).register_norm(lift_dims=_LIFT)
-def huber_loss(input: RMSTensor, target: RMSTensor, reduction: str = "mean", delta: float = 1.0) -> LinfTensor:
+@loss(F.huber_loss, lift_dims=_LIFT)
+def huber_loss(
+    input: RMSTensor, target: RMSTensor, reduction: str = "mean", delta: float = 1.0, weight: torch.Tensor | None = None
+) -> LinfTensor:
     """h(a - b), h(t) = t^2 / 2 up to delta, then delta (|t| - delta / 2).
 
     Value:       averaged h(|a| + |b|), attained by constants; summed: times the number of entries
     Sensitivity: min(delta, |a| + |b|)
     Source:      h(sqrt t) is concave, and the slope is at most min(delta, |t|) in RMS
     """
-    d, ca, cb, count = _difference(input, target, reduction)
+    d, ca, cb, factor = _difference(input, target, reduction, weight, divided_out=False)
     value, slope = _huber(d, delta)
-    return _scalar(value, count, input=slope * ca, target=slope * cb)
+    return scalar_loss(value, factor, input=slope * ca, target=slope * cb)
 
 
-@normed_op(F.smooth_l1_loss).register_norm(lift_dims=_LIFT)
+@loss(F.smooth_l1_loss, lift_dims=_LIFT)
 def smooth_l1_loss(input: RMSTensor, target: RMSTensor, reduction: str = "mean", beta: float = 1.0) -> LinfTensor:
     """`huber_loss` with delta = beta, divided by beta; `l1_loss` for beta = 0."""
     if beta == 0:
         return l1_loss(input, target, reduction)
-    d, ca, cb, count = _difference(input, target, reduction)
+    d, ca, cb, factor = _difference(input, target, reduction)
     value, slope = _huber(d, beta)
-    return _scalar(value / beta, count, input=slope * (ca / beta), target=slope * (cb / beta))
+    return scalar_loss(value / beta, factor, input=slope * (ca / beta), target=slope * (cb / beta))
 
 
-@normed_op(F.kl_div).register_norm(allow_plain_tensors=True)
-def kl_div(input: RMSTensor, target: torch.Tensor, reduction: str = "mean", log_target: bool = False) -> LinfTensor:
+@loss(F.kl_div)
+def kl_div(input: RMSTensor, target: torch.Tensor, reduction: str = "mean", *, log_target: bool = False) -> LinfTensor:
     """Sum of p (log p - x) for log probabilities x and a plain target p, whose rows are measured.
 
-    Value:       P n + H for the largest entry n of x, the largest row sum P of p and of H of |p log p|; averaged over the batch
+    Value:       P n + H for the largest entry n of x, the largest row sum P of p and H of |p log p|; averaged over the batch.
+                 Not reduced: the same with the largest p and |p log p|
     Sensitivity: P
     Source:      linear in x with weights p
     """
-    if reduction not in ("batchmean", "sum", "mean"):
-        raise NormMismatchError("kl_div without reduction has no rule")
     p = run_real(torch.exp, (target,), {}) if log_target else target
-    mass = lift(p, L1Tensor, (-1,)).norm_size
-    entropy = lift(run_real(torch.xlogy, (p, p), {}), L1Tensor, (-1,)).norm_size
+    kind, dims = (LinfTensor, ()) if reduction == "none" else (L1Tensor, (-1,))
+    mass = lift(p, kind, dims).norm_size
+    entropy = lift(run_real(torch.xlogy, (p, p), {}), kind, dims).norm_size
     x, c = as_kind(input, LinfTensor, ())
     rows = input.numel() // max(input.shape[-1], 1)
-    count = {"batchmean": rows / max(input.shape[0], 1), "sum": rows, "mean": rows / max(input.numel(), 1)}[reduction]
-    value = mass * x.norm_size + entropy
-    return LinfTensor(value * count, elem_dims=(), sensitivity={"input": mass * (c * count)})
+    counted = {"batchmean": rows / max(input.shape[0], 1), "sum": rows, "mean": rows / max(input.numel(), 1), "none": 1}[
+        reduction
+    ]
+    return scalar_loss(mass * x.norm_size + entropy, counted, input=mass * c)

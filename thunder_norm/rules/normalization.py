@@ -17,6 +17,7 @@ from thunder_norm import elem_dims as ed
 from thunder_norm.context import current_mode
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
+from thunder_norm.rules._local import data, inverse_root, is_local
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times
 from thunder_norm.tensors import L2Tensor, LinfTensor, NormedTensor, RMSTensor
 
@@ -27,6 +28,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, eps: float, is_centred: bool, gr
     input: RMS over E (converted to E and `dims`, for free);  output: the same
     Value:        n / sqrt(n^2 + eps), n = |x|   (concave in the mean square, hence also for a mean over several groups)
     Sensitivity:  1 / sqrt(eps)                  (the Jacobian (I - x x^T / (N (r^2 + eps))) / sqrt(r^2 + eps) at x = 0)
+    Local:        1 / sqrt(r^2 + eps) of the group with the smallest mean square r^2 of the data (centred if x is)
     Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom.  Mode "modula": 1.
     """
     elem_dims = tuple(sorted({*input.elem_dims, *dims}))
@@ -41,6 +43,8 @@ def normalized(input: RMSTensor, dims: ed.Dims, eps: float, is_centred: bool, gr
         lipschitz = 1.0
     elif current_mode() == "typical" and freedom > 2:
         lipschitz = math.sqrt((freedom - 1) / (freedom - 2)) / root
+    elif is_local(input):
+        return rms(n / root, elem_dims, sensitivity={"input": inverse_root(input, dims, eps, is_centred, groups)})
     if isinstance(lipschitz, float) and math.isinf(lipschitz):
         raise NormMismatchError("a normalization with eps = 0 has no Lipschitz constant and may divide by zero: use eps > 0")
     return rms(n / root, elem_dims, sensitivity={"input": lipschitz})
@@ -236,6 +240,7 @@ def instance_norm(
 
 
 @normed_op(torch.ops.aten.native_batch_norm.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._native_batch_norm_legit.default).register_norm(allow_plain_tensors=True)
 def _native_batch_norm(
     input: RMSTensor,
     weight: LinfTensor | None,
@@ -248,6 +253,43 @@ def _native_batch_norm(
 ) -> tuple[NormedTensor | None, ...]:
     """`batch_norm`; ATen also returns the statistics."""
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps), None, None
+
+
+@normed_op(torch.ops.aten._native_batch_norm_legit.no_stats).register_norm
+def _native_batch_norm_no_stats(
+    input: RMSTensor, weight: LinfTensor | None, bias: RMSTensor | None, training: bool, momentum: float, eps: float
+) -> tuple[NormedTensor | None, ...]:
+    """`batch_norm` by the input's own statistics, which there is nothing to compare with."""
+    return batch_norm(input, None, None, weight, bias, True, momentum, eps), None, None
+
+
+@normed_op(torch.ops.aten._native_batch_norm_legit_functional.default).register_norm(allow_plain_tensors=True)
+def _native_batch_norm_functional(
+    input: RMSTensor,
+    weight: LinfTensor | None,
+    bias: RMSTensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[NormedTensor | None, ...]:
+    """`batch_norm`; ATen also returns the statistics, old and new."""
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps), None, None, None, None
+
+
+@normed_op(torch.ops.aten._batch_norm_with_update.default).register_norm(allow_plain_tensors=True)
+def _batch_norm_with_update(
+    input: RMSTensor,
+    weight: LinfTensor | None,
+    bias: RMSTensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[NormedTensor | None, ...]:
+    """`batch_norm` in training; ATen also returns the statistics."""
+    return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps), None, None, None
 
 
 @normed_op(torch.ops.aten._native_batch_norm_legit_no_training.default).register_norm(allow_plain_tensors=True)
@@ -273,7 +315,7 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
 
     input: L2 over `dim`;  output: the same
     Value:        min(1, |x| / eps)
-    Sensitivity:  1 / eps    (attained below eps: projection onto a ball, scaled)
+    Sensitivity:  1 / eps    (attained below eps: projection onto a ball, scaled);  local: 1 / max(|x|, eps), x the shortest
     Raises NormMismatchError for other p, and without eps.
     """
     if p != 2 or not eps > 0:
@@ -281,4 +323,8 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     dims = ed.canonical(dim, input.ndim) if input.ndim else ()
     x, c = as_kind(input, L2Tensor, dims)
     value = torch.minimum(x.norm_size / eps, scalar(1.0, x.norm_size))
-    return L2Tensor(value, elem_dims=dims, sensitivity={"input": c / eps})
+    lipschitz: Constant = 1 / eps
+    if is_local(input) and dims:
+        shortest = data(input).square().sum(dims).sqrt().amin().to(value.dtype)
+        lipschitz = 1 / shortest.clamp(min=eps)
+    return L2Tensor(value, elem_dims=dims, sensitivity={"input": c * lipschitz})

@@ -44,7 +44,8 @@ class _Windows:
         return max(totals, default=1.0)
 
 
-def _per_dim(value: Any, count: int) -> tuple[int, ...]:
+def per_dim(value: Any, count: int) -> tuple[int, ...]:
+    """A setting of a window for each of `count` dimensions, given as one number or as several."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * count if len(values) == 1 else values
 
@@ -59,10 +60,10 @@ def _sliding(
     count_include_pad: bool = True,
 ) -> list[_Windows]:
     count = len(shape)
-    kernels = _per_dim(kernel, count)
-    strides = kernels if stride is None or stride == [] or stride == () else _per_dim(stride, count)
+    kernels = per_dim(kernel, count)
+    strides = kernels if stride is None or stride == [] or stride == () else per_dim(stride, count)
     windows = []
-    for size, k, s, p, d in zip(shape, kernels, strides, _per_dim(padding, count), _per_dim(dilation, count), strict=True):
+    for size, k, s, p, d in zip(shape, kernels, strides, per_dim(padding, count), per_dim(dilation, count), strict=True):
         span = size + 2 * p - d * (k - 1) - 1
         number = (-(-span // s) if ceil_mode else span // s) + 1
         if ceil_mode and (number - 1) * s >= size + p:  # a window must start inside the input or its left padding
@@ -76,13 +77,14 @@ def _sliding(
 
 def _adaptive(shape: Sequence[int], output_size: Any) -> list[_Windows]:
     windows = []
-    for size, out in zip(shape, _output_sizes(output_size, shape), strict=True):
+    for size, out in zip(shape, output_sizes(output_size, shape), strict=True):
         taken = tuple(tuple(range(i * size // out, -(-(i + 1) * size // out))) for i in range(out))
         windows.append(_Windows(size, taken, tuple(map(len, taken))))
     return windows
 
 
-def _output_sizes(output_size: Any, shape: Sequence[int]) -> tuple[int, ...]:
+def output_sizes(output_size: Any, shape: Sequence[int]) -> tuple[int, ...]:
+    """The positions of an output along each dimension; None stands for as many as there are."""
     sizes = (output_size,) * len(shape) if isinstance(output_size, int) or output_size is None else tuple(output_size)
     sizes = sizes * len(shape) if len(sizes) == 1 else sizes
     return tuple(n if out is None else out for out, n in zip(sizes, shape, strict=True))
@@ -239,22 +241,23 @@ def interpolate(
     Value:       n from RMS over channels or the largest entry (attained: constants); other elem_dims are converted to that
     Sensitivity: 1
     Source:      convex combinations of positions
-    Raises NormMismatchError for modes with negative weights (bicubic).
+    Mode "bicubic" has negative weights: see `resampling`.
     """
     if mode not in ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "area"):
-        raise NormMismatchError(f"interpolation in mode {mode!r} has negative weights, which can exceed the norm")
-    return _resampled(input)
+        raise NormMismatchError(f"there is no interpolation in mode {mode!r}")
+    return resampled(input)
 
 
-def _resampled(x: RMSTensor) -> RMSTensor:
+def resampled(x: RMSTensor, c: float = 1.0) -> RMSTensor:
+    """Each position of the result c times a convex combination of those of x, or as good as one."""
     positions = _positions(x.ndim - 2)
-    per_position, c = as_kind(x, RMSTensor, tuple(d for d in x.elem_dims if d not in positions))
-    return rms(per_position.norm_size, per_position.elem_dims, sensitivity={"input": c})
+    per_position, factor = as_kind(x, RMSTensor, tuple(d for d in x.elem_dims if d not in positions))
+    return rms(times(per_position.norm_size, c), per_position.elem_dims, sensitivity={"input": factor * c})
 
 
 def upsample(input: RMSTensor, output_size: Any, *args: Any, **kwargs: Any) -> RMSTensor:
     """`interpolate`, as ATen names it."""
-    return _resampled(input)
+    return resampled(input)
 
 
 for _name in (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder_norm.context import current_mode
+from thunder_norm.context import current_mode, lift, run_real
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._gaussian import absolute_moment
@@ -44,9 +44,9 @@ def square(input: RMSTensor) -> RMSTensor:
     return pow(input, 2)
 
 
-def _only_largest_entry(x: RMSTensor, name: str) -> None:
+def only_largest_entry(x: RMSTensor, name: str, *, in_every_mode: bool = False) -> None:
     """Refuse an RMS norm, whose largest entry may be sqrt(N) n: nobody who writes exp x means e^(sqrt(N) n)."""
-    if current_mode() == "bound" and not isinstance(x, LinfTensor):
+    if (in_every_mode or current_mode() == "bound") and not isinstance(x, LinfTensor):
         raise NormMismatchError(
             f"an RMS norm over {x.numel_normed} elements allows an entry of {math.sqrt(x.numel_normed):.4g} times the norm, and "
             f"{name} of that is rarely meant; if it is, convert to a LinfTensor first (thunder_norm.conversions.convert)"
@@ -57,35 +57,76 @@ def _only_largest_entry(x: RMSTensor, name: str) -> None:
 def exponential(input: int | float, exponent: LinfTensor | RMSTensor) -> RMSTensor:
     """c^x, c > 0, for the largest entry n.  Value e^(|log c| n), attained; sensitivity |log c| times that.
 
-    Raises NormMismatchError for an RMS norm.
+    Raises NormMismatchError for an RMS norm, and for c <= 0.
     """
-    _only_largest_entry(exponent, "an exponential")
-    rate = math.fabs(math.log(input))
+    only_largest_entry(exponent, "an exponential")
+    rate = _rate(input)
     value = torch.exp(exponent.norm_size * rate)
     return like(exponent, value, sensitivity={"exponent": value * rate})
+
+
+def _rate(base: float) -> float:
+    if base <= 0:
+        raise NormMismatchError(f"{base} ** x is unbounded or undefined where x is negative: the base must be positive")
+    return math.fabs(math.log(base))
 
 
 @normed_op(torch.pow).register_norm(mode="typical")
 def exponential_typical(input: int | float, exponent: RMSTensor) -> RMSTensor:
     """c^x of a Gaussian: e^(log(c)^2 n^2), and |log c| times that."""
-    rate = math.fabs(math.log(input))
+    rate = _rate(input)
     value = torch.exp((exponent.norm_size * rate).square())
     return like(exponent, value, sensitivity={"exponent": value * rate})
+
+
+@normed_op(torch.pow).register_norm(allow_plain_tensors=True)
+def exponential_of_tensor(input: torch.Tensor, exponent: LinfTensor | RMSTensor) -> RMSTensor:
+    """c^x with a plain tensor c > 0: as `exponential`, with the largest |log c|.
+
+    Value and sensitivity are infinite where c has an entry 0, whose negative powers are.
+    """
+    only_largest_entry(exponent, "an exponential")
+    real = input if input.is_floating_point() else run_real(torch.Tensor.to, (input, exponent.dtype), {})
+    rate = lift(run_real(torch.log, (real,), {}), LinfTensor).norm_size
+    value = torch.exp(exponent.norm_size * rate)
+    return LinfTensor(value, elem_dims=(), sensitivity={"exponent": value * rate})
+
+
+refuse(
+    normed_op(torch.pow),
+    "whether a power is bounded, and has a slope, depends on the exponent: it must be 0, 1 or larger than 1, and known as a number",
+)
+
+
+@normed_op(torch.float_power).register_norm
+def float_power(input: RMSTensor, exponent: int | float) -> RMSTensor:
+    """x^p in double precision: `pow`."""
+    return pow(input, exponent)
+
+
+@normed_op(torch.float_power).register_norm
+def float_exponential(input: int | float, exponent: LinfTensor | RMSTensor) -> RMSTensor:
+    """c^x in double precision: `exponential`."""
+    return exponential(input, exponent)
+
+
+normed_op(torch.float_power).register_norm(exponential_of_tensor, allow_plain_tensors=True)
+refuse(normed_op(torch.float_power), "as for pow: the exponent must be 0, 1 or larger than 1, and known as a number")
 
 
 def _exp2_slope(x: torch.Tensor) -> torch.Tensor:
     return torch.exp2(x) * math.log(2)
 
 
-def _grows_exponentially(op: Callable, value: Function, slope: Function, derivative: Function) -> None:
-    """Register the rule of op, monotone in |x|, by its value and slope at the largest entry."""
+def grows_exponentially(op: Callable, value: Function, slope: Function, derivative: Function, f: Function | None = None) -> None:
+    """Register the rule of op, monotone in |x|, by its value and slope at the largest entry; f if op has no derivative in torch."""
 
     def rule(input: LinfTensor | RMSTensor) -> RMSTensor:  # other kinds become the former
-        _only_largest_entry(input, op.__name__)
+        only_largest_entry(input, op.__name__)
         return like(input, value(input.norm_size), sensitivity={"input": slope(input.norm_size)})
 
     def typical(input: RMSTensor) -> RMSTensor:
-        return typical_pointwise(input, op, derivative)
+        return typical_pointwise(input, f or op, derivative)
 
     for fn in (rule, typical):
         fn.__name__ = fn.__qualname__ = op.__name__
@@ -94,11 +135,11 @@ def _grows_exponentially(op: Callable, value: Function, slope: Function, derivat
     normed_op(op).register_norm(mode="typical")(typical)
 
 
-_grows_exponentially(torch.exp, torch.exp, torch.exp, torch.exp)
-_grows_exponentially(torch.expm1, torch.expm1, torch.exp, torch.exp)
-_grows_exponentially(torch.exp2, torch.exp2, _exp2_slope, _exp2_slope)
-_grows_exponentially(torch.sinh, torch.sinh, torch.cosh, torch.cosh)
-_grows_exponentially(torch.cosh, torch.cosh, torch.sinh, torch.sinh)
+grows_exponentially(torch.exp, torch.exp, torch.exp, torch.exp)
+grows_exponentially(torch.expm1, torch.expm1, torch.exp, torch.exp)
+grows_exponentially(torch.exp2, torch.exp2, _exp2_slope, _exp2_slope)
+grows_exponentially(torch.sinh, torch.sinh, torch.cosh, torch.cosh)
+grows_exponentially(torch.cosh, torch.cosh, torch.sinh, torch.sinh)
 
 
 # -- functions with a singularity at 0 ------------------------------------------------------------------------------------
@@ -113,14 +154,14 @@ def sqrt(input: RMSTensor) -> RMSTensor:
     Raises NormMismatchError where the input carries a perturbation_size.
     """
     if input.perturbation_size is not None:
-        raise NormMismatchError(_SINGULAR.format("sqrt"))
+        raise NormMismatchError(SINGULAR.format("sqrt"))
     return like(input, input.norm_size.sqrt())
 
 
-_SINGULAR = (
+SINGULAR = (
     "{} has an infinite slope or value at 0, and a norm gives no lower bound on entries; "
     "use the fused operation (layer_norm, rms_norm, normalize, softmax), or register a rule with the lower bound you know"
 )
 
 for _op in (torch.rsqrt, torch.reciprocal, torch.log, torch.log2, torch.log10, torch.log1p):
-    refuse(normed_op(_op), _SINGULAR.format(_op.__name__))
+    refuse(normed_op(_op), SINGULAR.format(_op.__name__))

@@ -37,6 +37,7 @@ def _reduced(x: RMSTensor, dim: Dim, keepdim: bool, c: float) -> RMSTensor:
 
 
 @normed_op(torch.mean).register_norm
+@normed_op(torch.nanmean).register_norm
 def mean(input: RMSTensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> RMSTensor:
     """Mean over D.
 
@@ -48,12 +49,14 @@ def mean(input: RMSTensor, dim: Dim = None, keepdim: bool = False, dtype: torch.
 
 
 @normed_op(torch.sum).register_norm
+@normed_op(torch.nansum).register_norm
 def sum(input: RMSTensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> RMSTensor:
     """Sum over D.  Value |D| n, attained by constants; sensitivity |D|."""
     return _reduced(input, dim, keepdim, ed.numel(input.shape, dims_tuple(dim, input.ndim)))
 
 
 @normed_op(torch.sum).register_norm
+@normed_op(torch.nansum).register_norm
 def sum_l1(input: L1Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> NormedTensor:
     """Sum over D in the L1 norm: value |D - E| n, the entries of E are in the norm already; the same sensitivity."""
     reduced = dims_tuple(dim, input.ndim)
@@ -63,6 +66,7 @@ def sum_l1(input: L1Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch
 
 
 @normed_op(torch.mean).register_norm
+@normed_op(torch.nanmean).register_norm
 def mean_l1(input: L1Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> NormedTensor:
     """Mean over D in the L1 norm: value n / |D and E|; the same sensitivity."""
     reduced = dims_tuple(dim, input.ndim)
@@ -101,14 +105,14 @@ def _extremum_factor(x: RMSTensor, reduced: ed.Dims) -> float:
     return root(inside * min(outside, elements))
 
 
-def _picked(x: RMSTensor, dim: Dim, keepdim: bool) -> RMSTensor:
+def picked(x: RMSTensor, dim: Dim, keepdim: bool) -> RMSTensor:
     """One entry over D, whichever."""
     return _reduced(x, dim, keepdim, spread(_extremum_factor(x, dims_tuple(dim, x.ndim))))
 
 
 def _extremum(x: RMSTensor, dim: Dim, keepdim: bool) -> RMSTensor:
     if current_mode() != "typical":
-        return _picked(x, dim, keepdim)
+        return picked(x, dim, keepdim)
     reduced = dims_tuple(dim, x.ndim)
     c = expected_maximum(ed.numel(x.shape, reduced))
     return rms(times(x.norm_size, c), _left(x, reduced, keepdim), sensitivity={"input": 1})
@@ -151,20 +155,20 @@ def aminmax(input: RMSTensor, *, dim: int | None = None, keepdim: bool = False) 
 @normed_op(torch.nanmedian).register_norm
 def median(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
     """The middle entry along a dimension, bounded as `amax`, and its index."""
-    return _picked(input, dim, keepdim), None
+    return picked(input, dim, keepdim), None
 
 
 @normed_op(torch.median).register_norm
 @normed_op(torch.nanmedian).register_norm
 def median_of_all(input: RMSTensor) -> RMSTensor:
     """The middle of all entries, bounded as `amax`."""
-    return _picked(input, None, False)
+    return picked(input, None, False)
 
 
 @normed_op(torch.kthvalue).register_norm
 def kthvalue(input: RMSTensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple:
     """The k-th smallest entry along a dimension, bounded as `amax`, and its index."""
-    return _picked(input, dim, keepdim), None
+    return picked(input, dim, keepdim), None
 
 
 @normed_op(torch.argmax).register_norm
@@ -177,7 +181,7 @@ def index_of(input: NormedTensor, *args: Any, **kwargs: Any) -> None:
     """The plain tensor of indices, counts or bools: it has no norm."""
 
 
-def _rearranged(x: RMSTensor, dim: int) -> float:
+def rearranged(x: RMSTensor, dim: int) -> float:
     """Factor of a rearrangement along `dim` that differs between the elements of E."""
     if x.ndim == 0 or negative(dim, x.ndim) in x.elem_dims:
         return 1.0
@@ -185,7 +189,6 @@ def _rearranged(x: RMSTensor, dim: int) -> float:
 
 
 @normed_op(torch.sort).register_norm
-@normed_op(torch.msort).register_norm
 def sort(input: RMSTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple:
     """Entries in order along a dimension, and their indices, which have no norm.
 
@@ -193,7 +196,7 @@ def sort(input: RMSTensor, dim: int = -1, descending: bool = False, stable: bool
     Sensitivity: the same factor
     Source:      rearrangement inequality
     """
-    return scaled(input, _rearranged(input, dim)), None
+    return scaled(input, rearranged(input, dim)), None
 
 
 @normed_op(torch.sort).register_norm
@@ -209,7 +212,7 @@ def topk(input: RMSTensor, k: int, dim: int = -1, largest: bool = True, sorted: 
     Value:       sqrt(K / k) n if the norm runs over the dimension, n from the largest entry, else as `sort`
     Sensitivity: the same factor
     """
-    c = _rearranged(input, dim)
+    c = rearranged(input, dim)
     if input.ndim and negative(dim, input.ndim) in input.elem_dims:
         c *= spread(root(input.shape[dim] / max(k, 1)))
     return scaled(input, c), None
@@ -293,6 +296,14 @@ def _vector_norm(x: RMSTensor, p: float, dim: Dim, keepdim: bool) -> RMSTensor:
     return _reduced(x, dim, keepdim, root(count) if p >= 2 else float(count) ** (1 / p))
 
 
+def _nuclear_norm(x: RMSTensor, dim: Dim, keepdim: bool) -> RMSTensor:
+    """Sum of K singular values: at most sqrt(K) times the Frobenius norm (attained: an orthogonal matrix)."""
+    reduced = dims_tuple(dim, x.ndim)
+    if len(reduced) != 2:
+        raise NormMismatchError(f"the nuclear norm is of a matrix, not over {len(reduced)} dimensions")
+    return _reduced(x, dim, keepdim, root(ed.numel(x.shape, reduced) * min(x.shape[d] for d in reduced)))
+
+
 @normed_op(torch.linalg.vector_norm).register_norm
 def linalg_vector_norm(
     input: RMSTensor, ord: float = 2, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None
@@ -309,12 +320,14 @@ def linalg_vector_norm(
 def linalg_norm(
     input: RMSTensor, ord: float | str | None = None, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> RMSTensor:
-    """`linalg_vector_norm`, also the Frobenius norm; not a matrix norm."""
+    """`linalg_vector_norm`, also the Frobenius and the nuclear norm, sqrt(K) times that, K the shorter side; no matrix norm else."""
+    if ord == "nuc":
+        return _nuclear_norm(input, dim, keepdim)
     count = input.ndim if dim is None else 1 if isinstance(dim, int) else len(dim)
     if ord is None or ord == "fro":
         return _vector_norm(input, 2.0, dim, keepdim)
     if count != 1 or isinstance(ord, str):
-        raise NormMismatchError(f"the matrix norm {ord!r}: only vector norms and 'fro' have a rule")
+        raise NormMismatchError(f"the matrix norm {ord!r}: only vector norms, 'fro' and 'nuc' have a rule")
     return _vector_norm(input, ord, dim, keepdim)
 
 
@@ -322,9 +335,11 @@ def linalg_norm(
 def norm(
     input: RMSTensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> RMSTensor:
-    """`linalg_vector_norm` by its older name."""
+    """`linalg_vector_norm` and `linalg_norm` by their older name."""
+    if p == "nuc":
+        return _nuclear_norm(input, dim, keepdim)
     if isinstance(p, str) and p != "fro":
-        raise NormMismatchError(f"the matrix norm {p!r}: only vector norms and 'fro' have a rule")
+        raise NormMismatchError(f"the matrix norm {p!r}: only vector norms, 'fro' and 'nuc' have a rule")
     return _vector_norm(input, 2.0 if p is None or isinstance(p, str) else p, dim, keepdim)
 
 

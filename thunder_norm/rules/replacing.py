@@ -31,7 +31,7 @@ class _Row:
     elem_dims: ed.Dims
 
 
-def _replaced(x: RMSTensor, part: RMSTensor | _Row, along: int, name: str) -> RMSTensor:
+def replaced(x: RMSTensor, part: RMSTensor | _Row, along: int, name: str) -> RMSTensor:
     """x with `part`, m of K positions along `along` (negative), in the place of as many of its own.
 
     Value:       sqrt(n^2 + (m / K) p^2) where the norm runs over `along` (approached: x elsewhere), else max(n, p), attained
@@ -56,8 +56,8 @@ def _beside(
 def slice_scatter(
     input: RMSTensor, src: RMSTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> RMSTensor:
-    """x with `src` written into a slice along `dim`: `_replaced`."""
-    return _replaced(input, src, negative(dim, input.ndim), "src")
+    """x with `src` written into a slice along `dim`: `replaced`."""
+    return replaced(input, src, negative(dim, input.ndim), "src")
 
 
 @normed_op(torch.select_scatter).register_norm(lift_dims=_SRC)
@@ -66,15 +66,15 @@ def select_scatter(input: RMSTensor, src: RMSTensor, dim: int, index: int) -> RM
     along = negative(dim, input.ndim)
     at = along + input.ndim
     shape = (*src.shape[:at], 1, *src.shape[at:])
-    return _replaced(input, _Row(src.norm_size, shape, ed.insert(src.elem_dims, at, src.ndim)), along, "src")
+    return replaced(input, _Row(src.norm_size, shape, ed.insert(src.elem_dims, at, src.ndim)), along, "src")
 
 
 @normed_op(torch.index_copy).register_norm(allow_plain_tensors=True, lift_dims=_SOURCE)
 def index_copy(input: RMSTensor, dim: int, index: torch.Tensor, source: RMSTensor) -> RMSTensor:
-    """x with the rows of `source` in the place of those that a plain index names: `_replaced`."""
+    """x with the rows of `source` in the place of those that a plain index names: `replaced`."""
     if input.ndim == 0:
         return _beside(input, source, (1.0, 1.0), (), False, "source")
-    return _replaced(input, source, negative(dim, input.ndim), "source")
+    return replaced(input, source, negative(dim, input.ndim), "source")
 
 
 @normed_op(torch.index_fill).register_norm(allow_plain_tensors=True)

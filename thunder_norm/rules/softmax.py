@@ -15,7 +15,9 @@ import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import dims_tuple, negative, refined, rms, scalar
+from thunder_norm.rules import _local
+from thunder_norm.rules._local import is_local
+from thunder_norm.rules._shared import Constant, dims_tuple, negative, refined, rms, scalar
 from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor
 
 
@@ -27,7 +29,11 @@ def _elements_along(input: RMSTensor, dim: int) -> int:
 def _softmax(input: RMSTensor, dim: int) -> L1Tensor:
     dim = negative(dim, input.ndim)
     # from RMS over dim, |J|_(2 -> 1) <= 1 / sqrt(2) and Cauchy-Schwarz; otherwise through the largest entry
-    constant = refined(input, ()) * (math.sqrt(0.5) if _elements_along(input, dim) > 1 else 1.0)
+    is_length = _elements_along(input, dim) > 1
+    constant: Constant = refined(input, ()) * (math.sqrt(0.5) if is_length else 1.0)
+    if is_local(input) and input.ndim and input.shape[dim] > 1:
+        of_entries, of_length = _local.softmax(input, dim)
+        constant = refined(input, ()) * (of_length.clamp(max=math.sqrt(0.5)) if is_length else of_entries)
     if input.ndim == 0 or input.shape[dim] <= 1:
         constant = 0.0
     return L1Tensor(scalar(1.0, input.norm_size), elem_dims=(dim,) if input.ndim else (), sensitivity={"input": constant})
@@ -42,6 +48,7 @@ def softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype
     Sensitivity:  1 from Linf, attained where a set S of positions has half the weight: |J|_(inf -> 1) = 4 P(S) (1 - P(S));
                   sqrt(N / 2) from RMS over the N elements of `dim`, attained where two positions have it all:
                   |J|_(2 -> 1)^2 = 4 (1 - P)^2 sum_S p^2 + 4 P^2 sum_not_S p^2 <= 1/2
+    Local:        4 p (1 - p) where one position has p > 1/2;  2 |p|_2 sqrt(N) from RMS
     """
     return _softmax(input, dim)
 

@@ -43,6 +43,7 @@ _step(torch.trunc, lambda n: n, "x rounded towards 0.  Value n, attained by inte
 _step(torch.floor, lambda n: n + 1, "x rounded down.  Value n + 1, attained as n -> 0; no sensitivity.")
 _step(torch.ceil, lambda n: n + 1, "x rounded up.  Value n + 1, attained as n -> 0; no sensitivity.")
 _step(torch.frac, lambda n: n.clamp(max=1.0), "What x has beyond the next integer towards 0.  Value min(n, 1); no sensitivity.")
+_step(torch.angle, lambda n: scalar(math.pi, n), "0, or pi where x < 0.  Value pi, attained; no sensitivity.")
 
 
 @normed_op(torch.round).register_norm
@@ -81,17 +82,3 @@ def copysign(input: RMSTensor, other: RMSTensor | torch.Tensor | float) -> RMSTe
     if isinstance(other, torch.Tensor) and torch.broadcast_shapes(input.shape, other.shape) != input.shape:
         raise NormMismatchError("copysign with the sign of a larger tensor: expand the first argument")
     return like(input, input.norm_size)
-
-
-@normed_op(torch.fmod).register_norm
-def fmod(input: RMSTensor, other: float) -> RMSTensor:
-    """What the division of x by a number m, rounded towards 0, leaves.  Value min(n, |m|); no sensitivity."""
-    refuse_perturbation(torch.fmod, input)
-    return like(input, input.norm_size.clamp(max=math.fabs(other)))
-
-
-@normed_op(torch.remainder).register_norm
-def remainder(input: RMSTensor, other: float) -> RMSTensor:
-    """What the division of x by a number m, rounded down, leaves: between 0 and m.  Value |m|; no sensitivity."""
-    refuse_perturbation(torch.remainder, input)
-    return like(input, scalar(math.fabs(other), input.norm_size))

@@ -82,7 +82,7 @@ def _clamp(a: TensorProxy, min: float | None = None, max: float | None = None) -
     if any(bound != bound for bound in (min, max)):
         raise UnsupportedOpError("clamp to NaN")  # the opaque operation knows
     # the gradient is the input's at a bound, where Thunder's own clamp drops it, and zero at NaN
-    nan = float("nan")
+    nan = ltorch.full((), float("nan"), dtype=a.dtype, device=a.device)  # beside a number alone the bound would be float32
     result = a if min is None else ltorch.where(ltorch.ge(a, min), a, ltorch.where(ltorch.lt(a, min), min, nan))
     if max is None:
         return result

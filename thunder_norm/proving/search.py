@@ -3,7 +3,8 @@
 A rule claims two things: ``|f(X)| <= V`` for all inputs in their balls, and ``|f(X + U) - f(X)| <= L_i |U|`` when input i
 moves by U inside its ball.  `search` looks for inputs that break either claim, in float64: it starts from Gaussians, signs,
 spikes and constants, and ascends with Frank-Wolfe steps (the ball's linear maximisation oracle) and gradient steps.
-It returns *found / claimed*: a rule is sound if no ratio exceeds 1, and tight where the ratio reaches 1.
+The slope along U is a quotient of differences, and its ascent in U with the oracle is a power iteration on the Jacobian.
+Found / claimed is what comes back: a rule is sound if no ratio exceeds 1, and tight where the ratio reaches 1.
 """
 
 from __future__ import annotations
@@ -14,52 +15,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from thunder_norm.tensors import (
-    L1Tensor,
-    L2Tensor,
-    LinfTensor,
-    NormedTensor,
-    RMSTensor,
-    RMSToRMSConvTensor,
-    RMSToRMSTensor,
-)
+from thunder_norm.errors import LooseRuleError, UnsoundRuleError
+from thunder_norm.proving.balls import Ball, lmo, norm, start
+from thunder_norm.tensors import NormedTensor
 
-Dims = tuple[int, ...]
-# Above rounding: the searches use central differences of step 1e-6 in float64.
-SOUND = 1 + 1e-5
-
-
-@dataclass(frozen=True)
-class Ball:
-    """One normed input: all float64 tensors of `shape` whose `kind` norm over `elem_dims` is at most `norm_size`.
-
-    `domain` optionally restricts it further: a total map from tensors to allowed tensors that does not increase the norm.
-    """
-
-    name: str
-    kind: type[NormedTensor]
-    shape: tuple[int, ...]
-    norm_size: float = 1.0
-    elem_dims: Dims | None = None
-    domain: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-    @property
-    def dims(self) -> Dims:
-        """Canonical elem_dims."""
-        return self.kind._wrap(torch.empty(self.shape, device="meta"), torch.ones(()), None, self.elem_dims).elem_dims
-
-    def normed(self, backing: torch.Tensor, perturbation: float | None = None) -> NormedTensor:
-        """The library's tensor for this ball."""
-        return self.kind(self.norm_size, backing=backing, elem_dims=self.elem_dims, perturbation_size=perturbation)
-
-    def norm(self, t: torch.Tensor) -> torch.Tensor:
-        """The norm of `t`."""
-        return norm(self.kind, t, self.dims)
-
-    def point(self, t: torch.Tensor, radius: float) -> torch.Tensor:
-        """The nearest we care to go: `t` inside the ball of `radius`, in the domain."""
-        t = project(self.kind, t, self.dims, radius)
-        return t if self.domain is None else self.domain(t)
+# What a search may find above a claim: nothing but rounding, which the slopes allow for themselves.
+SOUND = 1 + 1e-6
+# The relative half step of central differences.  Both ends stay in the ball, where a finite difference is bounded by the
+# sensitivity as well: so a larger step costs no soundness, and a smaller one only rounding.
+_STEP = 1e-5
+_EPS = torch.finfo(torch.float64).eps
 
 
 @dataclass
@@ -78,112 +43,6 @@ class Found:
     def lowest(self) -> float:
         """The loosest claim."""
         return min((self.value, *self.sensitivity.values()))
-
-
-# -- norms, their balls and linear maximisation oracles -----------------------------------------------------------------
-
-
-def norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """The norm of a plain tensor, differentiable, 0-dim."""
-    if t.numel() == 0:
-        return t.new_zeros(())
-    if issubclass(kind, RMSToRMSTensor):
-        m, scale = _matrices(kind, t, dims)
-        return torch.linalg.matrix_norm(m, 2).amax() * scale
-    return _group_norm(kind, t, dims).amax()
-
-
-def _group_norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
-    if issubclass(kind, LinfTensor) or not dims:
-        return t.abs()
-    if issubclass(kind, L1Tensor):
-        return t.abs().sum(dims, keepdim=True)
-    squares = t.square().sum(dims, keepdim=True)
-    if issubclass(kind, RMSTensor):
-        squares = squares / math.prod(t.shape[d] for d in dims)
-    elif not issubclass(kind, L2Tensor):
-        raise TypeError(f"the oracle knows no norm for {kind.__name__}")
-    return squares.clamp(min=1e-300).sqrt()
-
-
-def _matrices(kind: type[RMSToRMSTensor], t: torch.Tensor, dims: Dims) -> tuple[torch.Tensor, float]:
-    """A stack of matrices [out, in] and the factor that turns a spectral norm into the kind's norm."""
-    m = t.movedim(dims, (-2, -1))
-    scale = math.sqrt(m.shape[-1] / m.shape[-2])
-    if issubclass(kind, RMSToRMSConvTensor):
-        taps = math.prod(m.shape[:-2])
-        m = m.unflatten(-2, (kind.groups, m.shape[-2] // kind.groups))
-        return m, taps * math.sqrt(m.shape[-1] / m.shape[-2])
-    return m, scale
-
-
-def _unmatrices(kind: type[RMSToRMSTensor], m: torch.Tensor, dims: Dims) -> torch.Tensor:
-    if issubclass(kind, RMSToRMSConvTensor):
-        m = m.flatten(-3, -2)
-    return m.movedim((-2, -1), dims)
-
-
-def lmo(kind: type[NormedTensor], g: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """The tensor of norm 1 with the largest inner product with `g`."""
-    if issubclass(kind, RMSToRMSTensor):
-        m, scale = _matrices(kind, g, dims)
-        u, _, v = torch.linalg.svd(m, full_matrices=False)
-        return _unmatrices(kind, u @ v / scale, dims)
-    if issubclass(kind, LinfTensor) or not dims:
-        return torch.where(g >= 0, 1.0, -1.0).to(g.dtype)
-    if issubclass(kind, L1Tensor):
-        flat, restore = _flatten_dims(g, dims)
-        best = flat.abs().argmax(-1, keepdim=True)
-        return restore(torch.zeros_like(flat).scatter(-1, best, flat.gather(-1, best).sign()))
-    return g / _group_norm(kind, g, dims).clamp(min=1e-30)
-
-
-def _flatten_dims(t: torch.Tensor, dims: Dims) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    last = tuple(range(-len(dims), 0))
-    moved = t.movedim(dims, last)
-    return moved.flatten(-len(dims)), lambda flat: flat.reshape(moved.shape).movedim(last, dims)
-
-
-def project(kind: type[NormedTensor], t: torch.Tensor, dims: Dims, radius: float) -> torch.Tensor:
-    """`t` moved into the ball, one group at a time (a matrix: singular values clipped)."""
-    if issubclass(kind, RMSToRMSTensor):
-        m, scale = _matrices(kind, t, dims)
-        u, s, v = torch.linalg.svd(m, full_matrices=False)
-        return _unmatrices(kind, u * s.clamp(max=radius / scale).unsqueeze(-2) @ v, dims)
-    if issubclass(kind, LinfTensor) or not dims:
-        return t.clamp(-radius, radius)
-    size = _group_norm(kind, t, dims)
-    return torch.where(size > radius, t * (radius / size.clamp(min=1e-30)), t)
-
-
-def fill(kind: type[NormedTensor], t: torch.Tensor, dims: Dims, radius: float) -> torch.Tensor:
-    """`t` scaled so that every group (matrix) has exactly this norm."""
-    if issubclass(kind, RMSToRMSTensor):
-        m, scale = _matrices(kind, t, dims)
-        largest = torch.linalg.matrix_norm(m, 2)[..., None, None].clamp(min=1e-30)
-        return _unmatrices(kind, m / largest * (radius / scale), dims)
-    return t * (radius / _group_norm(kind, t, dims).clamp(min=1e-30))
-
-
-def start(ball: Ball, which: int, generator: torch.Generator) -> torch.Tensor:
-    """A starting point of norm 1, one of eight sorts."""
-    t = torch.randn(ball.shape, generator=generator, dtype=torch.float64)
-    if issubclass(ball.kind, RMSToRMSTensor):
-        m, _ = _matrices(ball.kind, t, ball.dims)
-        rank_one = [m[..., :1] * m[..., :1, :], torch.ones_like(m), m[..., :1].sign() * m[..., :1, :].sign()]
-        u, _, v = torch.linalg.svd(m, full_matrices=False)
-        eye = torch.eye(*m.shape[-2:], dtype=m.dtype).expand_as(m)
-        m = [m, *rank_one, u @ v, eye, rank_one[0], u @ v][which % 8]
-        return fill(ball.kind, _unmatrices(ball.kind, m, ball.dims), ball.dims, 1.0)
-    spike = torch.zeros_like(t)
-    if t.numel():
-        flat, restore = _flatten_dims(spike, ball.dims) if ball.dims else (spike.unsqueeze(-1), lambda f: f.squeeze(-1))
-        at = torch.randint(flat.shape[-1], (*flat.shape[:-1], 1), generator=generator)
-        spike = restore(flat.scatter(-1, at, 1.0)) * torch.where(t >= 0, 1.0, -1.0)
-    first = spike.abs() if which % 8 == 6 else spike
-    ones = torch.ones_like(t)
-    t = [t, t.sign(), spike, ones, t.abs(), -ones, first, t + 2][which % 8]
-    return fill(ball.kind, t, ball.dims, 1.0)
 
 
 # -- the searches -------------------------------------------------------------------------------------------------------
@@ -213,7 +72,7 @@ def search(
         only: names of the balls whose sensitivity to search; all if None.
     """
     generator = torch.Generator().manual_seed(seed)
-    claimed = _claims(call, balls, generator)
+    claimed = _claims(call, balls, generator, sensitivity)
     out_kind, out_dims = type(claimed["out"]), claimed["out"].elem_dims
 
     def out_norm(t: torch.Tensor) -> torch.Tensor:
@@ -246,10 +105,17 @@ def search(
 
 
 def check(call: Callable[..., torch.Tensor], balls: Sequence[Ball], *, tight: float = 0.99, **options) -> Found:
-    """`search`, and assert that nothing exceeds the claim and that everything reaches `tight` of it."""
+    """`search`, and insist that nothing exceeds the claim and that everything reaches `tight` of it.
+
+    Raises:
+        UnsoundRuleError: a claim is too small.
+        LooseRuleError: a claim is further from what was found than `tight` says.
+    """
     found = search(call, balls, **options)
-    assert found.is_sound, f"unsound: found / claimed = {found}"
-    assert found.lowest >= tight, f"not attained to {tight}: found / claimed = {found}"
+    if not found.is_sound:
+        raise UnsoundRuleError(f"unsound: found / claimed = {found}", found)
+    if found.lowest < tight:
+        raise LooseRuleError(f"not attained to {tight}: found / claimed = {found}", found)
     return found
 
 
@@ -283,14 +149,15 @@ class Case:
                 assert all(g is None or torch.isfinite(g) for g in grads), grads
 
 
-def _claims(call: Callable, balls: Sequence[Ball], generator: torch.Generator) -> dict:
+def _claims(call: Callable, balls: Sequence[Ball], generator: torch.Generator, sensitivity: bool) -> dict:
     points = [b.point(start(b, 0, generator) * b.norm_size, b.norm_size) for b in balls]
     out = call(*[b.normed(p) for b, p in zip(balls, points, strict=True)])
+    if not isinstance(out, NormedTensor):
+        raise TypeError(f"the operation returned {type(out).__name__}, no norm")
     constants = []
-    for i in range(len(balls)):
+    for i in range(len(balls) if sensitivity else 0):
         moved = call(*[b.normed(p, 1.0 if i == j else None) for j, (b, p) in enumerate(zip(balls, points, strict=True))])
         constants.append(0.0 if moved.perturbation_size is None else moved.perturbation_size.item())
-    assert isinstance(out, NormedTensor), f"the operation returned {type(out).__name__}, no norm"
     return {"out": out, "value": out.norm_size.item(), "sensitivity": constants}
 
 
@@ -340,10 +207,16 @@ def _move(ball: Ball, x: torch.Tensor, g: torch.Tensor, radius: float, gamma: fl
 
 def _value_and_grads(f: Callable, points: list[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
     leaves = [p.detach().requires_grad_() for p in points]
-    value = f(leaves)
-    if not value.requires_grad:
-        return value.item(), [torch.zeros_like(p) for p in leaves]
-    grads = torch.autograd.grad(value, leaves, allow_unused=True)
+    try:
+        value = f(leaves)
+        if not value.requires_grad:
+            return value.item(), [torch.zeros_like(p) for p in leaves]
+        grads = torch.autograd.grad(value, leaves, allow_unused=True)
+    except RuntimeError as e:
+        if "derivative" not in str(e):
+            raise
+        # torch has none for this operation: the starting points alone
+        return f([p.detach() for p in points]).item(), [torch.zeros_like(p) for p in points]
     return value.item(), [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(grads, leaves, strict=True)]
 
 
@@ -360,11 +233,11 @@ def _search_sensitivity(
     """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
     ball = balls[k]
     # X stays where X + h u and X - h u are both inside; a large h makes it a secant between two far points
-    h = (1e-6, 1e-6, 1e-6, 0.3, 1.0)[restart % 5] * ball.norm_size or 1e-6
+    h = (_STEP, _STEP, _STEP, 0.3, 1.0)[restart % 5] * ball.norm_size or _STEP
     radii = [max(b.norm_size - h, 0.0) if j == k else b.norm_size for j, b in enumerate(balls)]
     if restart < len(witnesses):
         points = [b.point(w.double(), r) for b, w, r in zip(balls, witnesses[restart], radii, strict=True)]
-        h = 1e-6 * ball.norm_size or 1e-6
+        h = _STEP * ball.norm_size or _STEP
     else:
         i = restart - len(witnesses)
         # many constants are largest near zero, or where nothing has saturated yet
@@ -380,7 +253,9 @@ def _search_sensitivity(
         *xs, u = inputs
         x, size = xs[k], direction_ball.norm(u).clamp(min=1e-12)
         ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
-        return out_norm(call(*ahead).double() - call(*behind).double()) / (2 * h * size)
+        end, begin = call(*ahead).double(), call(*behind).double()
+        rounding = 8 * _EPS * out_norm(end.detach())
+        return (out_norm(end - begin) - rounding) / (2 * h * size)
 
     return _ascend(
         slope,

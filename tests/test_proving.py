@@ -1,0 +1,216 @@
+"""The adversary itself: its balls, that it catches rules known to be wrong, and that it finds rules by itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from thunder_norm.errors import NormMismatchError, UnsoundRuleError
+from thunder_norm.proving import Ball, Case, Effort, lmo, norm, project, prove, search, start
+from thunder_norm.proving.__main__ import main
+from thunder_norm.registry import normed_op
+from thunder_norm.tensors import (
+    L1Tensor,
+    L2Tensor,
+    LinfTensor,
+    NormedTensor,
+    RMSTensor,
+    RMSToRMSConvTensor,
+    RMSToRMSTensor,
+)
+
+BALLS = [
+    Ball("rms", RMSTensor, (3, 4)),
+    Ball("rms over two", RMSTensor, (2, 3, 4), elem_dims=(-3, -1)),
+    Ball("linf", LinfTensor, (3, 4)),
+    Ball("l1", L1Tensor, (3, 4), elem_dims=(-2,)),
+    Ball("l2", L2Tensor, (3, 4)),
+    Ball("operator", RMSToRMSTensor, (2, 3, 4)),
+    Ball("operator transposed", RMSToRMSTensor, (3, 4), elem_dims=(-1, -2)),
+    Ball("kernel", RMSToRMSConvTensor, (4, 3, 2, 2)),
+    Ball("kernel in groups", RMSToRMSConvTensor.grouped(2), (4, 3, 2)),
+]
+
+
+@pytest.mark.parametrize("ball", BALLS, ids=lambda b: b.name)
+def test_own_norm_agrees_with_the_measured_one(ball):
+    t = torch.randn(ball.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert ball.kind.of(t, ball.elem_dims).norm_size.item() == pytest.approx(ball.norm(t).item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("ball", BALLS, ids=lambda b: b.name)
+def test_lmo_is_of_norm_one_and_beats_all_starts(ball):
+    generator = torch.Generator().manual_seed(0)
+    g = torch.randn(ball.shape, dtype=torch.float64, generator=generator)
+    best = lmo(ball.kind, g, ball.dims)
+    assert ball.norm(best).item() == pytest.approx(1.0)
+    for which in range(8):
+        candidate = start(ball, which, generator)
+        assert ball.norm(candidate).item() == pytest.approx(1.0)
+        assert (g * candidate).sum() <= (g * best).sum() + 1e-9
+
+
+@pytest.mark.parametrize("ball", BALLS, ids=lambda b: b.name)
+def test_projection_ends_in_the_ball_and_leaves_it_alone(ball):
+    t = torch.randn(ball.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inside = project(ball.kind, t, ball.dims, 0.3)
+    assert norm(ball.kind, inside, ball.dims) <= 0.3 * (1 + 1e-9)
+    assert torch.allclose(project(ball.kind, inside, ball.dims, 0.3), inside)
+
+
+def wrong(name, body, value, lipschitz, kind=RMSTensor):
+    """An operation of the test's own, with a rule that claims too little."""
+
+    def operation(input):
+        return body(input)
+
+    operation.__qualname__ = name
+    op = normed_op(operation)
+
+    @op.register_norm
+    def rule(input: RMSTensor) -> RMSTensor:
+        return kind(value(input.norm_size), elem_dims=kind.default_elem_dims(2), sensitivity={"input": lipschitz})
+
+    return op
+
+
+WRONG = [
+    ("relu with slope 1 / sqrt 2", F.relu, lambda n: n, math.sqrt(0.5), RMSTensor, 1.0, math.sqrt(2)),
+    ("silu with slope 1", F.silu, lambda n: n, 1.0, LinfTensor, 4.0, 1.0998),
+    ("rms divide with slope 1", lambda x: F.rms_norm(x, (4,), None, 0.25), lambda n: n * 0 + 1.0, 1.0, RMSTensor, 1.0, 2.0),
+    ("softmax, largest entry, slope 1 / 4", lambda x: F.softmax(x, -1), lambda n: n * 0 + 1.0, 0.25, LinfTensor, 2.0, 2.0),
+    ("log_softmax with slope 1", lambda x: F.log_softmax(x, -1), lambda n: 2 * n + 2, 1.0, LinfTensor, 2.0, 1.988),
+]
+
+
+@pytest.mark.parametrize("name, body, value, lipschitz, kind, size, excess", WRONG, ids=[w[0] for w in WRONG])
+def test_wrong_rule_is_caught(name, body, value, lipschitz, kind, size, excess):
+    op = wrong(name, body, value, lipschitz, kind)
+    found = search(op, [Ball("input", kind, (3, 4), size)])
+    assert not found.is_sound
+    assert found.sensitivity["input"] == pytest.approx(excess, rel=0.02)
+
+
+# -- rules found by themselves ------------------------------------------------------------------------------------------------
+
+
+@normed_op
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+@halved.register_norm
+def _(x: RMSTensor) -> RMSTensor:
+    return RMSTensor(x.norm_size / 2, elem_dims=x.elem_dims, sensitivity={"x": 0.5})
+
+
+def test_a_right_rule_is_proven_without_being_told_its_arguments():
+    (record,) = prove(halved).records
+    assert record.is_sound and record.cases >= 2
+    assert record.value == pytest.approx(1.0) and record.sensitivity == {"0": pytest.approx(1.0)}
+
+
+@normed_op
+def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return x * gate.sigmoid()
+
+
+@normed_op
+def ramp(x: torch.Tensor, slope: float = 2.0) -> torch.Tensor:
+    return torch.where(x > 1, slope * (x - 1), 0.0)
+
+
+@normed_op
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(-1, keepdim=True)
+
+
+@gated.register_norm
+def _(x: RMSTensor, gate: RMSTensor) -> RMSTensor:
+    """The gate's own slope is forgotten."""
+    return RMSTensor(x.norm_size, elem_dims=x.elem_dims, sensitivity={"x": 1.0, "gate": 0.0})
+
+
+@ramp.register_norm
+def _(x: RMSTensor, slope: float = 2.0) -> RMSTensor:
+    """Right for the value at small norms and the slope; an entry may be far larger than the norm."""
+    return RMSTensor((slope * (x.norm_size - 1)).clamp(min=0.0), elem_dims=x.elem_dims, sensitivity={"x": slope})
+
+
+@centred.register_norm
+def _(x: NormedTensor) -> LinfTensor:
+    """True of the RMS, not of the largest entry."""
+    return LinfTensor(x.norm_size, sensitivity={"x": 1.0})
+
+
+@pytest.mark.parametrize("op, claim", [(gated, "sensitivity to argument 1 inf"), (ramp, "value"), (centred, "value")])
+def test_a_wrong_rule_is_caught_without_being_told_its_arguments(op, claim):
+    with pytest.raises(UnsoundRuleError, match="UNSOUND in") as error:
+        prove(op)
+    assert claim in str(error.value)
+    assert not error.value.proof.is_sound
+
+
+def test_operations_of_torch_are_tried_on_torchs_own_samples():
+    proof = prove(torch.cumsum, effort=Effort(cases=4, restarts=2, steps=3))
+    assert all(r.cases for r in proof.records)
+
+
+def test_aten_operations_are_tried_on_the_calls_that_torch_makes():
+    (record,) = prove(torch.ops.aten._softmax.default, effort=Effort(cases=2, restarts=2, steps=3)).records
+    assert record.cases == 2
+
+
+def test_a_rule_that_cannot_be_tried_says_so_and_takes_cases():
+    @normed_op
+    def named(x: torch.Tensor, how: str) -> torch.Tensor:
+        return getattr(torch, how)(x)
+
+    @named.register_norm
+    def rule(x: RMSTensor, how: str) -> RMSTensor:
+        return RMSTensor(x.norm_size, elem_dims=x.elem_dims, sensitivity={"x": 1.0})
+
+    assert "no arguments to try it with" in str(prove(named))
+    (record,) = prove(named, cases=[Case("relu", lambda x: named(x, "relu"), (Ball("x", RMSTensor, (3, 4)),))]).records
+    assert record.cases == 1 and record.is_sound
+
+
+def test_an_operation_without_rules_is_refused():
+    with pytest.raises(NormMismatchError, match="no norm rules"):
+        prove(lambda x: x)
+
+
+MODULE = """
+import torch
+from thunder_norm import RMSTensor, normed_op
+from thunder_norm.proving import Ball, Case
+
+@normed_op
+def doubled(x):
+    return x * 2
+
+@doubled.register_norm
+def _(x: RMSTensor) -> RMSTensor:
+    return RMSTensor(x.norm_size * {factor}, elem_dims=x.elem_dims, sensitivity={{"x": 2.0}})
+
+CASES = [Case("over both", doubled, (Ball("x", RMSTensor, (2, 3), 1.0, (-2, -1)),))]
+"""
+
+
+@pytest.mark.parametrize("factor, status", [(2.0, 0), (1.9, 1)])
+def test_the_command_proves_what_a_module_registers(tmp_path, capsys, factor, status):
+    path = tmp_path / f"rules_{status}.py"
+    path.write_text(MODULE.format(factor=factor))
+    assert main([str(path)]) == status
+    out = capsys.readouterr().out
+    assert "doubled, _:" in out and "1 rules, 3 cases" in out
+    assert ("UNSOUND" in out) == bool(status)
+
+
+def test_the_command_needs_rules(capsys):
+    with pytest.raises(SystemExit):
+        main(["math"])
+    assert "no rules" in capsys.readouterr().err

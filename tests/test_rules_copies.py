@@ -1,0 +1,74 @@
+"""Copies in the place of views, chunks put together: norms against adversarial inputs; what has no norm is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.proving import Ball, Case
+
+R, INF = RMSTensor, LinfTensor
+
+
+def x(*shape, dims=None, kind=R, size=1.0, name="x"):
+    return Ball(name, kind, shape, size, dims)
+
+
+def y(*shape, dims=None, kind=R):
+    return x(*shape, dims=dims, kind=kind, size=0.6, name="y")
+
+
+def chunk_cat(dim, chunks):
+    return lambda a, b: (torch._chunk_cat if isinstance(a, NormedTensor) else written_out)([a, b], dim, chunks)
+
+
+def written_out(tensors, dim, chunks):
+    """torch's `_chunk_cat` has no derivative, which the search needs."""
+    rows = []
+    for t in tensors:
+        missing = -t.shape[dim] % chunks
+        zeros = t.new_zeros(*t.shape[:dim], missing, *t.shape[dim + 1 :])
+        rows.append(torch.cat([t, zeros], dim).reshape(*t.shape[:dim], chunks, -1))
+    return torch.cat(rows, -1)
+
+
+@pytest.mark.parametrize("dim, chunks", [(0, 2), (1, 2), (1, 3)])
+def test_chunk_cat_is_what_the_search_takes_it_for(dim, chunks):
+    a, b = torch.randn(2, 3, 2), torch.randn(2, 4)
+    assert torch.equal(torch._chunk_cat([a, b], dim, chunks), written_out([a, b], dim, chunks))
+
+
+CASES = [
+    Case("alias_copy", torch.alias_copy, (x(2, 3),)),
+    Case("unfold_copy beside", lambda a: torch.unfold_copy(a, 0, 2, 1), (x(4, 3),)),
+    Case("unfold_copy over", lambda a: torch.unfold_copy(a, 1, 2, 1), (x(2, 4),)),
+    Case("_chunk_cat", chunk_cat(0, 2), (x(3, 2), y(2))),
+    Case("_chunk_cat behind", chunk_cat(1, 2), (x(2, 3, 2, dims=(0, 1, 2)), y(2, 2, dims=(0, 1)))),
+    Case("_chunk_cat, leading maximum", chunk_cat(1, 2), (x(2, 3, 2, dims=(1, 2)), y(2, 2))),
+    Case("_chunk_cat entries", chunk_cat(0, 2), (x(3, 2, kind=INF), y(2, kind=INF))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_bound_holds_and_is_attained(case):
+    case.check()
+    case.check_at(0.0)
+
+
+def test_strides_without_a_norm_are_refused():
+    a = RMSTensor.of(torch.ones(2, 3))
+    with pytest.raises(NormMismatchError, match="use slices"):
+        torch.as_strided(a, (2, 2), (1, 1))
+    with pytest.raises(NormMismatchError, match="use slices"):
+        torch.as_strided_copy(a, (2, 2), (1, 1))
+    with pytest.raises(NormMismatchError, match="use slices"):
+        torch.as_strided_scatter(a, torch.ones(2, 2), (2, 2), (1, 1))
+    with pytest.raises(NormMismatchError, match="use slices"):
+        torch.as_strided_scatter(torch.ones(2, 3), RMSTensor.of(torch.ones(2, 2)), (2, 2), (1, 1))
+
+
+def test_splits_at_positions_that_are_data_are_refused():
+    with pytest.raises(NormMismatchError, match="numbers"):
+        torch.tensor_split(RMSTensor.of(torch.ones(4, 3)), torch.tensor([1, 2]))

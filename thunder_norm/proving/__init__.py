@@ -1,0 +1,28 @@
+"""Checking norm rules: an adversary that searches for inputs that exceed what a rule claims, or attain it.
+
+``prove(op)`` tries all rules of an operation, ``python -m thunder_norm.proving my_rules`` those that a module registers;
+``check(f, balls)`` is for a test of one's own.
+"""
+
+from thunder_norm.proving.balls import Ball, lmo, norm, project, start
+from thunder_norm.proving.proof import LONG, QUICK, Effort, Proof, Record, prove
+from thunder_norm.proving.search import SOUND, Case, Found, check, search
+
+__all__ = [
+    "LONG",
+    "QUICK",
+    "SOUND",
+    "Ball",
+    "Case",
+    "Effort",
+    "Found",
+    "Proof",
+    "Record",
+    "check",
+    "lmo",
+    "norm",
+    "project",
+    "prove",
+    "search",
+    "start",
+]

@@ -1,0 +1,130 @@
+"""The table of all rules in docs/: what each one claims, in its own words, and how much of it a search attained."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from thunder_norm.proving.proof import Effort, Record, kinds_of, op_title
+from thunder_norm.registry import NormRule, registered_ops
+
+_HEADER = """# Norm rules
+
+Every rule of the library: {rules} rules of {ops} operations, and {refusals} operations that are refused, with the reason.
+Written by `make prove`, which searches for tensors that exceed a claim; do not edit.
+
+- **kinds**: the norms of the arguments (`RMS` takes `Linf` as well; others are converted where there is a sound conversion).
+- **value**: the bound on the output's norm, n = |x| for short. **sensitivity**: Lipschitz constants, argument by argument.
+- **attained**: the largest output norm found / claimed; the smallest over arguments of the largest slope found / claimed. 1 is a
+  bound that no other can improve on. "-" has nothing to attain: the reason is in the last column.
+- Found: {cases} searches, {effort}; float64, sizes from 1e-3 to 1e3; the largest ratio of all is {largest}.
+  ({environment})
+
+| operation | rule | kinds | value | sensitivity | attained: value, sensitivity | mode | remarks |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def write(folder: Path, records: Sequence[Record], effort: Effort, environment: dict[str, str]) -> None:
+    """Write proofs.json, what was found, and rules.md."""
+    folder.mkdir(exist_ok=True)
+    content = {"environment": environment, "effort": asdict(effort), "rules": [_rounded(asdict(r)) for r in records]}
+    (folder / "proofs.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "rules.md").write_text(render(folder / "proofs.json"))
+
+
+def _rounded(record: dict) -> dict:
+    record["value"] = round(record["value"], 6)
+    record["sensitivity"] = {k: round(v, 6) for k, v in record["sensitivity"].items()}
+    return record
+
+
+def render(proofs: Path) -> str:
+    """The table for the rules registered now and what `proofs` (a proofs.json) says about them."""
+    content = json.loads(proofs.read_text())
+    found = {(r["op"], r["rule"], r["kinds"]): r for r in content["rules"]}
+    rows, refusals, rules = [], [], 0
+    for op in sorted(registered_ops().values(), key=lambda o: op_title(o).lower()):
+        if not is_of_library(op.rules):
+            continue
+        for rule in op.rules:
+            if rule.is_refusal:
+                refusals.append(f"| {op_title(op)} | {_cell(refusal_reason(rule))} |")
+                continue
+            rules += 1
+            rows.append(_row(op_title(op), rule, found.get((op_title(op), rule.fn.__name__, kinds_of(rule)))))
+    effort = content["effort"]
+    head = _HEADER.format(
+        rules=rules,
+        ops=len(registered_ops()),
+        refusals=len(refusals),
+        cases=sum(r["cases"] for r in content["rules"]),
+        effort=f"at most {effort['cases']} cases of a rule from torch's samples, {effort['restarts']} restarts of {effort['steps']} steps",
+        largest=f"{max(max([r['value'], *r['sensitivity'].values()]) for r in content['rules']):.7f}",
+        environment=", ".join(f"{k} {v}" for k, v in content["environment"].items()),
+    )
+    tail = "\n\n## Refused\n\n| operation | why |\n| --- | --- |\n" + "\n".join(refusals) + "\n"
+    return head + "\n".join(rows) + tail
+
+
+def is_of_library(rules: Iterable[NormRule]) -> bool:
+    """Whether rules are the library's, not of a program that uses it."""
+    return all(r.fn.__module__.startswith("thunder_norm.rules") for r in rules)
+
+
+def _row(op: str, rule: NormRule, record: dict | None) -> str:
+    doc = rule.fn.__doc__ or ""
+    value, sensitivity, gap = (section(doc, name) for name in ("Value", "Sensitivity", "Gap"))
+    attained, remark = "-", gap
+    if rule.mode in (None, "bound"):
+        if record is None:
+            remark = "not searched"
+        elif record["cases"]:
+            slopes = list(record["sensitivity"].values())
+            attained = f"{record['value']:.3f}" + (f", {min(slopes):.3f}" if slopes else "")
+        else:
+            remark = record["note"]
+    else:
+        remark = remark or "checked by sampling"
+    if not value:
+        value = _first_sentence(doc)
+    return (
+        "| "
+        + " | ".join(
+            _cell(c) for c in (op, rule.fn.__name__, kinds_of(rule), value, sensitivity, attained, rule.mode or "all", remark)
+        )
+        + " |"
+    )
+
+
+def section(doc: str, name: str) -> str:
+    """What a docstring says under ``name:``, on one line."""
+    lines = doc.expandtabs().splitlines()
+    for i, line in enumerate(lines):
+        match = re.match(rf"(\s*)(?:Value and )?{name}:\s*(.*)", line)
+        if match is None:
+            continue
+        indent, text = len(match[1]), [match[2]]
+        for further in lines[i + 1 :]:
+            # text that goes on is indented further than the name of the section
+            if not further.strip() or len(further) - len(further.lstrip()) <= indent:
+                break
+            text.append(further.strip())
+        return re.sub(r"\s+", " ", " ".join(text))
+    return ""
+
+
+def _first_sentence(doc: str) -> str:
+    return re.sub(r"\s+", " ", doc.strip().partition("\n\n")[0])
+
+
+def refusal_reason(rule: NormRule) -> str:
+    """What a refusal raises."""
+    return section(rule.fn.__doc__ or "", "Refused") or _first_sentence(rule.fn.__doc__ or "")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
