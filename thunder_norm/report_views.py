@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def _colour(tightness: float | None) -> str:
 def dataframe(report: NormReport) -> Any:
     """See `NormReport.to_dataframe`."""
     try:
-        import pandas
+        pandas = importlib.import_module("pandas")
     except ImportError as e:
         raise ImportError("NormReport.to_dataframe needs pandas: pip install 'thunder_norm[dataframe]'") from e
     columns = [f.name for f in dataclasses.fields(ReportRow) if f.name not in ("rule", "arguments")]

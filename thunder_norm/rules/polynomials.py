@@ -38,8 +38,8 @@ class Family:
 
     def derivatives(self, degree: int, x: X) -> tuple[X, X, X]:
         """The polynomial of that degree, its first and its second derivative, at x."""
-        zero = x * 0.0
-        last: tuple[Any, Any, Any] = (zero, zero, zero)
+        zero: Any = x * 0.0
+        last = (zero, zero, zero)
         p, dp, ddp = zero + 1.0, zero, zero
         for k in range(degree):
             a, b, c = self.step(k)

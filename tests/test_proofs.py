@@ -1,0 +1,116 @@
+"""Every registered rule is searched, a little on each run and long by `make prove`, whose results are committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves, tree_map
+
+from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.errors import MissingNormRuleError, ThunderNormError
+from thunder_norm.proving import SOUND, Effort
+from thunder_norm.proving.proof import kinds_of, op_title, provable, prove_rule
+from thunder_norm.proving.table import is_of_library, render, section
+from thunder_norm.registry import registered_ops
+
+DOCS = Path(__file__).parent.parent / "docs"
+PROOFS = json.loads((DOCS / "proofs.json").read_text())
+RECORDS = {(r["op"], r["rule"], r["kinds"]): r for r in PROOFS["rules"]}
+OPS = [op for op in registered_ops().values() if is_of_library(op.rules) and provable(op)]
+LITTLE = Effort(cases=1, restarts=2, steps=5)
+
+
+def rules():
+    return [(op_title(op), rule) for op in OPS for rule in provable(op)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", OPS, ids=op_title)
+def test_a_short_search_finds_nothing_above_a_claim(op):
+    for rule in provable(op):
+        record = prove_rule(op, rule, effort=LITTLE)
+        assert record.is_sound, str(record)
+
+
+# -- the committed results of the long search -----------------------------------------------------------------------------------
+
+
+def test_every_rule_was_searched():
+    """One that was not says why."""
+    missing = [f"{op}: {rule.fn.__name__}" for op, rule in rules() if (op, rule.fn.__name__, kinds_of(rule)) not in RECORDS]
+    assert not missing, f"run `make prove`: {missing}"
+    assert not [key for key, r in RECORDS.items() if not r["cases"] and not r["note"]]
+
+
+def test_no_claim_was_exceeded():
+    assert all(max([r["value"], *r["sensitivity"].values()]) <= SOUND for r in RECORDS.values())
+    assert sum(r["cases"] for r in RECORDS.values()) > 5000
+    assert PROOFS["effort"]["restarts"] >= 8
+
+
+def test_a_rule_that_is_not_attained_says_why():
+    silent = []
+    for op, rule in rules():
+        record = RECORDS[(op, rule.fn.__name__, kinds_of(rule))]
+        attained = min([record["value"], *record["sensitivity"].values()])
+        if record["cases"] and attained < 0.9 and not section(rule.fn.__doc__ or "", "Gap"):
+            silent.append(f"{op}: {rule.fn.__name__} {attained:.3f}")
+    assert not silent, f"state the reason as 'Gap:' in the docstrings of {silent}"
+
+
+def test_the_table_of_rules_is_what_make_prove_writes():
+    assert (DOCS / "rules.md").read_text() == render(DOCS / "proofs.json")
+
+
+# -- coverage -----------------------------------------------------------------------------------------------------------------
+
+# Linear algebra, FFT, sparse, complex and random operators: what norm rules leave to others.
+OUT_OF_SCOPE = (
+    "linalg", "fft", "sparse", "rand", "normal", "empty", "bernoulli", "dropout", "cholesky", "svd", "qr", "lu", "geqrf", "ormqr",
+    "complex", "polar", "view_as_real", "view_as_complex", "stft", "istft", "pca_lowrank", "svd_lowrank", "cauchy", "exponential",
+    "geometric", "log_normal", "uniform", "multinomial", "signal", "logdet", "pinverse", "tensorinv", "triangular", "rrelu", "eig",
+    "histogramdd", "matrix_exp",
+)  # fmt: skip
+
+
+def in_scope():
+    for op in op_db:
+        is_out = any(name in op.name for name in OUT_OF_SCOPE) and op.name != "nn.functional.normalize"
+        if not is_out and op.supports_dtype(torch.float64, "cpu"):
+            yield op
+
+
+def has_floating(tree):
+    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in tree_leaves(tree))
+
+
+def lifted(tree, kind):
+    def lift(v):
+        if not isinstance(v, torch.Tensor) or not v.is_floating_point():
+            return v
+        return kind.of(v, (-1,) if v.ndim and kind is RMSTensor else ())
+
+    return tree_map(lift, tree)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", in_scope(), ids=lambda op: f"{op.name}.{op.variant_test_name}".strip("."))
+def test_every_operator_has_a_rule_or_is_refused_with_a_reason(op):
+    """A reason is an error of ours other than "no rule"; one sample is enough to see which."""
+    for sample, _ in zip(op.sample_inputs("cpu", torch.float64), range(4), strict=False):
+        if not has_floating(sample.input) or not has_floating(op.op(sample.input, *sample.args, **sample.kwargs)):
+            continue
+        for kind in (RMSTensor, LinfTensor):
+            try:
+                out = op.op(lifted(sample.input, kind), *sample.args, **sample.kwargs)
+            except MissingNormRuleError:
+                raise
+            except ThunderNormError as e:
+                assert len(str(e).partition("\n")[0]) > 20
+                continue
+            assert any(isinstance(v, NormedTensor) for v in tree_leaves(out)) or not has_floating(out)
+            return
