@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.proving import Ball, Case
 
 aten = torch.ops.aten
 R = RMSTensor
@@ -99,6 +102,63 @@ PAIRS = {
         aten._upsample_bicubic2d_aa.default(x(1, 2, 3, 3), [5, 2], False),
     ),
 }
+
+
+def ball(*shape, dims=None, kind=RMSTensor, name="x"):
+    return Ball(name, kind, shape, 1.0, dims)
+
+
+def widest(call, shape):
+    """The image that a cubic kernel answers to most: the signs of its weights."""
+    a = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    weights = torch.stack([torch.autograd.grad(y, a, retain_graph=True)[0] for y in call(a).flatten()])
+    best = weights[weights.abs().flatten(1).sum(1).argmax()].sign()
+    return Case("", call, (ball(*shape, kind=LinfTensor),), 0.8, {"witnesses": [(best,)]})
+
+
+def bicubic(overload, size):
+    return widest(lambda a: overload(a, list(size), False), (1, 1, 6, 6))
+
+
+IMAGE = ball(1, 2, 4, 4, kind=LinfTensor)
+MEAN, VAR = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+BY_NAME = {
+    "block_diag": Case("", lambda a, b: aten.block_diag.default([a, b]), (ball(2, 3), ball(1, 2, name="y"))),
+    "_unsafe_index_put": Case(
+        "", lambda a, b: aten._unsafe_index_put.default(a, [index], b), (ball(3, 4), ball(2, 4, name="values"))
+    ),
+    "max_unpool2d": Case("", lambda a: aten.max_unpool2d.default(a, places, [4, 4]), (ball(1, 1, 2, 2, dims=(2, 3)),)),
+    "max_unpool3d": Case(
+        "",
+        lambda a: aten.max_unpool3d.default(a, places[None], [1, 4, 4], [2, 2, 2], [0, 0, 0]),
+        (ball(1, 1, 1, 2, 2, kind=LinfTensor),),
+    ),
+    "fractional_max_pool2d": Case(
+        "",
+        lambda a: aten.fractional_max_pool2d.default(a, [2, 2], [2, 2], samples.to(a.dtype))[0],
+        (ball(1, 1, 4, 4, kind=LinfTensor),),
+    ),
+    "fractional_max_pool3d": Case(
+        "",
+        lambda a: aten.fractional_max_pool3d.default(a, [2] * 3, [2] * 3, torch.full((1, 1, 3), 0.4, dtype=a.dtype))[0],
+        (ball(1, 1, 4, 4, 4, kind=LinfTensor),),
+    ),
+    "grid_sampler": Case("", lambda a: aten.grid_sampler.default(a, grid.to(a.dtype), 0, 0, True), (IMAGE,)),
+    "grid_sampler_2d": Case("", lambda a: aten.grid_sampler_2d.default(a, grid.to(a.dtype), 1, 0, True), (IMAGE,)),
+    "_native_batch_norm_legit_functional": Case(
+        "",
+        lambda a: aten._native_batch_norm_legit_functional.default(a, None, None, MEAN, VAR, False, 0.1, 1e-5)[0],
+        (ball(4, 3),),
+    ),
+    "upsample_bicubic2d": bicubic(aten.upsample_bicubic2d.default, (3, 3)),
+    "_upsample_bicubic2d_aa": bicubic(aten._upsample_bicubic2d_aa.default, (3, 9)),
+}
+CASES = [replace(case, name=name) for name, case in BY_NAME.items()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_bound_holds_and_is_attained(case):
+    case.check()
 
 
 @pytest.mark.parametrize("name", PAIRS)
