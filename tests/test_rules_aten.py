@@ -116,10 +116,12 @@ def widest(call, shape):
     return Case("", call, (ball(*shape, kind=LinfTensor),), 0.8, {"witnesses": [(best,)]})
 
 
-def bicubic(overload, size):
-    return widest(lambda a: overload(a, list(size), False), (1, 1, 6, 6))
+def bicubic(overload, size, out):
+    return widest(lambda a: overload(a, [out, 1], False), (1, 1, size, 1))
 
 
+CORNER = torch.ones(1, 1, 4, 4, 4, dtype=torch.float64)
+CORNER[..., 1, 1, 1] = -1
 IMAGE = ball(1, 2, 4, 4, kind=LinfTensor)
 MEAN, VAR = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
 BY_NAME = {
@@ -145,13 +147,20 @@ BY_NAME = {
     ),
     "grid_sampler": Case("", lambda a: aten.grid_sampler.default(a, grid.to(a.dtype), 0, 0, True), (IMAGE,)),
     "grid_sampler_2d": Case("", lambda a: aten.grid_sampler_2d.default(a, grid.to(a.dtype), 1, 0, True), (IMAGE,)),
+    # from the entry next to a corner, which is -1, to its three neighbours
+    "grid_sampler_3d": Case(
+        "",
+        lambda a, g: torch.grid_sampler_3d(a, g, 0, 0, False),
+        (ball(1, 1, 4, 4, 4, kind=LinfTensor), ball(1, 1, 1, 1, 3, kind=LinfTensor, name="grid")),
+        options={"witnesses": 6 * [(CORNER, torch.full((1, 1, 1, 1, 3), -0.2501, dtype=torch.float64))]},
+    ),
     "_native_batch_norm_legit_functional": Case(
         "",
         lambda a: aten._native_batch_norm_legit_functional.default(a, None, None, MEAN, VAR, False, 0.1, 1e-5)[0],
         (ball(4, 3),),
     ),
-    "upsample_bicubic2d": bicubic(aten.upsample_bicubic2d.default, (3, 3)),
-    "_upsample_bicubic2d_aa": bicubic(aten._upsample_bicubic2d_aa.default, (3, 9)),
+    "upsample_bicubic2d": bicubic(aten.upsample_bicubic2d.default, 6, 3),
+    "_upsample_bicubic2d_aa": bicubic(aten._upsample_bicubic2d_aa.default, 4, 7),
 }
 CASES = [replace(case, name=name) for name, case in BY_NAME.items()]
 

@@ -62,7 +62,7 @@ def best_image(call, *shape):
 def cubic(name, ball, **kwargs):
     """The image is the witness of the value, and as the map is linear of the sensitivity, where the search needs its own luck."""
     call = interpolate(**kwargs)
-    return Case(name, call, (ball,), 0.8, options={"witnesses": [(best_image(call, *ball.shape),)]})
+    return Case(name, call, (ball,), 0.75, options={"witnesses": [(best_image(call, *ball.shape),)]})
 
 
 def sample(at, **kwargs):

@@ -70,15 +70,8 @@ def _register_unpooling(count: int) -> None:
             sizes.append(tuple(kernel_size))  # ATen's function of this name has the output's size in this place
         return _unpooled(input, count, sizes)
 
-    def max_unpool_aten(input: RMSTensor, indices: torch.Tensor, output_size: Any) -> RMSTensor:
-        """`max_unpool`, as ATen names its arguments."""
-        return _unpooled(input, count, [tuple(output_size)])
-
     max_unpool.__name__ = f"max_unpool{count}d"
-    op = normed_op(getattr(F, f"max_unpool{count}d"))
-    op.register_norm(max_unpool, allow_plain_tensors=True)
-    if count > 1:
-        op.register_norm(max_unpool_aten, allow_plain_tensors=True)
+    normed_op(getattr(F, f"max_unpool{count}d")).register_norm(max_unpool, allow_plain_tensors=True)
 
 
 for _count in (1, 2, 3):
