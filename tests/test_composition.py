@@ -25,6 +25,7 @@ from thunder_norm.transforms import NormTransform
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 D = torch.float64
+TINY = 1e-100  # what the oracle's norm of a tensor of zeros is at most
 TRACED = tuple(form for form in FORMS if form.is_traced)
 
 
@@ -177,7 +178,7 @@ def test_values_stay_within_the_bound(program):
 
     for which in range(8):
         found = ascend(size, program.points(which, generator), move, steps=3)
-        assert found <= bound * (1 + 1e-9) + claims.rounding, f"{found} > {bound}"
+        assert found <= bound * (1 + 1e-9) + claims.rounding + TINY, f"{found} > {bound}"
 
 
 @examples(90, 5000)
@@ -213,7 +214,7 @@ def test_moves_stay_within_the_sensitivities(program):
             ]
 
         found = ascend(gap, [*points, *moves], move, steps=4)
-        assert found <= allowed * (1 + 1e-9) + 2 * claims.rounding, f"{found} > {allowed}, S = {claims.sensitivity}"
+        assert found <= allowed * (1 + 1e-9) + 2 * claims.rounding + TINY, f"{found} > {allowed}, S = {claims.sensitivity}"
 
 
 # -- eager, traced and mapped agree, real mode is untouched ----------------------------------------------------------------

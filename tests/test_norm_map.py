@@ -415,7 +415,9 @@ def test_a_float64_scalar_output_is_not_taken_for_a_norm_size():
     for f in (torch.sum, lambda x: (x.mean(), x.amax()), lambda x: F.mse_loss(x, x * 2)):
         got = torch.utils._pytree.tree_leaves(build_norm_map(f, torch.empty(4, 5, dtype=torch.float64, device="meta"))(x))
         for a, b in zip(got, torch.utils._pytree.tree_leaves(f(x)), strict=True):
-            assert a.shape == () and torch.equal(a.norm_size, b.norm_size) and torch.equal(a.perturbation_size, b.perturbation_size)
+            assert (
+                a.shape == () and torch.equal(a.norm_size, b.norm_size) and torch.equal(a.perturbation_size, b.perturbation_size)
+            )
 
 
 def test_a_plain_floating_input_is_measured(net):
