@@ -111,9 +111,6 @@ def test_sensitivities_are_sums_over_paths(program):
     claimed = sensitivities_of(program, inputs, lambda *leaves: run_without_knowledge(program, list(leaves)))
     by_hand = [over_paths(arrows, b.name, program.steps[-1].target) for b in program.balls]
     assert claimed == pytest.approx(by_hand, rel=1e-12, abs=1e-300)
-    # what rules recognise as a whole (x sigmoid(x), x / rms(x)) they bound as a whole, and never looser than its steps
-    known = sensitivities_of(program, inputs, program)
-    assert all(k <= s * (1 + 1e-12) for k, s in zip(known, by_hand, strict=True)), (known, by_hand)
 
 
 # -- the bounds hold -------------------------------------------------------------------------------------------------------
