@@ -34,6 +34,8 @@ def reshaped(x: NormedTensor, shape: Sequence[int]) -> NormedTensor:
     L1, L2: they are left out instead, which is free too (a sum over fewer entries).
     Operators: a split output dimension leaves blocks of rows; their heads become dimensions the maximum runs over.
     """
+    if math.prod(shape) != x.numel():  # the program's mistake, not one of norms: as torch has it
+        raise RuntimeError(f"shape {list(shape)} is invalid for input of size {x.numel()}")
     if isinstance(x, RMSToRMSTensor):
         return _reshaped_operator(x, shape)
     policy: ed.Policy = "coarsen" if isinstance(x, RMSTensor) else "refine"
