@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 import test_rules_binary as binary
+import test_rules_combining as combining
+import test_rules_copies as copies
+import test_rules_diagonals as diagonals
+import test_rules_distances as distances
 import test_rules_divisions as divisions
 import test_rules_elementwise as elementwise
 import test_rules_losses as losses
+import test_rules_order_statistics as order_statistics
 import test_rules_reductions as reductions
+import test_rules_replacing as replacing
+import test_rules_resampling as resampling
 import test_rules_shape as shape
 import test_rules_special as special
 import thunder
@@ -27,16 +34,20 @@ NOT_TRACED = {
     "windows",
     "windows of other dims",
 }
-# operations whose own code looks at data: torch checks the sign of variances, and lengths of sequences
-DATA_DEPENDENT = ("gaussian_nll,", "ctc")
-FAMILIES = (elementwise, binary, shape, reductions, special, divisions, losses)
+# operations whose own code looks at data: torch checks the sign of variances, lengths of sequences, places of quantiles
+DATA_DEPENDENT = ("gaussian_nll,", "ctc", "quantile", "nanquantile", "cov")
+FAMILIES = (
+    elementwise, binary, shape, reductions, special, divisions, losses, diagonals, copies, order_statistics, replacing, combining,
+    resampling, distances,
+)  # fmt: skip
 ALL = [
     case
     for family in FAMILIES
     for case in family.CASES
     if case.name not in NOT_TRACED and not case.name.startswith(DATA_DEPENDENT)
 ]
-ALWAYS = {"T", "mT", "tile", "gather from one entry", "var, biased"}  # methods and properties written in C
+# the first for its float64 constants, the others because they are methods and properties written in C
+ALWAYS = {"cumprod, n > 1", "T", "mT", "tile", "gather from one entry", "var, biased"}
 CASES = [case for i, case in enumerate(ALL) if i % 4 == 0 or case.name in ALWAYS]
 
 

@@ -16,7 +16,18 @@ from thunder_norm import elem_dims as ed
 from thunder_norm.context import current_mode
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import VectorKind, annotated, as_kind, negative, rms, root, scaled, spread, times
+from thunder_norm.rules._shared import (
+    VectorKind,
+    annotated,
+    as_kind,
+    negative,
+    register_refusal,
+    rms,
+    root,
+    scaled,
+    spread,
+    times,
+)
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 
 
@@ -137,10 +148,11 @@ def tensor_split(input: NormedTensor, indices_or_sections: int | Sequence[int], 
     return split(input, [len(range(size)[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)], dim)
 
 
-@normed_op(torch.tensor_split).register_norm(allow_plain_tensors=True)
-def tensor_split_by_data(input: NormedTensor, indices_or_sections: torch.Tensor, dim: int = 0) -> tuple:
-    """Refused: the shapes of the pieces would depend on data."""
+def _split_by_data(input: NormedTensor, indices_or_sections: torch.Tensor, dim: int = 0) -> tuple:
     raise NormMismatchError("the shapes of the pieces depend on data: give the indices as numbers")
+
+
+register_refusal(normed_op(torch.tensor_split), _split_by_data)
 
 
 # -- indices ----------------------------------------------------------------------------------------------------------------

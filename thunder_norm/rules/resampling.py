@@ -97,7 +97,7 @@ def interpolate_bicubic(
 
 def _register_aten(op: Any, antialias: bool) -> None:
     def upsample_bicubic2d(
-        input: RMSTensor, output_size: Any, align_corners: bool, scales_h: float | None = None, scales_w: float | None = None
+        input: RMSTensor, output_size: Any, align_corners: bool, scales_h: Any = None, scales_w: float | None = None
     ) -> RMSTensor:
         """`interpolate_bicubic`, as ATen names it."""
         if isinstance(scales_h, list | tuple):  # ATen's other overload gives a list of both
