@@ -78,7 +78,8 @@ grows_exponentially(torch.special.modified_bessel_i1, torch.special.i1, _i1_slop
 
 
 def _i0e_slope(x: torch.Tensor) -> torch.Tensor:
-    return torch.special.i1e(x) - torch.sign(x) * torch.special.i0e(x)
+    i0e = torch.special.i0e(x)
+    return torch.special.i1e(x) + torch.where(x < 0, i0e, -i0e)  # at the kink the slope of one side
 
 
 @pointwise(torch.special.i0e, f=torch.special.i0e, slope=_i0e_slope)
