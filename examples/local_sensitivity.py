@@ -62,10 +62,14 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--width", type=int, default=128)
     options = parser.parse_args()
-    table = Table(title=f"GPT-2 of width {options.width} at initialisation: sensitivity of the last hidden state to the embeddings")
+    table = Table(
+        title=f"GPT-2 of width {options.width} at initialisation: sensitivity of the last hidden state to the embeddings"
+    )
     for name in ("embeddings", "layers", "all inputs", "at this input", "Jacobian norm"):
         table.add_column(name, justify="right")
-    settings = [(name, scale, depth) for name, scale in (("as drawn, RMS 0.02", 1.0), ("RMS 1", 50.0)) for depth in options.depths]
+    settings = [
+        (name, scale, depth) for name, scale in (("as drawn, RMS 0.02", 1.0), ("RMS 1", 50.0)) for depth in options.depths
+    ]
     for name, scale, depth in track(settings, "measuring"):
         table.add_row(name, str(depth), *(f"{v:.3g}" for v in measure(depth, options.width, scale)))
     Console().print(table)
