@@ -148,7 +148,8 @@ FORMS = (
     Form("addcmul", always("torch.addcmul({0}, {1}, {2}, value=0.5)"), (SAME, ROW)),
     Form("where", always("torch.where({2}, {0}, {1})"), (SAME, Plain(lambda s, g: torch.rand(s, generator=g) > 0.5))),
     Form("where of a row", of_rank(2, "torch.where({2}, {0}, {1})"), (SAME, Plain(lambda s, g: torch.rand(s[-1:]) > 0.5))),
-    Form("where by value", always("torch.where({0} > 0, {0}, {1})"), (SAME,)),
+    # a mask made from values stands for itself: where it changes the two sides must meet
+    Form("where by value", always("torch.where({0} > 0, {0}, {0} * 0.1)")),
     Form("glu", lambda s, pick: "F.glu({0}, -1)" if s[-1] % 2 == 0 else None),
     Form("swiglu", always("F.silu({0}) * {1}"), (SAME,)),
     # linear maps

@@ -106,6 +106,24 @@ STEPS = [
 ]  # fmt: skip
 
 
+VALUE_ONLY = {"sensitivity": False}
+VALUES = [
+    Case("floor", lambda a: torch.div(a, -0.3, rounding_mode="floor"), (x(2, 4),), 0.8, VALUE_ONLY),
+    Case("floor by integers", lambda a: torch.div(a, integers, rounding_mode="floor"), (x(2, 4),), 0.5, VALUE_ONLY),
+    Case("floor_divide", lambda a: torch.floor_divide(a, 0.3), (x(2, 4),), 0.8, VALUE_ONLY),
+    Case("fmod", lambda a: torch.fmod(a, -0.7), (x(2, 4),), 0.75, VALUE_ONLY),
+    Case("fmod by integers", lambda a: torch.fmod(a, integers), (x(2, 4),), 0.9, VALUE_ONLY),
+    Case("remainder", lambda a: torch.remainder(a, -0.7), (x(2, 4),), 0.7, VALUE_ONLY),
+    Case("remainder by integers", lambda a: torch.remainder(a, integers), (x(2, 4, n=0.01),), 0.7, VALUE_ONLY),
+    Case("remainder of a number", lambda b: torch.remainder(-0.001, b), (x(2, 4),), 0.9, VALUE_ONLY),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VALUES, ids=lambda c: c.name)
+def test_value_against_a_search(case):
+    case.check()
+
+
 @pytest.mark.parametrize("f, balls, attained", [s[1:] for s in STEPS], ids=[s[0] for s in STEPS])
 def test_steps_have_a_value_but_no_sensitivity(f, balls, attained):
     best = 0.0

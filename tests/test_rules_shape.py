@@ -368,3 +368,11 @@ REFUSED = [
 def test_what_has_no_bound_is_refused(f):
     with pytest.raises((NormMismatchError, MissingNormRuleError, UnsupportedOpError)):
         f(R(1.0, backing=torch.ones(3, 4)))
+
+
+@pytest.mark.parametrize("kind", [RMSTensor, RMSToRMSTensor])
+def test_a_shape_of_another_size_is_torchs_error(kind):
+    x = kind(1.0, backing=torch.zeros(2, 6))
+    for call in (lambda x: x.reshape(5, 2), lambda x: x.view(3, 3), lambda x: x.unflatten(-1, (4, 2))):
+        with pytest.raises(RuntimeError):
+            call(x)

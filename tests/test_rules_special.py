@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from thunder_norm import L1Tensor, LinfTensor, NormedTensor, RMSTensor, norm_mode
+from thunder_norm.context import norm_sensitivity
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.proving import Ball, Case, norm, start
 
@@ -77,7 +78,6 @@ CASES = [
         for n in sizes
     ],
     *[Case(f"{name}, {n}", f, (x(n, INF),)) for name, f in LARGEST_ENTRY_ONLY for n in (0.5, 2.0)],
-    Case("airy at its steepest", numeric(special.airy_ai), (x(2.2930, INF),), 0.98, {"witnesses": WITNESSES["airy"]}),
     Case("ndtr over two dims", special.ndtr, (x(1.0, R, (2, 3, 2), (-3, -1)),)),
     Case("i0 of l1", torch.i0, (x(0.5, L1Tensor),)),
     Case("logit that does not move", lambda t: torch.logit(t, 0.3), (x(0.1),)),
@@ -91,12 +91,28 @@ def test_bound_holds_and_is_attained(case):
     case.check_at(2.0)
 
 
-@pytest.mark.parametrize("n", [3.0, 10.0, 30.0])
-def test_airy_slopes_far_to_the_left(n):
+@pytest.mark.parametrize("n, tight", [(2.2921, 0.99999), (4.1, 0.99), (10.0, 0.95), (30.0, 0.95)])
+def test_airy_slopes(n, tight):
+    """The rule is about Ai; torch's is wrong by 3e-6 to the left of -2.09."""
     claimed = special.airy_ai(INF(n, backing=torch.zeros(3), perturbation_size=1.0)).perturbation_size.item()
     dense = torch.linspace(-n, n, 400_001, dtype=D)
     found = special.airy_ai(dense).diff().abs().max() * 200_000 / n
-    assert 0.9 * claimed <= found <= claimed * (1 + 1e-6)
+    assert tight * claimed <= found <= claimed * (1 + 1e-5)
+
+
+# -- local sensitivities ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("f", [special.ndtr, special.i0e, special.i1e, numeric(special.spherical_bessel_j0)])
+@pytest.mark.parametrize("at", [(0.0, 0.0), (0.7, -1.9), (1e-5, 2e-5), (-30.0, 4.0)])
+def test_local_sensitivity_is_the_slope_at_the_data(f, at):
+    """Next to 0 also where there is a kink: of the slopes on both sides the larger."""
+    t = torch.tensor(at, dtype=D)
+    with norm_sensitivity("local"):
+        out = f(INF(40.0, backing=t, perturbation_size=1.0))
+    near = torch.stack([t - 1e-9, t + 1e-9]).requires_grad_()
+    slopes = torch.autograd.grad(f(near).sum(), near)[0].abs().amax()
+    assert out.perturbation_size.item() == pytest.approx(slopes.item(), rel=1e-5, abs=1e-8)
 
 
 # -- mode typical -----------------------------------------------------------------------------------------------------------

@@ -131,7 +131,11 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     found = op.find(args, kwargs)
     if found is None:
         raise missing_rule(func, args, kwargs)
-    rule, bound = found
+    return apply_rule(op, *found, func, args, kwargs)
+
+
+def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run this rule of `op` on the norms of arguments that fit it, and the operation on the backings."""
     try:
         given = dict(bound.arguments)
         prepared = rule.prepare(bound)

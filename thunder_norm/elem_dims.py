@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from thunder_norm.errors import NormMismatchError
 
 Dims = tuple[int, ...]
+# What becomes of a group of dimensions of which a norm runs over some only, once a reshape merges it.
+Policy = Literal["coarsen", "refine", "refuse"]
 
 
 def canonical(dims: int | Iterable[int], ndim: int) -> Dims:
@@ -70,31 +73,113 @@ def rms_factor(shape: Sequence[int], source: Iterable[int], target: Iterable[int
     return math.sqrt(numel(shape, [d for d in source if d not in kept]))
 
 
-def permute(dims: Sequence[int], permutation: Sequence[int]) -> Dims:
+def is_free(shape: Sequence[int], source: Iterable[int], target: Iterable[int]) -> bool:
+    """Whether ``rms_target <= rms_source`` for all tensors: no dimension leaves the mean, or only ones of size 1."""
+    return set(nontrivial(shape, source)) <= set(target)
+
+
+# -- dimensions that move, go and come ------------------------------------------------------------------------------------
+
+
+def place(dims: Iterable[int], layout: Sequence[int | None]) -> Dims:
+    """Where `dims` are in an output whose dimensions are those of `layout`, in the order given; those it lacks are dropped.
+
+    Args:
+        dims: dimensions of the input, negative.
+        layout: for each dimension of the output the negative dimension of the input that it is, None for a new one.
+
+    >>> place((-3, -1), (-1, None, -3))
+    (-1, -3)
+    """
+    at = {d: i - len(layout) for i, d in enumerate(layout) if d is not None}
+    return tuple(at[d] for d in dims if d in at)
+
+
+def every(ndim: int) -> Dims:
+    """All dimensions: the layout of an output that is as the input."""
+    return tuple(range(-ndim, 0))
+
+
+def permute(dims: Iterable[int], permutation: Sequence[int]) -> Dims:
     """Where `dims` are after ``tensor.permute(permutation)``, in the given order.
 
     >>> permute((-1,), (0, 2, 1))
     (-2,)
     """
     ndim = len(permutation)
-    position = {d % ndim: i for i, d in enumerate(permutation)}
-    return tuple(position[d % ndim] - ndim for d in dims)
+    return place([d % ndim - ndim for d in dims], [d % ndim - ndim for d in permutation])
+
+
+def swapped(ndim: int, first: int, second: int) -> list[int]:
+    """The permutation that exchanges two dimensions; a scalar has none."""
+    order = list(range(ndim))
+    if order:
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def moved(ndim: int, source: int | Sequence[int], destination: int | Sequence[int]) -> list[int]:
+    """The permutation that brings dimensions to other places and leaves the rest in order.
+
+    >>> moved(4, 0, -1)
+    [1, 2, 3, 0]
+    """
+    sources = [d % ndim for d in ((source,) if isinstance(source, int) else source)]
+    targets = [d % ndim for d in ((destination,) if isinstance(destination, int) else destination)]
+    placed = dict(zip(targets, sources, strict=True))
+    others = iter(d for d in range(ndim) if d not in sources)
+    return [placed[i] if i in placed else next(others) for i in range(ndim)]
+
+
+def without(ndim: int, gone: Iterable[int]) -> list[int]:
+    """The layout of an output that lacks some dimensions."""
+    lost = {d % ndim for d in gone} if ndim else set()
+    return [d - ndim for d in range(ndim) if d not in lost]
+
+
+def with_new(ndim: int, at: int) -> list[int | None]:
+    """The layout of an output with a new dimension at position `at`."""
+    layout: list[int | None] = list(every(ndim))
+    layout.insert(at % (ndim + 1), None)
+    return layout
 
 
 def reduce(dims: Iterable[int], reduced: Iterable[int], ndim: int, keepdim: bool) -> Dims:
-    """What remains of `dims` once the dimensions `reduced` are gone (or of size 1, with `keepdim`)."""
-    gone = {d % ndim for d in reduced}
-    kept = [d % ndim for d in dims if d % ndim not in gone]
-    if keepdim:
-        return tuple(d - ndim for d in sorted(kept))
-    left = [d for d in range(ndim) if d not in gone]
-    return tuple(left.index(d) - len(left) for d in sorted(kept))
+    """What remains of `dims` once the dimensions `reduced` are gone (or of size 1, with `keepdim`), sorted."""
+    left = without(ndim, reduced)
+    named = sorted(d % ndim - ndim for d in dims) if ndim else []
+    return tuple(d for d in named if d in left) if keepdim else place(named, left)
 
 
 def insert(dims: Iterable[int], at: int, ndim: int) -> Dims:
-    """`dims` after a new dimension was inserted at position `at` (unsqueeze, stack); the new one is not in it."""
-    at %= ndim + 1
-    return tuple(sorted((d % ndim) + (d % ndim >= at) - (ndim + 1) for d in dims))
+    """`dims` after a new dimension was inserted at position `at` (unsqueeze, stack), sorted; the new one is not in it."""
+    return tuple(sorted(place([d % ndim - ndim for d in dims], with_new(ndim, at))))
+
+
+def copies(old: Sequence[int], new: Sequence[int]) -> Dims:
+    """The dimensions along which a tensor broadcast from the shape `old` to `new` is constant, and not of size 1.
+
+    Whether a norm (a mean, or the maximum) runs over them makes no difference; a sum does.
+
+    Raises:
+        NormMismatchError: the shapes do not broadcast that way.
+    """
+    if len(old) > len(new) or any(n not in (1, m) for n, m in zip(old, new[len(new) - len(old) :], strict=True)):
+        raise NormMismatchError(f"a tensor of shape {tuple(old)} does not broadcast to {tuple(new)}")
+    return tuple(d for d in every(len(new)) if (-d > len(old) or old[d] == 1) and new[d] != 1)
+
+
+def expand(dims: Iterable[int], old: Sequence[int], new: Sequence[int]) -> Dims:
+    """elem_dims after broadcasting to `new`: of all that give the same norm, those that name no copies.
+
+    >>> expand((-2, -1), (1, 4), (2, 5, 4))
+    (-1,)
+    """
+    constant = set(copies(old, new))
+    return tuple(d for d in dims if d not in constant)
+
+
+# -- several operands -----------------------------------------------------------------------------------------------------
 
 
 def align(shape: Sequence[int], *candidates: Dims) -> tuple[Dims, tuple[float, ...]]:
@@ -114,12 +199,28 @@ def align(shape: Sequence[int], *candidates: Dims) -> tuple[Dims, tuple[float, .
     return best[1], best[2]
 
 
+# -- reshape --------------------------------------------------------------------------------------------------------------
+
+
+class Reshaped(NamedTuple):
+    """elem_dims after a reshape, what the norm over them may cost, and whether it is the same norm."""
+
+    dims: Dims
+    factor: float
+    is_exact: bool
+
+
 def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Split two shapes of equal numel into minimal groups (old dims, new dims) of equal product.
 
     >>> reshape_groups((2, 12, 5), (2, 3, 20))
     [([0], [0]), ([1, 2], [1, 2])]
+
+    Raises:
+        NormMismatchError: the products differ, or are 0: then any grouping would do.
     """
+    if math.prod(old) != math.prod(new) or math.prod(old) == 0:
+        raise NormMismatchError(f"no groups of equal size in the shapes {tuple(old)} and {tuple(new)}")
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -140,23 +241,37 @@ def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[in
     return groups
 
 
-def reshape(dims: Iterable[int], old: Sequence[int], new: Sequence[int]) -> tuple[Dims, bool]:
-    """elem_dims after ``tensor.reshape(new)``, and whether they give exactly the same norm.
+def reshape(dims: Iterable[int], old: Sequence[int], new: Sequence[int], policy: Policy = "coarsen") -> Reshaped:
+    """elem_dims after ``tensor.reshape(new)``: ``rms_new <= factor rms_old``.
 
     A group of dimensions that lies wholly inside (or outside) elem_dims stays so and the norm is exact.  A mixed group is
-    *coarsened*: all its new dimensions join, which is sound (a mean over more entries is at most the maximum) at factor 1.
+    *coarsened* (all its new dimensions join, which is sound at factor 1: a mean over more entries is at most the maximum) or
+    *refined* (none of them does, at the factor sqrt of the elements that leave the mean; free for a sum) or refused.
     A tensor without elements has norm 0 whatever the dimensions: all of them, exactly.
+
+    >>> reshape((1,), (2, 12, 5), (2, 3, 20))
+    Reshaped(dims=(-2, -1), factor=1.0, is_exact=False)
+
+    Raises:
+        NormMismatchError: there is a mixed group and `policy` is "refuse", or the shapes have unlike numbers of elements.
     """
+    if math.prod(old) == math.prod(new) == 0:
+        return Reshaped(every(len(new)), 1.0, True)
     inside = {d % len(old) for d in dims}
-    if math.prod(old) == 0:
-        return tuple(range(-len(new), 0)), True
     result: list[int] = []
-    exact = True
+    leaving = 1
+    is_exact = True
     for old_dims, new_dims in reshape_groups(old, new):
         sized = [d for d in old_dims if old[d] != 1]
         taken = [d for d in sized if d in inside]
-        if not taken:
-            continue
-        exact = exact and len(taken) == len(sized)
-        result.extend(d - len(new) for d in new_dims if new[d] != 1)
-    return tuple(result), exact
+        is_mixed = 0 < len(taken) < len(sized)
+        if is_mixed and policy == "refuse":
+            raise NormMismatchError(
+                f"a reshape from {tuple(old)} to {tuple(new)} merges dimensions of elem_dims {tuple(dims)} with others"
+            )
+        is_exact = is_exact and not is_mixed
+        if is_mixed and policy == "refine":
+            leaving *= numel(old, taken)
+        elif taken:
+            result.extend(d - len(new) for d in new_dims if new[d] != 1)
+    return Reshaped(tuple(result), math.sqrt(leaving), is_exact)

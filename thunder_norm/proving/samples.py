@@ -18,8 +18,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from thunder_norm import dispatch
 from thunder_norm.context import Environment, environment
-from thunder_norm.errors import ThunderNormError
+from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.op_names import op_key
 from thunder_norm.proving.balls import Ball
 from thunder_norm.proving.search import Case
@@ -29,7 +30,7 @@ from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 # Magnitudes of norms: beyond them float64 has less to say than the formulas.
 SIZES = (1.0, 1e-3, 1e3)
 # The search differentiates an operation hundreds of times.
-_MOST_ELEMENTS = 400
+_MOST_ELEMENTS = 800
 _MOST_CALLS = 30
 
 
@@ -179,14 +180,18 @@ def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     """At most `count` cases in which this rule of `op` runs, and no other."""
     samples = [s for s in samples_of(op) if _is_usable(s)]
     found: list[Case] = []
-    # all samples in one setting, then all in the next: few cases are as different as possible
-    for setting in range(len(_SETTINGS)):
-        for i, sample in enumerate(samples):
-            for case in _cases(op, rule, sample, setting, i):
-                if len(found) < count and _is_case_of(case, rule):
-                    found.append(case)
-            if len(found) >= count:
-                return found
+    # a rule that others go before, always, is run although they would be
+    for is_forced in (False, True) if rule.when is None else (False,):
+        # all samples in one setting, then all in the next: few cases are as different as possible
+        for setting in range(len(_SETTINGS)):
+            for i, sample in enumerate(samples):
+                for case in _cases(op, rule, sample, setting, i, is_forced):
+                    if len(found) < count and _is_case_of(case, rule):
+                        found.append(case)
+                if len(found) >= count:
+                    return found
+        if found:
+            break
     return found
 
 
@@ -259,7 +264,7 @@ _SETTINGS: tuple[Callable[[int], tuple[int, ...] | None], ...] = (
 )
 
 
-def _cases(op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: int) -> Iterator[Case]:
+def _cases(op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: int, is_forced: bool) -> Iterator[Case]:
     bound = rule.bind(sample.args, sample.kwargs, _on_by_default(op.key))
     if isinstance(bound, str):
         return
@@ -282,8 +287,11 @@ def _cases(op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: in
         for i, point in zip(positions, points, strict=True):
             values[i] = point
         args, kwargs = tree_unflatten(values, spec)
-        results = tree_flatten(sample.fn(*args, **kwargs))[0]
-        return results[output]
+        if is_forced and any(isinstance(p, NormedTensor) for p in points):
+            results = _apply(op, rule, sample.fn, args, kwargs)
+        else:
+            results = sample.fn(*args, **kwargs)
+        return tree_flatten(results)[0][output]
 
     title = ", ".join(f"{b.kind.__name__}{list(b.dims)} {b.norm_size:g}" for b in balls)
     for output, dtype in _outputs(sample).items():
@@ -291,6 +299,13 @@ def _cases(op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: in
         # a sensitivity is one of exact arithmetic: rounding to a lower precision is no Lipschitz map
         options = {} if dtype == torch.float64 else {"sensitivity": False}
         yield Case(name, functools.partial(call, output=output), tuple(balls), 0.0, options)
+
+
+def _apply(op: NormedOp, rule: NormRule, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    bound = rule.bind(args, kwargs, _on_by_default(op.key))
+    if isinstance(bound, str) or not rule.fits(bound, converting=True):
+        raise NormMismatchError("the rule does not take these arguments")
+    return dispatch.apply_rule(op, rule, bound, fn, args, kwargs)
 
 
 def _outputs(sample: Sample) -> dict[int, torch.dtype]:

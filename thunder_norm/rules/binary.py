@@ -373,7 +373,11 @@ def glu(input: RMSTensor, dim: int = -1) -> RMSTensor:
 
 
 def _comparison(input: NormedTensor | torch.Tensor | Number, other: NormedTensor | torch.Tensor | Number) -> None:
-    """The plain tensor of bools: it has no norm."""
+    """The plain tensor of bools: it has no norm.
+
+    What is made with it as a mask takes it as given: sensitivities hold while no comparison changes, and beyond that where the
+    sides meet, as in ``where(x > 0, x, 0.1 * x)``.
+    """
 
 
 def _test(input: NormedTensor) -> None:

@@ -36,6 +36,7 @@ def div_rounded(input: RMSTensor, other: Number | torch.Tensor, *, rounding_mode
 
     Value:       |a| max |1 / b|, rounded down that plus 1       (approached by integers; as |a| -> 0 from below)
     Sensitivity: none, it jumps
+    Gap:         a norm need not be made of multiples of the divisor, which rounding keeps
     """
     refuse_perturbation(torch.div, input)
     if isinstance(other, torch.Tensor):
@@ -50,7 +51,10 @@ def div_rounded(input: RMSTensor, other: Number | torch.Tensor, *, rounding_mode
 
 @normed_op(torch.floor_divide).register_norm(allow_plain_tensors=True)
 def floor_divide(input: RMSTensor, other: Number | torch.Tensor) -> RMSTensor:
-    """A / b rounded down: `div_rounded`."""
+    """A / b rounded down: `div_rounded`.
+
+    Gap:         as for `div_rounded`
+    """
     return div_rounded(input, other, rounding_mode="floor")
 
 
@@ -66,7 +70,10 @@ def _moving(*operands: NormedTensor | torch.Tensor | Number) -> list:
 
 @normed_op(torch.fmod).register_norm
 def fmod(input: RMSTensor, other: Number) -> RMSTensor:
-    """What the division of x by a number m, rounded towards 0, leaves.  Value min(n, |m|); no sensitivity."""
+    """What the division of x by a number m, rounded towards 0, leaves.  Value min(n, |m|); no sensitivity.
+
+    Gap:         n need not be a remainder below |m| everywhere: larger entries leave less
+    """
     refuse_perturbation(torch.fmod, input)
     return like(input, input.norm_size.clamp(max=math.fabs(other)))
 
@@ -76,6 +83,7 @@ def fmod_by_tensor(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     """What the division of a by b, rounded towards 0, leaves.  Value min(|a|, |b|), approached; no sensitivity.
 
     It is no larger than a, and smaller than b, entry by entry.
+    Gap:         the remainder of a is a itself only where |a| < |b|, which both norms need not allow everywhere
     """
     refuse_perturbation(torch.fmod, *_moving(input, other))
     dims, (ca, cb) = align(broadcast(input.shape, other.shape), input, other)
@@ -84,7 +92,10 @@ def fmod_by_tensor(input: RMSTensor, other: RMSTensor) -> RMSTensor:
 
 @normed_op(torch.fmod).register_norm(allow_plain_tensors=True)
 def fmod_by_integers(input: RMSTensor, other: torch.Tensor) -> RMSTensor:
-    """What the division by a plain tensor of integers leaves: `fmod_by_tensor`, from the largest of them."""
+    """What the division by a plain tensor of integers leaves: `fmod_by_tensor`, from the largest of them.
+
+    Gap:         as for `fmod_by_tensor`; smaller integers leave less than the largest
+    """
     gain = gain_of(other, input)
     assert isinstance(gain, RMSTensor), "it is lifted to a LinfTensor"
     return fmod_by_tensor(input, gain)
@@ -92,14 +103,20 @@ def fmod_by_integers(input: RMSTensor, other: torch.Tensor) -> RMSTensor:
 
 @normed_op(torch.remainder).register_norm
 def remainder(input: RMSTensor, other: Number) -> RMSTensor:
-    """What the division of x by a number m, rounded down, leaves: between 0 and m.  Value |m|; no sensitivity."""
+    """What the division of x by a number m, rounded down, leaves: between 0 and m.  Value |m|; no sensitivity.
+
+    Gap:         only entries next to 0, of the other sign, leave nearly m
+    """
     refuse_perturbation(torch.remainder, input)
     return like(input, scalar(math.fabs(other), input.norm_size))
 
 
 @normed_op(torch.remainder).register_norm(lift_dims=_SAME_DIMS)
 def remainder_by_tensor(input: RMSTensor | Number, other: RMSTensor) -> RMSTensor:
-    """What the division of a (or a number) by b, rounded down, leaves.  Value |b|, approached by a -> 0; no sensitivity."""
+    """What the division of a (or a number) by b, rounded down, leaves.  Value |b|, approached by a -> 0; no sensitivity.
+
+    Gap:         only entries next to 0, of the other sign, leave nearly b
+    """
     refuse_perturbation(torch.remainder, *_moving(input, other))
     shape = broadcast(input.shape, other.shape) if isinstance(input, NormedTensor) else tuple(other.shape)
     dims, (c,) = align(shape, other)
@@ -108,7 +125,10 @@ def remainder_by_tensor(input: RMSTensor | Number, other: RMSTensor) -> RMSTenso
 
 @normed_op(torch.remainder).register_norm(allow_plain_tensors=True)
 def remainder_by_integers(input: RMSTensor, other: torch.Tensor) -> RMSTensor:
-    """What the division by a plain tensor of integers leaves: `remainder_by_tensor`, from the largest of them."""
+    """What the division by a plain tensor of integers leaves: `remainder_by_tensor`, from the largest of them.
+
+    Gap:         as for `remainder_by_tensor`; smaller integers leave less than the largest
+    """
     gain = gain_of(other, input)
     assert isinstance(gain, RMSTensor), "it is lifted to a LinfTensor"
     return remainder_by_tensor(input, gain)
@@ -130,8 +150,16 @@ def _bounded(op: Callable, size: float, doc: str) -> None:
 
 
 _bounded(torch.atan2, math.pi, "Angle of (b, a).  Value pi, attained; no sensitivity, on the negative axis it jumps.")
-_bounded(torch.igamma, 1.0, "P(a, x), in [0, 1].  Value 1, approached as a -> 0; no sensitivity, at a = 0 = x it jumps.")
-_bounded(torch.igammac, 1.0, "1 - P(a, x), in [0, 1].  Value 1, attained at x = 0; no sensitivity, at a = 0 = x it jumps.")
+_bounded(
+    torch.igamma,
+    1.0,
+    "P(a, x), in [0, 1].  Value 1, approached as a -> 0; no sensitivity, at a = 0 = x it jumps.\n\nGap: norms of a and x do not count.",
+)
+_bounded(
+    torch.igammac,
+    1.0,
+    "1 - P(a, x), in [0, 1].  Value 1, attained at x = 0; no sensitivity, at a = 0 = x it jumps.\n\nGap: norms of a and x do not count.",
+)
 
 
 # -- floating point numbers -------------------------------------------------------------------------------------------------
@@ -152,7 +180,10 @@ def nextafter(input: RMSTensor, other: RMSTensor | torch.Tensor) -> RMSTensor:
 
 @normed_op(torch.frexp).register_norm
 def frexp(input: RMSTensor) -> tuple:
-    """x = m 2^e with 1/2 <= |m| < 1, or m = 0.  Value of m 1, approached; no sensitivity, at powers of 2 it jumps.  e is plain."""
+    """x = m 2^e with 1/2 <= |m| < 1, or m = 0.  Value of m 1, approached; no sensitivity, at powers of 2 it jumps.  e is plain.
+
+    Gap:         only numbers just below powers of 2 have a mantissa next to 1
+    """
     refuse_perturbation(torch.frexp, input)
     return like(input, scalar(1.0, input.norm_size)), None
 
@@ -182,6 +213,7 @@ def heaviside(input: RMSTensor | torch.Tensor, values: RMSTensor | torch.Tensor)
 
     Value:       from the largest entry of v max(1, |v|), attained; from RMS sqrt(1 + |v|^2), approached by a spike of v, all else 1
     Sensitivity: 1 to v; none to x, at 0 it jumps
+    Gap:         from RMS a constant v and ones cannot be in the same places
     """
     refuse_perturbation(torch.heaviside, *_moving(input))
     shape, operands = broadcast(input.shape, values.shape), _moving(input, values)

@@ -56,6 +56,7 @@ def acos(input: RMSTensor) -> RMSTensor:
 
     Value:       pi / 2 + that of `asin`        (attained by the largest entry, from RMS to 0.85: a constant or a spike)
     Sensitivity: none: the slope at 1 is infinite
+    Gap:         from RMS the constant pi / 2 and the spike of asin cannot both be attained
     Raises NormMismatchError where the input carries a perturbation_size.
     """
     _refuse_slope(torch.acos, input, "1 and -1")

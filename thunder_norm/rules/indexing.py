@@ -7,7 +7,7 @@ may sit in the part that is kept: factor sqrt(K / m) for m of K positions, sqrt 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,11 @@ def _kept_factor(x: NormedTensor, dim: int, kept: int) -> float:
 
 
 def part(
-    x: NormedTensor, kept: dict[int, int], removed: Collection[int], position: Callable[[int], int], name: str = "input"
+    x: NormedTensor,
+    kept: dict[int, int],
+    removed: Collection[int] = (),
+    layout: Sequence[int | None] | None = None,
+    name: str = "input",
 ) -> NormedTensor:
     """The result of keeping `kept` positions along some dimensions (negative) and indexing others away.
 
@@ -60,35 +64,29 @@ def part(
         x: the normed tensor.
         kept: number of positions that remain along a dimension.
         removed: dimensions that are indexed, by a number or by tensors.
-        position: where a dimension that remains is in the output, from the end.
+        layout: which dimension of x each one of the output is (see `elem_dims.place`); those that remain, in order, if None.
         name: the rule's name for x.
     """
     c = to_entries = 1.0
     if isinstance(x, RMSToRMSTensor) and set(removed) & set(x.elem_dims):
         x, to_entries = as_kind(x, RMSTensor, tuple(d for d in x.elem_dims if d not in removed))
+    remaining = [d for d in x.elem_dims if d not in removed]
+    dims = ed.place(remaining, ed.without(x.ndim, removed) if layout is None else layout)
     for dim, count in kept.items():
         c *= _kept_factor(x, dim, count)
     if isinstance(x, RMSTensor):
         c *= spread(root(ed.numel(x.shape, [d for d in x.elem_dims if d in removed])))
-        return rms(times(x.norm_size, c), _placed(x, removed, position), sensitivity={name: c * to_entries})
+        return rms(times(x.norm_size, c), dims, sensitivity={name: c * to_entries})
     if isinstance(x, RMSToRMSConvTensor):
         c /= ed.numel(x.shape, removed)
-    return scaled(x, c, _placed(x, removed, position), name)
-
-
-def _placed(x: NormedTensor, removed: Collection[int], position: Callable[[int], int]) -> ed.Dims:
-    return tuple(position(d) for d in x.elem_dims if d not in removed)
-
-
-def _same_place(dim: int) -> int:
-    return dim
+    return scaled(x, c, dims, name)
 
 
 # -- slices and splits ------------------------------------------------------------------------------------------------------
 
 
 def _sliced(x: NormedTensor, dim: int, kept: int, name: str = "input") -> NormedTensor:
-    return part(x, {negative(dim, x.ndim): kept}, (), _same_place, name)
+    return part(x, {negative(dim, x.ndim): kept}, name=name)
 
 
 @normed_op(torch.ops.aten.slice.Tensor).register_norm
@@ -110,8 +108,7 @@ def narrow(input: NormedTensor, dim: int, start: int | torch.Tensor, length: int
 @normed_op(torch.select).register_norm
 def select(input: NormedTensor, dim: int, index: Any) -> NormedTensor:
     """One position along `dim`, which is dropped.  Value n, or sqrt(K) n from an RMS over `dim`; the same sensitivity."""
-    gone = negative(dim, input.ndim)
-    return part(input, {}, (gone,), lambda d: d if d > gone else d + 1)
+    return part(input, {}, (negative(dim, input.ndim),))
 
 
 @normed_op(torch.unbind).register_norm
@@ -203,7 +200,7 @@ def _indexed(x: NormedTensor, items: Sequence[Any]) -> NormedTensor:
             layout.append(None)
         elif isinstance(item, slice):
             kept[at - x.ndim] = len(range(*item.indices(x.shape[at])))
-            layout.append(at)
+            layout.append(at - x.ndim)
         elif _is_number(item):
             removed.append(at - x.ndim)
         else:
@@ -217,7 +214,7 @@ def _indexed(x: NormedTensor, items: Sequence[Any]) -> NormedTensor:
         before = sum(entry != "*" for entry in layout[: first if is_together else 0])
         layout = [entry for entry in layout if entry != "*"]
         layout[before:before] = [None] * rank
-    return part(x, kept, removed, lambda d: layout.index(d % x.ndim) - len(layout))
+    return part(x, kept, removed, layout)
 
 
 @normed_op(torch.Tensor.__getitem__).register_norm
@@ -255,9 +252,9 @@ def index_select(input: NormedTensor, dim: int, index: torch.Tensor) -> NormedTe
     gone = negative(dim, input.ndim)
     m = index.numel()
     if gone not in input.elem_dims or m == 0:
-        return part(input, {}, (), _same_place)
+        return part(input, {})
     if not isinstance(input, RMSTensor) or m > _MOST_COMPARED or index.device.type == "meta" or current_mode() != "bound":
-        return part(input, {}, (gone,), _same_place)
+        return part(input, {}, (gone,), ed.every(input.ndim))
     flat = index.reshape(-1)
     most_often = (flat.unsqueeze(0) == flat.unsqueeze(1)).sum(0).amax().to(input.norm_size)
     c = (most_often * (input.shape[gone] / m)).sqrt()
@@ -318,8 +315,7 @@ def diagonal(input: VectorKind, offset: int = 0, dim1: int = 0, dim2: int = 1) -
     Value:       n from the largest entry; sqrt(K) n for each of the two dimensions (of size K) that is in elem_dims
     """
     gone = (negative(dim1, input.ndim), negative(dim2, input.ndim))
-    left = [d for d in range(-input.ndim, 0) if d not in gone]
-    return part(input, {}, gone, lambda d: left.index(d) - len(left) - 1)
+    return part(input, {}, gone, [*ed.without(input.ndim, gone), None])
 
 
 # -- copies in the place of views ---------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def stack(tensors: list[RMSTensor], dim: int = 0) -> RMSTensor:
     ndim = tensors[0].ndim
     dims, factors = align(tensors[0].shape, *tensors)
     value = maximum([times(t.norm_size, c) for t, c in zip(tensors, factors, strict=True)])
-    return rms(value, tuple(ed.insert((d,), dim, ndim)[0] for d in dims), sensitivity={"tensors": factors})
+    return rms(value, ed.place(dims, ed.with_new(ndim, dim)), sensitivity={"tensors": factors})
 
 
 def _stack_same_kind(tensors: list, dim: int = 0) -> NormedTensor:
@@ -107,7 +107,7 @@ def _stack_same_kind(tensors: list, dim: int = 0) -> NormedTensor:
         first, RMSToRMSConvTensor
     ):
         raise NormMismatchError(f"stack of {type(first).__name__}s needs the same elem_dims in all of them")
-    dims = tuple(ed.insert((d,), dim, first.ndim)[0] for d in first.elem_dims)
+    dims = ed.place(first.elem_dims, ed.with_new(first.ndim, dim))
     return like(first, maximum([t.norm_size for t in tensors]), dims, sensitivity={"tensors": [1] * len(tensors)})
 
 

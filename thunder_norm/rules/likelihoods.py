@@ -40,6 +40,7 @@ def poisson_nll_loss(
 
     Value:       max(e^n + b n, e^-n + a n), and the largest of Stirling's terms     (attained at x = n or -n, without them)
     Sensitivity: max(e^n + b, a - e^-n)                                              (attained likewise)
+    Gap:         in a mean or sum the worst count, and Stirling's largest term, stand for all entries
     Summed: times the number of entries.
     Source:      convex in x, linear in y: the ends of both are the worst; the loss is at least -a n
     Raises NormMismatchError for an RMS norm (see `exp`), and without `log_input`: log(x + eps) has a slope of 1 / eps.
@@ -85,6 +86,7 @@ def gaussian_nll_loss(
     Value:       max(l + w d^2, k) / 2 with d = |a| + |b|, w the largest 1 / v, and the logarithms, constants included, in [-k, l];
                  a, b averaged from any RMS, not reduced from the largest entries        (attained by equal variances >= 1)
     Sensitivity: w d to each                                                             (attained)
+    Gap:         in a mean or sum the smallest variance and the largest logarithm stand for all entries
     Summed: times the number of entries.
     Source:      the loss is between -k / 2 and (l + w d^2) / 2
     Variances that are normed are refused: a norm bounds them from above, and here from below is needed.
@@ -127,6 +129,8 @@ def ctc_loss(
     Value:       T (n + log min(C, 3)) for the largest entry n and the largest number of steps T; T n without the logarithm is attained
                  by -n everywhere and one alignment
     Sensitivity: T                                                               (attained: the entries of an alignment together)
+    Gap:         how many alignments there are, at most 3 ways at each step, depends on data; so do lengths below T; RMS is
+                 converted
     Summed: times the number of samples; averaged: divided by the shortest target's length, where that is known.
     Source:      an alignment goes on in at most 3 ways; the gradient is minus the probabilities of the classes at each step
     A target that does not fit into its input has no alignment: its loss is infinite whatever x, or 0 with `zero_infinity`.

@@ -37,6 +37,7 @@ def _log_of_sum(op: Callable, base: float) -> None:
     Value:       that of the largest entries, from RMS at most sqrt(|a|^2 + |b|^2) + log 2      (attained by the largest entries,
                  and from RMS as the norms grow by disjoint supports; in between to 0.75)
     Sensitivity: 1 / (1 + c^-(reach_a + reach_b)) to each       (attained by spikes against each other)
+    Gap:         from RMS, where neither log 2 nor the norms are small beside the other
     Source:      max(a, b) <= log(c^a + c^b) <= max(a, b) + log 2, and its slopes are the shares of both in the sum
     """
     normed_op(op).register_norm(rule, lift_dims=_SAME_DIMS)

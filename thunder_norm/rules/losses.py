@@ -41,6 +41,8 @@ def cross_entropy(
     input: the largest entry n, or RMS over the classes (other elem_dims are converted to that)
     Value:        log(1 + (C - 1) e^(2 n)), attained: all against y; from RMS with sqrt(2 C) n for 2 n (attained to 0.91)
     Sensitivity:  2 (1 - p) with p = 1 / (1 + (C - 1) e^(2 n)); from RMS sqrt(2 C) (1 - p)     (both attained for large n)
+    Gap:         from RMS the logits that are the worst for the loss are not those that are for their norm; probabilities,
+                 smoothing and weights count at their largest for all samples
     Summed: times the number of samples.  Class weights multiply by the largest, unless averaged over indices (the weights are
     divided out); target probabilities by their largest sum.
     Source:       |p - e_y|_1 = 2 (1 - p_y), |p - e_y|_2 <= sqrt 2 (1 - p_y)
@@ -77,7 +79,10 @@ def nll_loss(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> LinfTensor:
-    """-x[y] of log probabilities x.  Value n and sensitivity 1 in the largest entry, attained; RMS is converted to it."""
+    """-x[y] of log probabilities x.  Value n and sensitivity 1 in the largest entry, attained; RMS is converted to it.
+
+    Gap:         weights count at their largest for all samples
+    """
     x, c = as_kind(input, LinfTensor, ())
     factor: Constant = count(reduction, max(target.numel(), 1))
     if weight is not None and reduction != "mean":
@@ -109,6 +114,7 @@ def binary_cross_entropy_with_logits(
 
     Value:       w log(1 + e^n), averaged from any RMS, not reduced from the largest entry   (attained: wrong with certainty)
     Sensitivity: w s(n)                                                                      (attained likewise)
+    Gap:         weights count at their largest, and targets inside (0, 1) as if wrong with certainty, for all entries
     Summed: times the number of entries.  Weights multiply by the largest.
     Source:      loss <= w softplus(|x|), slope <= w s(|x|); softplus(sqrt u) and s(sqrt u)^2 are concave
     """
@@ -199,6 +205,7 @@ def kl_div(input: RMSTensor, target: torch.Tensor, reduction: str = "mean", *, l
     Value:       P n + H for the largest entry n of x, the largest row sum P of p and H of |p log p|; averaged over the batch.
                  Not reduced: the same with the largest p and |p log p|
     Sensitivity: P
+    Gap:         the row of the largest mass, and that of the largest |p log p|, count for all rows
     Source:      linear in x with weights p
     """
     p = run_real(torch.exp, (target,), {}) if log_target else target

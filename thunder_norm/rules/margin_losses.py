@@ -24,6 +24,7 @@ def soft_margin_loss(input: RMSTensor, target: torch.Tensor, reduction: str = "m
 
     Value:       log(1 + e^(m n)), averaged from any RMS, not reduced from the largest entry     (attained: wrong everywhere)
     Sensitivity: m s(m n), s the logistic function                                              (attained likewise)
+    Gap:         in a mean or sum the largest y counts for all entries
     Summed: times the number of entries.
     Source:      softplus(sqrt u) and s(sqrt u)^2 are concave, so equal entries are the worst
     """
@@ -41,6 +42,7 @@ def multilabel_soft_margin_loss(
 
     Value:       w log(1 + e^n) from the RMS over all entries, not reduced over the classes      (attained: wrong with certainty)
     Sensitivity: w s(n)                                                                        (attained likewise)
+    Gap:         weights count at their largest, and targets inside (0, 1) as if wrong with certainty, for all entries
     Summed: times the number of samples.  Class weights multiply by the largest.
     Source:      as `binary_cross_entropy_with_logits`
     """
@@ -71,6 +73,7 @@ def multi_margin_loss(
                  (sqrt(C - 1) m + C n)^2 / C for p = 2     (all attained: every other class against y)
     Sensitivity: from the largest entry 2 p (C - 1) / C (m + 2 n)^(p - 1); from RMS sqrt(C - 1) for p = 1,
                  2 (sqrt(C - 1) m + C n) for p = 2          (all attained likewise)
+    Gap:         in a mean or sum the largest weight counts for all classes
     Summed: times the number of samples.  Class weights multiply by the largest.
     Source:      x -> (x_j - x_y)_j has the norm sqrt C from l2 to l2
     """
@@ -112,6 +115,7 @@ def multilabel_margin_loss(input: RMSTensor, target: torch.Tensor, reduction: st
     Value:       k (C - 1) / C (1 + 2 n) from the largest entry, k ((C - 1) / C + sqrt(C - 1) n) from RMS over the classes, with k
                  the largest number of labels of a sample    (attained: one label, or one class k times; k others: (C - k) / (C - 1))
     Sensitivity: 2 k (C - 1) / C, from RMS k sqrt(C - 1)
+    Gap:         k different labels make k (C - k) pairs, not k (C - 1): how many of them differ depends on data
     Summed: times the number of samples.
     Source:      each label makes at most C - 1 pairs, as in `multi_margin_loss`
     """
@@ -120,7 +124,10 @@ def multilabel_margin_loss(input: RMSTensor, target: torch.Tensor, reduction: st
 
 @loss(torch.ops.aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss_forward(input: RMSTensor, target: torch.Tensor, reduction: str = "mean") -> tuple:
-    """`multilabel_margin_loss`, and which classes are labels, as numbers 0 and 1."""
+    """`multilabel_margin_loss`, and which classes are labels, as numbers 0 and 1.
+
+    Gap:         as for `multilabel_margin_loss`; a sample has not only labels
+    """
     return _multilabel_margin(input, target, reduction), LinfTensor(
         torch.ones_like(input.norm_size), elem_dims=(), sensitivity={"input": 0}
     )
@@ -132,6 +139,7 @@ def hinge_embedding_loss(input: RMSTensor, target: torch.Tensor, margin: float =
 
     Value:       n + max(m, 0), averaged from any RMS, not reduced from the largest entry      (attained: -n, labels -1, m >= 0)
     Sensitivity: 1
+    Gap:         in a mean or sum both labels count as the worse one
     Summed: times the number of entries.
     """
     x, c = entries_or_mean(input, reduction)
@@ -147,6 +155,7 @@ def margin_ranking_loss(
 
     Value:       t (|a| + |b|) + max(m, 0), averaged from any RMS, not reduced from the largest entries     (attained: a = -b)
     Sensitivity: t to each
+    Gap:         in a mean or sum a margin below 0 is subtracted only where labels of both signs reach it
     Summed: times the number of entries.
     """
     (a, to_a), (b, to_b) = entries_or_mean(input1, reduction), entries_or_mean(input2, reduction)
@@ -172,6 +181,7 @@ def triplet_margin_loss(
     Value:       m + c min(|p| + |n|, |a| + |p|), c = D^(1/p), from RMS and for p > 2 D^(1/2); swapped |p| + |n| becomes
                  max(|p|, |a|) + |n|       (attained: n = a, against p; if swapped to 0.6)
     Sensitivity: 2 c to a, c to p and n; swapped 2 c to p as well       (attained: a between the others)
+    Gap:         swapped, three points cannot be as far apart as the norms of each allow
     Summed: times the number of samples.
     Source:      triangle inequality.  torch adds eps to each difference, which a difference of distances from one point does not see
     Raises NormMismatchError for p < 1.
@@ -204,6 +214,7 @@ def cosine_embedding_loss(
     Value:       max(1 + c, c - m), c = u(|a|) u(|b|) < 1 the largest cosine, u(r) = r / sqrt(r^2 + 1e-12) for l2 norms r
                  (attained: a = -b)
     Sensitivity: sqrt(D) 1e6 u(|b|) to a, as to b: the direction of a vector next to 0 turns at once      (attained there)
+    Gap:         the slope is that next to 0, in a ball of radius 1e-6, and in a mean or sum labels count as the worse one
     Summed: times the number of samples.
     Source:      a / sqrt(|a|^2 + eps) is 1 / sqrt(eps)-Lipschitz; the slopes of both cases in the cosine are -1, 1 or 0
     """

@@ -13,6 +13,7 @@ from thunder_norm.rules._shared import as_kind, negative, rms, root, scaled, spr
 from thunder_norm.tensors import RMSTensor
 
 
+@normed_op(torch.unfold_copy).register_norm
 @normed_op(torch.Tensor.unfold).register_norm
 @normed_op(torch.unfold_copy).register_norm
 def unfold(input: RMSTensor, dimension: int, size: int, step: int) -> RMSTensor:
@@ -22,7 +23,7 @@ def unfold(input: RMSTensor, dimension: int, size: int, step: int) -> RMSTensor:
     Sensitivity: the same factor
     """
     along = negative(dimension, input.ndim)
-    dims = tuple(d - 1 for d in input.elem_dims if d != along)
+    dims = ed.place([d for d in input.elem_dims if d != along], ed.with_new(input.ndim, -1))
     if along not in input.elem_dims:
         return scaled(input, 1, dims)
     c = spread(root(input.shape[along] / size))

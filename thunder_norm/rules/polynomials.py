@@ -156,6 +156,7 @@ def _register(op: Callable, family: Family) -> None:
                      |p| at 0 and at critical points, and |p(0)| + the largest slope times the norm
                      (attained by the largest entry; from RMS to 0.9 as the norm grows, to 0.5 where waves have not ended)
         Sensitivity: the largest |p'| on |x| <= reach       (attained)
+        Gap:         from RMS, where the waves of p have not ended at the reach of a spike
         Source:      p has real roots only, so max(|p|, A) is convex in |x|, and below the chord to the spike
         Raises NormMismatchError for a degree that is a tensor, or above {_LARGEST_DEGREE}.
         """

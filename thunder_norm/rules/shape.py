@@ -34,17 +34,12 @@ def reshaped(x: NormedTensor, shape: Sequence[int]) -> NormedTensor:
     L1, L2: they are left out instead, which is free too (a sum over fewer entries).
     Operators: a split output dimension leaves blocks of rows; their heads become dimensions the maximum runs over.
     """
+    if math.prod(shape) != x.numel():  # the program's mistake, not one of norms: as torch has it
+        raise RuntimeError(f"shape {list(shape)} is invalid for input of size {x.numel()}")
     if isinstance(x, RMSToRMSTensor):
         return _reshaped_operator(x, shape)
-    dims, is_exact = ed.reshape(x.elem_dims, x.shape, shape)
-    if is_exact or isinstance(x, RMSTensor):
-        return scaled(x, 1, dims)
-    inside = {d % x.ndim for d in x.elem_dims}
-    whole = []
-    for old, new in ed.reshape_groups(x.shape, shape):
-        if all(d in inside for d in old if x.shape[d] != 1):
-            whole += [d - len(shape) for d in new if shape[d] != 1]
-    return scaled(x, 1, tuple(whole))
+    policy: ed.Policy = "coarsen" if isinstance(x, RMSTensor) else "refine"
+    return scaled(x, 1, ed.reshape(x.elem_dims, x.shape, shape, policy).dims)
 
 
 def _reshaped_operator(x: RMSToRMSTensor, shape: Sequence[int]) -> NormedTensor:
@@ -82,7 +77,7 @@ def _reshaped_operator(x: RMSToRMSTensor, shape: Sequence[int]) -> NormedTensor:
 def _reshaped_entries(x: RMSToRMSTensor, shape: Sequence[int]) -> RMSTensor:
     """An operator whose rows and columns do not survive, through the RMS of all its entries."""
     entries, c = as_kind(x, RMSTensor, x.elem_dims)
-    dims, _ = ed.reshape(entries.elem_dims, x.shape, shape)
+    dims = ed.reshape(entries.elem_dims, x.shape, shape).dims
     return rms(entries.norm_size, dims, sensitivity={"input": c})
 
 
@@ -164,10 +159,7 @@ def permute(input: NormedTensor, *dims: Any, **named: Any) -> NormedTensor:
 @normed_op(torch.transpose).register_norm
 def transpose(input: NormedTensor, dim0: int, dim1: int) -> NormedTensor:
     """Two dimensions exchanged: `permute`."""
-    order = list(range(input.ndim))
-    if order:
-        order[dim0], order[dim1] = order[dim1], order[dim0]
-    return _permuted(input, order)
+    return _permuted(input, ed.swapped(input.ndim, dim0, dim1))
 
 
 @normed_op(_getter("mT")).register_norm
@@ -190,11 +182,7 @@ def reversed_dims(input: NormedTensor) -> NormedTensor:
 @normed_op(torch.movedim).register_norm
 def movedim(input: NormedTensor, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> NormedTensor:
     """Dimensions moved to other places: `permute`."""
-    sources = [d % input.ndim for d in ((source,) if isinstance(source, int) else source)]
-    targets = [d % input.ndim for d in ((destination,) if isinstance(destination, int) else destination)]
-    others = iter(d for d in range(input.ndim) if d not in sources)
-    placed = dict(zip(targets, sources, strict=True))
-    return _permuted(input, [placed[i] if i in placed else next(others) for i in range(input.ndim)])
+    return _permuted(input, ed.moved(input.ndim, source, destination))
 
 
 @normed_op(torch.flip).register_norm
@@ -231,30 +219,26 @@ def roll(input: NormedTensor, shifts: int | Sequence[int], dims: Any = None) -> 
 # -- dimensions of size 1 -------------------------------------------------------------------------------------------------
 
 
-def _renumbered(x: NormedTensor, position: Callable[[int], int | None]) -> NormedTensor:
-    """The result over x's elem_dims where `position` says they are in the output; None: the dimension is gone.
-
-    An operator that loses an end is read through its entries.
-    """
-    placed = {d: position(d) for d in x.elem_dims}
-    dims = tuple(p for p in placed.values() if p is not None)
+def _placed(x: NormedTensor, layout: Sequence[int | None]) -> NormedTensor:
+    """The result over x's elem_dims where `layout` has them; an operator that loses an end is read through its entries."""
+    dims = ed.place(x.elem_dims, layout)
     if not isinstance(x, RMSToRMSTensor) or len(dims) == 2:
         return scaled(x, 1, dims)
-    entries, c = as_kind(x, RMSTensor, tuple(d for d, p in placed.items() if p is not None))
-    return rms(entries.norm_size, dims, sensitivity={"input": c})
+    entries, c = as_kind(x, RMSTensor, tuple(d for d in x.elem_dims if d in layout))
+    return rms(entries.norm_size, ed.place(entries.elem_dims, layout), sensitivity={"input": c})
 
 
 @normed_op(torch.unsqueeze).register_norm
 def unsqueeze(input: NormedTensor, dim: int) -> NormedTensor:
     """A new dimension of size 1, in no norm.  Value n, sensitivity 1."""
-    return _renumbered(input, lambda d: ed.insert((d,), dim, input.ndim)[0])
+    return _placed(input, ed.with_new(input.ndim, dim))
 
 
 @normed_op(torch.squeeze).register_norm
 def squeeze(input: NormedTensor, dim: int | Sequence[int] | None = None) -> NormedTensor:
     """Dimensions of size 1 dropped.  Value n, sensitivity 1."""
     gone = [d for d in dims_tuple(dim, input.ndim) if input.shape[d] == 1]
-    return _renumbered(input, lambda d: None if d in gone else ed.reduce((d,), gone, input.ndim, False)[0])
+    return _placed(input, ed.without(input.ndim, gone))
 
 
 # -- copies ---------------------------------------------------------------------------------------------------------------
@@ -265,7 +249,7 @@ def expanded(x: NormedTensor, shape: Sequence[int]) -> NormedTensor:
     if isinstance(x, RMSToRMSTensor) and any(x.shape[d] != shape[d] for d in x.elem_dims):
         entries, c = as_kind(x, RMSTensor, x.elem_dims)
         return rms(entries.norm_size, entries.elem_dims, sensitivity={"input": c})
-    return scaled(x, 1, own_dims(x) if isinstance(x, L1Tensor | L2Tensor) else None)
+    return scaled(x, 1, ed.expand(x.elem_dims, x.shape, shape) if isinstance(x, L1Tensor | L2Tensor) else None)
 
 
 @normed_op(torch.Tensor.expand).register_norm

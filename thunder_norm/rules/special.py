@@ -78,7 +78,8 @@ grows_exponentially(torch.special.modified_bessel_i1, torch.special.i1, _i1_slop
 
 
 def _i0e_slope(x: torch.Tensor) -> torch.Tensor:
-    return torch.special.i1e(x) - torch.sign(x) * torch.special.i0e(x)
+    i0e = torch.special.i0e(x)
+    return torch.special.i1e(x) + torch.where(x < 0, i0e, -i0e)  # at the kink the slope of one side
 
 
 @pointwise(torch.special.i0e, f=torch.special.i0e, slope=_i0e_slope)
@@ -133,6 +134,7 @@ def airy_ai(input: RMSTensor) -> RMSTensor:
 
     Value:       Ai(-min(n, 1.01879)), at most 0.53566       (attained by that constant)
     Sensitivity: (0.00718 + reach / pi^2)^(1/4)              (attained at reach 2.292 and, nearly, as it grows; below 2.3 loose)
+    Gap:         below reach 2.3 the slope is that of the waves to the left, which have not begun there
     Source:      Ai(-sqrt u)^2 is concave up to the top, and larger than at sqrt u; dense evaluation of Ai', whose waves grow to the
                  left like x^(1/4) / sqrt(pi)
     """
@@ -166,6 +168,7 @@ def log_ndtr(input: RMSTensor) -> RMSTensor:
 
     Value:       log 2 + (g(reach) - log 2) / sqrt(N), g(x) = -log Phi(-x)     (attained by the largest entry; from RMS to 0.8)
     Sensitivity: g'(reach) = sqrt(2 / pi) / erfcx(reach / sqrt 2)              (attained: a spike, along itself)
+    Gap:         from RMS the chord to the spike and the constant log 2 cannot both be attained
     Source:      g is convex, so below log 2 and a multiple of |x|, that of the chord to the spike
     """
     root = math.sqrt(max(input.numel_normed, 1))
