@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError
 from thunder_norm.proving import SOUND, Effort
-from thunder_norm.proving.proof import kinds_of, op_title, provable, prove_rule
-from thunder_norm.proving.table import is_of_library, render, section
+from thunder_norm.proving.proof import kinds_of, op_title, provable, prove_rule, section
+from thunder_norm.proving.table import is_of_library, render
 from thunder_norm.registry import registered_ops
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -48,8 +48,8 @@ def test_every_rule_was_searched():
 
 def test_no_claim_was_exceeded():
     assert all(max([r["value"], *r["sensitivity"].values()]) <= SOUND for r in RECORDS.values())
-    assert sum(r["cases"] for r in RECORDS.values()) > 5000
-    assert PROOFS["effort"]["restarts"] >= 8
+    assert sum(r["cases"] for r in RECORDS.values()) > 3000
+    assert PROOFS["effort"]["restarts"] >= 5
 
 
 def test_a_rule_that_is_not_attained_says_why():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.proving import Ball, Case
@@ -50,6 +51,8 @@ CASES = [
     Case("adaptive_max_pool1d", lambda a: aten.adaptive_max_pool1d.default(a, [2])[0], (x(1, 2, 4, kind=INF),)),
     Case("adaptive_max_pool2d", lambda a: aten.adaptive_max_pool2d.default(a, [2, 2])[0], (IMAGE,)),
     Case("adaptive_max_pool3d", lambda a: aten.adaptive_max_pool3d.default(a, [2] * 3)[0], (VOLUME,)),
+    Case("adaptive_max_pool1d of torch", lambda a: F.adaptive_max_pool1d(a, 2), (x(1, 2, 4, kind=INF),)),
+    Case("adaptive_max_pool3d of torch", lambda a: F.adaptive_max_pool3d(a, 2), (VOLUME,)),
     Case("adaptive_avg_pool3d", lambda a: aten._adaptive_avg_pool3d.default(a, [2] * 3), (VOLUME,)),
     Case("nearest", lambda a: aten.upsample_nearest2d.default(a, [6, 6]), (IMAGE,)),
     Case("nearest in space", lambda a: aten.upsample_nearest3d.default(a, [6] * 3), (VOLUME,)),
@@ -58,6 +61,26 @@ CASES = [
     Case("bilinear, smoothed", lambda a: aten._upsample_bilinear2d_aa.default(a, [3, 3], False), (IMAGE,)),
     Case("nll_loss of images", lambda a: aten.nll_loss2d.default(a, labels, None, 1, -100), (x(1, 3, 2, 2, kind=INF),)),
     Case("distances", lambda a, b: aten._cdist_forward.default(a, b, 2.0, None), (x(3, 4), x(2, 4, name="y"))),
+    Case("dropout without training", lambda a: torch.dropout(a, 0.5, False), (x(3, 4),)),
+    Case("feature_dropout without training", lambda a: torch.feature_dropout(a, 0.5, False), (x(3, 4),)),
+    Case("native_dropout without training", lambda a: torch.native_dropout(a, 0.5, False)[0], (x(3, 4),)),
+    Case("alpha_dropout without training", lambda a: torch.alpha_dropout(a, 0.5, False), (x(3, 4),)),
+    Case("feature_alpha_dropout without training", lambda a: torch.feature_alpha_dropout(a, 0.5, False), (x(3, 4),)),
+    Case("as another dtype", lambda a: torch.ops.prims.convert_element_type.default(a, torch.float64), (x(3, 4),)),
+    Case("distinct rows", lambda a: aten.unique_dim.default(a, 0)[0], (x(3, 4),), options={"sensitivity": False}),
+    *[
+        Case(f"{f.__name__}", lambda a, f=f, n=n: f(a, [2] * n, return_indices=True)[0], (ball,))
+        for f, n, ball in (
+            (F.adaptive_max_pool1d_with_indices, 1, x(1, 2, 4, kind=INF)),
+            (F.adaptive_max_pool2d_with_indices, 2, IMAGE),
+            (F.adaptive_max_pool3d_with_indices, 3, VOLUME),
+        )
+    ],
+    Case(
+        "fractional_max_pool3d_with_indices",
+        lambda a: F.fractional_max_pool3d_with_indices(a, 2, 2, _random_samples=torch.full((1, 2, 3), 0.4, dtype=a.dtype))[0],
+        (VOLUME,),
+    ),
 ]  # fmt: skip
 
 

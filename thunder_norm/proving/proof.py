@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +26,7 @@ class Effort:
 
 
 QUICK = Effort(cases=2, restarts=3, steps=6)  # about a second
-LONG = Effort(cases=12, restarts=8, steps=20)
+LONG = Effort(cases=5, restarts=5, steps=12)
 
 
 @dataclass
@@ -161,7 +163,7 @@ def prove_rule(op: NormedOp, rule: NormRule, own_cases: Sequence[Case] = (), eff
     for case in [*own_cases[: 2 * effort.cases], *cases_of(op, rule, effort.cases)]:
         record.add(case, search_case(case, effort))
     if not record.cases:
-        record.note = runs_without_norm(op, rule)
+        record.note = runs_without_norm(op, rule) or section(rule.fn.__doc__ or "", "Untried")
     return record
 
 
@@ -187,7 +189,26 @@ def op_title(op: NormedOp) -> str:
 def search_case(case: Case, effort: Effort) -> Found:
     """`search`, of values alone where the rule refuses perturbations."""
     options: dict[str, Any] = {"steps": effort.steps, **case.options, "restarts": effort.restarts}
-    try:
-        return search(case.call, case.balls, **options)
-    except ThunderNormError:
-        return search(case.call, case.balls, **{**options, "sensitivity": False})
+    with warnings.catch_warnings():  # of torch about its own samples, hundreds of times
+        warnings.simplefilter("ignore")
+        try:
+            return search(case.call, case.balls, **options)
+        except ThunderNormError:
+            return search(case.call, case.balls, **{**options, "sensitivity": False})
+
+
+def section(doc: str, name: str) -> str:
+    """What a docstring says under ``name:``, on one line."""
+    lines = doc.expandtabs().splitlines()
+    for i, line in enumerate(lines):
+        match = re.match(rf"(\s*)(?:Value and )?{name}:\s*(.*)", line)
+        if match is None:
+            continue
+        indent, text = len(match[1]), [match[2]]
+        for further in lines[i + 1 :]:
+            # text that goes on is indented further than the name of the section
+            if not further.strip() or len(further) - len(further.lstrip()) <= indent:
+                break
+            text.append(further.strip())
+        return re.sub(r"\s+", " ", " ".join(text))
+    return ""

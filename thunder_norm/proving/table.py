@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from thunder_norm.proving.proof import Effort, Record, kinds_of, op_title
+from thunder_norm.proving.proof import Effort, Record, kinds_of, op_title, section
 from thunder_norm.registry import NormRule, registered_ops
 
 _HEADER = """# Norm rules
@@ -98,23 +98,6 @@ def _row(op: str, rule: NormRule, record: dict | None) -> str:
         )
         + " |"
     )
-
-
-def section(doc: str, name: str) -> str:
-    """What a docstring says under ``name:``, on one line."""
-    lines = doc.expandtabs().splitlines()
-    for i, line in enumerate(lines):
-        match = re.match(rf"(\s*)(?:Value and )?{name}:\s*(.*)", line)
-        if match is None:
-            continue
-        indent, text = len(match[1]), [match[2]]
-        for further in lines[i + 1 :]:
-            # text that goes on is indented further than the name of the section
-            if not further.strip() or len(further) - len(further.lstrip()) <= indent:
-                break
-            text.append(further.strip())
-        return re.sub(r"\s+", " ", " ".join(text))
-    return ""
 
 
 def _first_sentence(doc: str) -> str:

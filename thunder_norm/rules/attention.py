@@ -117,6 +117,7 @@ def _flash_attention_for_cpu(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
+    """`scaled_dot_product_attention`."""
     return _attention(query, key, value, dropout_p, scale, attn_mask, is_causal), None
 
 
@@ -131,6 +132,10 @@ def _flash_attention(
     *,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
+    """`scaled_dot_product_attention`.
+
+    Untried:     a kernel for CUDA
+    """
     return (_attention(query, key, value, dropout_p, scale, None, is_causal), *[None] * 8)
 
 
@@ -146,6 +151,10 @@ def _efficient_attention(
     *,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
+    """`scaled_dot_product_attention`.
+
+    Untried:     a kernel for CUDA
+    """
     return (_attention(query, key, value, dropout_p, scale, attn_bias, is_causal), *[None] * 3)
 
 
@@ -162,6 +171,10 @@ def _cudnn_attention(
     *,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
+    """`scaled_dot_product_attention`.
+
+    Untried:     a kernel for CUDA
+    """
     return (_attention(query, key, value, dropout_p, scale, attn_bias, is_causal), *[None] * 8)
 
 
@@ -178,4 +191,5 @@ def _attention_math(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[NormedTensor | None, ...]:
+    """`scaled_dot_product_attention`."""
     return _attention(query, key, value, dropout_p, scale, attn_mask, is_causal, enable_gqa), None

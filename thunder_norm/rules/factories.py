@@ -109,7 +109,10 @@ def rand_like(input: NormedTensor, **options: Any) -> LinfTensor:
 
 @normed_op(torch.rand).register_norm
 def rand(*size: Any, **options: Any) -> LinfTensor:
-    """Uniform in [0, 1): value 1 (typical 1 / sqrt 3)."""
+    """Uniform in [0, 1): value 1 (typical 1 / sqrt 3).
+
+    Untried:     random, of no argument
+    """
     return LinfTensor(math.sqrt(1 / 3) if current_mode() == "typical" else 1.0, elem_dims=())
 
 

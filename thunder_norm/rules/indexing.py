@@ -149,6 +149,7 @@ def tensor_split(input: NormedTensor, indices_or_sections: int | Sequence[int], 
 
 
 def _split_by_data(input: NormedTensor, indices_or_sections: torch.Tensor, dim: int = 0) -> tuple:
+    """By a tensor of indices: the shapes of the pieces depend on data."""
     raise NormMismatchError("the shapes of the pieces depend on data: give the indices as numbers")
 
 

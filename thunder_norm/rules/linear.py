@@ -125,7 +125,8 @@ def matmul(input: VectorKind, other: VectorKind) -> NormedTensor:
 
 
 for _op in (torch.matmul, torch.mm, torch.bmm, torch.mv):
-    normed_op(_op).register_norm(matmul_weight, lift_dims={"other": _transposed}, when=lambda args: args["other"].ndim > 1)
+    if _op is not torch.mv:
+        normed_op(_op).register_norm(matmul_weight, lift_dims={"other": _transposed}, when=lambda args: args["other"].ndim > 1)
     normed_op(_op).register_norm(weight_matmul, when=lambda args: args["input"].ndim > 1)
 for _op in (torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.vdot):
     normed_op(_op).register_norm(matmul, lift_dims={"input": _beside("other"), "other": _beside("input")})

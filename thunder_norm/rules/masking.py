@@ -87,8 +87,9 @@ def dropout_aten(input: VectorKind, p: float, train: bool) -> NormedTensor:
 
 
 # in this order: a rule that does not name `train` would take False for the default
-for _op in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout):
+for _op in (torch.dropout, torch.feature_dropout):
     normed_op(_op).register_norm(dropout_aten)
+for _op in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
     normed_op(_op).register_norm(dropout)
 
 
