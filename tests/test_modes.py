@@ -111,6 +111,16 @@ def typical_operations() -> list[str]:
     return [str(key) for key, op in registered_ops().items() if any(rule.mode == "typical" for rule in op.rules)]
 
 
+def sampled(key: str) -> list[Sampled]:
+    """How to call an operation with a rule for the mode."""
+    if key in BY_OPERATION:
+        return BY_OPERATION[key]
+    op = registered_ops()[key].body
+    if "_polynomial_" in key:
+        return [Sampled(lambda x: op(x, 2), sizes=((0.3,), (1.0,))), Sampled(lambda x: op(x, 3), sizes=((0.7,),))]
+    return [Sampled(op)]
+
+
 def functions_that_ask_for_the_mode() -> set[str]:
     """``module.function`` of all functions of the rules in whose source the mode "typical" is asked for."""
     found = set()
@@ -123,7 +133,7 @@ def functions_that_ask_for_the_mode() -> set[str]:
     return found
 
 
-CASES = [(key, case) for key in typical_operations() for case in BY_OPERATION.get(key, [Sampled(registered_ops()[key].body)])]
+CASES = [(key, case) for key in typical_operations() for case in sampled(key)]
 CASES += [
     (key, case)
     for table in (BY_FUNCTION, {k: [v] for k, v in INHERITED.items()})
