@@ -25,7 +25,7 @@ from thunder_norm.op_names import op_key
 from thunder_norm.proving.balls import Ball
 from thunder_norm.proving.search import Case
 from thunder_norm.registry import NormedOp, NormRule, _on_by_default
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 
 # Magnitudes of norms: beyond them float64 has less to say than the formulas.
 SIZES = (1.0, 1e-3, 1e3)
@@ -182,10 +182,10 @@ def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     found: list[Case] = []
     # a rule that others go before, always, is run although they would be
     for is_forced in (False, True) if rule.when is None else (False,):
-        # all samples in one setting, then all in the next: few cases are as different as possible
-        for setting in range(len(_SETTINGS)):
+        # another setting with each sample, then again with other pairs: few cases are as different as possible
+        for offset in range(len(_SETTINGS)):
             for i, sample in enumerate(samples):
-                for case in _cases(op, rule, sample, setting, i, is_forced):
+                for case in _cases(op, rule, sample, (i + offset) % len(_SETTINGS), i, is_forced):
                     if len(found) < count and _is_case_of(case, rule):
                         found.append(case)
                 if len(found) >= count:
@@ -256,14 +256,19 @@ def _is_case_of(case: Case, rule: NormRule) -> bool:
         return False
 
 
-# How kinds that take any elem_dims choose them: by dimension, or None for the largest entry.
-_SETTINGS: tuple[Callable[[int], tuple[int, ...] | None], ...] = (
+# What a slot's tensor is: RMS over the dimensions that a function of their number gives (over none it is the largest entry), or
+# which of the other kinds that the slot takes.
+_SETTINGS: tuple[Callable[[int], tuple[int, ...]] | int, ...] = (
     lambda ndim: (-1,) if ndim else (),
+    1,
     lambda ndim: tuple(range(-ndim, 0)),
-    lambda ndim: None,
+    lambda ndim: (),
+    2,
     lambda ndim: (-ndim,) if ndim else (),
     lambda ndim: (-2,) if ndim >= 2 else (-1,) if ndim else (),
+    3,
 )
+_ANY = (RMSTensor, L1Tensor, L2Tensor, RMSToRMSTensor)
 
 
 def _cases(op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: int, is_forced: bool) -> Iterator[Case]:
@@ -317,7 +322,11 @@ def _outputs(sample: Sample) -> dict[int, torch.dtype]:
     return dict(itertools.islice(floating.items(), 2))
 
 
-def _normed_leaves(rule: NormRule, bound: inspect.BoundArguments) -> Iterator[tuple[torch.Tensor, type[NormedTensor]]]:
+Kinds = tuple[type[NormedTensor], ...]
+
+
+def _normed_leaves(rule: NormRule, bound: inspect.BoundArguments) -> Iterator[tuple[torch.Tensor, Kinds]]:
+    """The tensors of a call that are in normed slots, and the kinds that those take."""
     for name, value in bound.arguments.items():
         slot = rule.slots[name]
         is_several = isinstance(value, list | tuple) and (
@@ -325,12 +334,16 @@ def _normed_leaves(rule: NormRule, bound: inspect.BoundArguments) -> Iterator[tu
         )
         for leaf in value if is_several else (value,):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and slot.kinds:
-                yield leaf, slot.kinds[0]
+                yield leaf, slot.kinds
 
 
-def _kind_over(kind: type[NormedTensor], ndim: int, setting: int) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
-    """The kind and elem_dims for a slot that takes `kind`; None if a tensor of `ndim` dimensions has no such norm."""
-    if kind in (NormedTensor, RMSTensor):
-        dims = _SETTINGS[setting](ndim)
-        return (LinfTensor, None) if not dims else (RMSTensor, dims)
+def _kind_over(kinds: Kinds, ndim: int, setting: int) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
+    """The kind and elem_dims for a slot that takes `kinds`; None if a tensor of `ndim` dimensions has no such norm."""
+    if kinds[0] is NormedTensor:
+        kinds = _ANY
+    chosen = _SETTINGS[setting]
+    kind = kinds[chosen % len(kinds)] if isinstance(chosen, int) else kinds[0]
+    if kind is RMSTensor:
+        dims = (-1,)[:ndim] if isinstance(chosen, int) else chosen(ndim)
+        return (RMSTensor, dims) if dims else (LinfTensor, None)
     return (kind, None) if len(kind.default_elem_dims(ndim)) <= ndim else None
