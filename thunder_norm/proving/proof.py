@@ -26,7 +26,7 @@ class Effort:
 
 
 QUICK = Effort(cases=2, restarts=3, steps=6)  # about a second
-LONG = Effort(cases=5, restarts=5, steps=12)
+LONG = Effort(cases=8, restarts=6, steps=20)
 
 
 @dataclass
