@@ -229,7 +229,8 @@ def _value_and_grads(f: Callable, points: list[torch.Tensor]) -> tuple[float, li
             raise
         # torch has none for this operation: the starting points alone
         return f([p.detach() for p in points]).item(), [torch.zeros_like(p) for p in points]
-    return value.item(), [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(grads, leaves, strict=True)]
+    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]  # embedding(sparse=True)
+    return value.item(), [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(dense, leaves, strict=True)]
 
 
 def _search_sensitivity(
