@@ -103,8 +103,9 @@ def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, t
     buffers = {id(b) for b in model.buffers()}
 
     def stand_in(t: torch.Tensor) -> torch.Tensor:
-        t = t.detach()
-        return t.to("meta") if is_meta else t.clone() if id(t) in buffers else t
+        if is_meta:
+            return t.detach().to("meta")
+        return t.detach().clone() if id(t) in buffers else t.detach()
 
     made = {id(t): stand_in(t) for t in names.values()}
     return {name: made[id(t)] for name, t in names.items()}
