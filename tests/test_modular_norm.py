@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -582,3 +584,20 @@ def test_annotations_decide_kinds():
     assert norm.norms["0.weight"].kind is LinfTensor and norm.sensitivities["0.weight"] == pytest.approx(6)
     step = norm.dualize({"0.weight": torch.randn(4, 6)})["0.weight"]
     torch.testing.assert_close(step.abs(), torch.full((4, 6), 1 / 6))
+
+
+def test_gradient_descent_on_norms_finds_the_scale_of_residual_branches():
+    """The example's answer by hand: a branch that adds b of what it gets has b / (1 + b) of the output's norm; its share is 1 / (2 L)."""
+    path = Path(__file__).parents[1] / "examples" / "optimise_norms.py"
+    spec = importlib.util.spec_from_file_location("optimise_norms", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    with torch.device("meta"):
+        model, x = example.network(8, 2), torch.empty(1, 64)
+    sizes = example.Sizes(model, x)
+    assert sizes.loss() > 0.1
+    assert example.optimise(sizes, 8)[-1] < 1e-8
+    assert sizes.ratios()[0].item() == pytest.approx(1, abs=1e-3)
+    for i in range(2):
+        added = sum(log for name, log in sizes.logs.items() if name.startswith(f"1.{i}.")).exp()
+        assert added.item() == pytest.approx(1 / 3, abs=1e-3)
