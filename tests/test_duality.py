@@ -234,7 +234,7 @@ def test_steps_are_differentiable_in_the_gradient(name):
 @pytest.mark.parametrize("name", ["wide", "rows", "entries", "l1"])
 def test_empty_tensors_stay_empty(name):
     case = CASES[name]
-    for shape in {(0, 4), (4, 0)} - ({(4, 0)} if name == "l1" else set()):
+    for shape in ((0, 4), (4, 0)):
         of_shape = ball(case.kind, case.dims, torch.Size(shape))
         for method in ("newton_schulz", "svd"):
             assert of_shape.lmo(torch.empty(shape), method).shape == shape

@@ -114,6 +114,22 @@ def test_the_targets_of_an_mlp_do_not_depend_on_depth_but_for_shares():
         assert norm.targets == pytest.approx({f"{i}.weight": 1 / depth for i in range(depth)})
 
 
+@pytest.mark.parametrize("mode, sensitivity", [("bound", 1), ("typical", 0.5), ("modula", 1)])
+def test_an_mlp_by_hand(mode, sensitivity):
+    """A relu of Gaussians halves their second moment, and what moves with them: two of them before or after each weight."""
+    norm = ModularNorm(mlp(bias=False), torch.randn(3, 6), mode=mode)
+    assert norm.sensitivities == pytest.approx(dict.fromkeys(norm.targets, sensitivity), rel=1e-6)
+    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3 / sensitivity), rel=1e-6)
+
+
+def test_residual_blocks_by_hand():
+    """(1 - 1/L) x + f(x) / L passes on 1, and 1/L of what f's weights move."""
+    blocks = (Residual(nn.Sequential(nn.Linear(6, 9, False), nn.ReLU(), nn.Linear(9, 6, False)), 1 / 4) for _ in range(4))
+    norm = ModularNorm(nn.Sequential(*blocks), torch.randn(3, 6))
+    assert norm.sensitivities == pytest.approx(dict.fromkeys(norm.targets, 1 / 4))
+    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 4 / 8))
+
+
 # -- the promise --------------------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +281,7 @@ def test_dualize_is_the_steepest_step_of_that_norm(method):
     steep = sum((g * step[k]).sum().item() for k, g in grads.items())
     for _ in range(100):
         other = {k: torch.randn_like(p) + 3 * grads[k] * torch.rand(()) for k, p in model.named_parameters()}
-        other = {k: t * (0.5 * norm.targets[k] / norm._balls[k].norm(t)) for k, t in other.items()}
+        other = {k: t * (0.5 * norm.targets[k] / norm.balls[k].norm(t)) for k, t in other.items()}
         assert norm(other).item() == pytest.approx(0.5, rel=1e-5)
         assert sum((g * other[k]).sum().item() for k, g in grads.items()) < steep
 
@@ -328,6 +344,7 @@ def test_frozen_parameters_keep_their_norm_and_get_no_step():
     norm.initialize_()
     norm.project_()
     assert torch.equal(model[4].weight, before)
+    assert ModularNorm(model, torch.randn(3, 6), mode="modula").sensitivities == pytest.approx(dict.fromkeys(norm.targets, 1.0))
     with torch.device("meta"):
         on_meta = mlp(bias=False)
     on_meta[4].weight.requires_grad_(False)
@@ -493,6 +510,7 @@ def test_a_scope_shares_its_mass_in_proportion_from_the_inside_out():
         **{f"0.{i}.bias": 0 for i in (0, 2, 4)},
         "2.weight": 1, "2.bias": 0, **{f"3.{i}.weight": 1 for i in (0, 2, 4)},
     })  # fmt: skip
+    assert masses_of({"2": 2.0, "2.weight": 5.0, "2.bias": 0.0})["2.weight"] == 2.0
     assert masses_of({"": 1.0, "3": 2.0})["3.0.weight"] == pytest.approx(2 / 3 / (3.3 + 1.1 + 2))
     assert sum(masses_of({"": 1.0, "3": 2.0}).values()) == pytest.approx(1)
 

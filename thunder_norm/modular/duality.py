@@ -85,6 +85,8 @@ class _VectorBall(Ball):
 
     def _along(self, f: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor) -> torch.Tensor:
         """`f` on t with elem_dims flattened into a last dimension."""
+        if not t.numel():
+            return t.clone()
         dims = self.elem_dims
         if not dims:
             return f(t.unsqueeze(-1)).squeeze(-1)

@@ -10,8 +10,9 @@ so one of a larger scope may scale it again.  Zeros come before all others.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
@@ -83,10 +84,12 @@ def assign_masses(
             stated[covered] = scope
     zeros = frozenset(name for covered, scope in stated.items() if scope.mass == 0 for name in covered)
     found |= dict.fromkeys(zeros, 0.0)
-    sharing = {covered - zeros: scope for covered, scope in stated.items() if scope.mass > 0}
+    sharing = [
+        (covered - zeros, scope) for covered, scope in sorted(stated.items(), key=lambda item: len(item[0])) if scope.mass > 0
+    ]
     _check_nested(sharing)
-    for covered in sorted(sharing, key=len):
-        _tare(found, covered, sharing[covered])
+    for covered, scope in sharing:
+        _tare(found, covered, scope)
     return found
 
 
@@ -100,17 +103,15 @@ def _tare(masses: dict[str, float], covered: frozenset[str], scope: Scope) -> No
         masses[name] = masses[name] * scope.mass / total if total else scope.mass / len(covered)
 
 
-def _check_nested(scopes: Mapping[frozenset[str], Scope]) -> None:
-    several = list(scopes.items())
-    for i, (one, scope) in enumerate(several):
-        for other, other_scope in several[:i]:
-            if one & other and not (one <= other or other <= one):
-                raise NormMismatchError(
-                    with_details(
-                        f"masses for {other_scope.name!r} and {scope.name!r} cannot both hold: they overlap, neither is part of the other",
-                        both=", ".join(sorted(one & other)[:4]),
-                    )
+def _check_nested(scopes: Sequence[tuple[frozenset[str], Scope]]) -> None:
+    for (one, scope), (other, other_scope) in itertools.combinations(scopes, 2):
+        if one & other and not (one <= other or other <= one):
+            raise NormMismatchError(
+                with_details(
+                    f"masses for {scope.name!r} and {other_scope.name!r} cannot both hold: they overlap, neither is part of the other",
+                    both=", ".join(sorted(one & other)[:4]),
                 )
+            )
 
 
 def _annotated(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> list[Scope]:

@@ -29,7 +29,7 @@ class ModularNorm:
     """The modular norm of a model, and what steepest descent under it needs.
 
     Inputs and parameters have norm at most 1, the latter each in its natural kind (`annotate` decides otherwise); frozen parameters
-    keep the norm of their data.  Nothing in the model changes until `project_` or `initialize_` is called.
+    keep the norm of their data, but in mode "modula".  Nothing in the model changes until `project_` or `initialize_` is called.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias=False))
     >>> norm = ModularNorm(model, torch.randn(3, 4))
@@ -53,6 +53,7 @@ class ModularNorm:
         outputs: the norms in which the output's movement is measured; their norm_size is the bound on the output itself.
         sensitivities: S_k, how far the output (of several: the sum of their norms) moves if the parameter moves by 1.
         masses: m_k.
+        balls: the unit ball of each parameter's norm, with its duality map.
         targets: ``m_k / (M S_k)``, the norm of the parameter's part of a step of norm 1; 0 where m_k or S_k is.
 
     Raises:
@@ -84,7 +85,7 @@ class ModularNorm:
         self.targets: dict[str, float] = {name: self._target(name) for name in self.masses}
         self._first = {name: first for first, all_names in tied.items() for name in all_names}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
-        self._balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
+        self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
 
     @property
     def mass(self) -> float:
@@ -131,7 +132,7 @@ class ModularNorm:
 
     def _share(self, name: str, update: torch.Tensor) -> torch.Tensor:
         """``(M / m_k) S_k ||D_k||_k``."""
-        size = self._balls[name].norm(update)
+        size = self.balls[name].norm(update)
         mass, s = self.masses[name], self.sensitivities[name]
         if mass > 0 or s == 0:
             return size * (self.mass * s / mass if mass > 0 else 0.0)
@@ -159,7 +160,7 @@ class ModularNorm:
         given = self._checked(grads, "grads")
         groups: dict[Any, list[str]] = {}
         for name, g in given.items():
-            groups.setdefault((self._balls[self._first[name]], g.shape, g.dtype, g.device), []).append(name)
+            groups.setdefault((self.balls[self._first[name]], g.shape, g.dtype, g.device), []).append(name)
         found = {}
         for (of_kind, *_), names in groups.items():
             sizes = [target_norm * self.targets[self._first[name]] for name in names]
@@ -178,7 +179,7 @@ class ModularNorm:
         Raises:
             NormMismatchError: a parameter is on the meta device, or has an entry that is not finite.
         """
-        return self._replace(lambda name, p: self._balls[name].project(p))
+        return self._replace(lambda name, p: self.balls[name].project(p))
 
     @torch.no_grad()
     def initialize_(self, generator: torch.Generator | None = None) -> ModularNorm:
@@ -190,7 +191,7 @@ class ModularNorm:
         Raises:
             NormMismatchError: a parameter is on the meta device.
         """
-        return self._replace(lambda name, p: self._balls[name].draw(p.shape, generator), reads=False)
+        return self._replace(lambda name, p: self.balls[name].draw(p.shape, generator), reads=False)
 
     def _replace(self, new: Callable[[str, torch.Tensor], torch.Tensor], reads: bool = True) -> ModularNorm:
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}

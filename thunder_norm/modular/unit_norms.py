@@ -39,7 +39,7 @@ class UnitNorms:
 
     @staticmethod
     def of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
-        """Run a model with parameters and inputs of norm 1; frozen parameters that have data keep its norm.
+        """Run a model with parameters and inputs of norm 1; but in mode "modula", frozen parameters that have data keep its norm.
 
         Raises:
             MissingNormRuleError: an operation has no rule.
@@ -55,7 +55,7 @@ class UnitNorms:
             for name, wanted in found.norms.items()
             if not model.get_parameter(name).requires_grad and tensors[name].device.type != "meta"
         }
-        if frozen:
+        if frozen and mode != "modula":  # in which every norm is 1
             found = _run(model, args, kwargs, mode, tensors, frozen)
         return UnitNorms(
             {name: found.norms.get(name) or _default(t) for name, t in parameters.items()},
