@@ -1,0 +1,252 @@
+"""Duality maps, projections and starts, against norms and dual norms written out here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular import ball, orthogonalize
+
+D = torch.float64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind over dims, and a shape; `groups` of channels for kernels."""
+
+    kind: type[NormedTensor]
+    dims: tuple[int, ...]
+    shape: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def ball(self):
+        return ball(self.kind, self.dims, torch.Size(self.shape))
+
+    def blocks(self, t: torch.Tensor) -> list[torch.Tensor]:
+        """The vectors or matrices the norm is the largest over."""
+        if not issubclass(self.kind, RMSToRMSTensor):
+            dims = tuple(d % t.ndim for d in self.dims)
+            rest = [d for d in range(t.ndim) if d not in dims]
+            return list(t.permute((*rest, *dims)).reshape(math.prod(t.shape[d] for d in rest), -1))
+        out, into = (d % t.ndim for d in self.dims)
+        rest = [d for d in range(t.ndim) if d not in (out, into)]
+        matrices = t.permute((*rest, out, into)).reshape(-1, t.shape[out], t.shape[into])
+        return [block for m in matrices for block in m.chunk(self.groups)]
+
+    @property
+    def taps(self) -> int:
+        is_kernel = issubclass(self.kind, RMSToRMSConvTensor)
+        return math.prod(self.shape) // (self.shape[self.dims[0]] * self.shape[self.dims[1]]) if is_kernel else 1
+
+    def norm(self, t: torch.Tensor) -> float:
+        """Largest of the blocks' norms."""
+        return max(self._norm(b) for b in self.blocks(t.to(D)))
+
+    def _norm(self, b: torch.Tensor) -> float:
+        if issubclass(self.kind, RMSToRMSTensor):
+            return torch.linalg.svdvals(b)[0].item() * math.sqrt(b.shape[1] / b.shape[0]) * self.taps
+        if self.kind is RMSTensor:
+            return math.sqrt((b**2).sum().item() / b.numel())
+        return torch.linalg.vector_norm(b, {LinfTensor: math.inf, L2Tensor: 2, L1Tensor: 1}[self.kind]).item()
+
+    def dual_norm(self, g: torch.Tensor) -> torch.Tensor:
+        """Largest <g, D> over the ball: the sum of the blocks', differentiable."""
+        return torch.stack([self._dual_norm(b) for b in self.blocks(g)]).sum()
+
+    def _dual_norm(self, b: torch.Tensor) -> torch.Tensor:
+        if issubclass(self.kind, RMSToRMSTensor):
+            return torch.linalg.matrix_norm(b, "nuc") * math.sqrt(b.shape[0] / b.shape[1]) / self.taps
+        if self.kind is RMSTensor:
+            return torch.linalg.vector_norm(b) * math.sqrt(b.numel())
+        return torch.linalg.vector_norm(b, {LinfTensor: 1, L2Tensor: 2, L1Tensor: math.inf}[self.kind])
+
+
+CASES = {
+    "rows": Case(RMSTensor, (-1,), (5, 7)),
+    "several dims": Case(RMSTensor, (-3, -1), (4, 3, 2)),
+    "l2": Case(L2Tensor, (-2,), (4, 3)),
+    "l1": Case(L1Tensor, (-1,), (4, 6)),
+    "entries": Case(LinfTensor, (), (3, 4)),
+    "scalar": Case(LinfTensor, (), ()),
+    "wide": Case(RMSToRMSTensor, (-2, -1), (4, 9)),
+    "tall": Case(RMSToRMSTensor, (-2, -1), (9, 4)),
+    "square": Case(RMSToRMSTensor, (-2, -1), (6, 6)),
+    "transposed": Case(RMSToRMSTensor, (-1, -2), (4, 9)),
+    "heads": Case(RMSToRMSTensor, (-2, -1), (3, 4, 5)),
+    "kernel": Case(RMSToRMSConvTensor, (-4, -3), (6, 4, 3, 2)),
+    "grouped kernel": Case(RMSToRMSConvTensor.grouped(2), (-3, -2), (6, 4, 3), groups=2),
+    "depthwise kernel": Case(RMSToRMSConvTensor.grouped(4), (-3, -2), (4, 1, 3), groups=4),
+    "transposed kernel": Case(RMSToRMSConvTensor, (-2, -3), (6, 4, 3)),
+}
+OPERATORS = [name for name, case in CASES.items() if issubclass(case.kind, RMSToRMSTensor)]
+EACH = pytest.mark.parametrize("name", CASES)
+
+
+@EACH
+def test_norms_are_those_written_out(name):
+    case = CASES[name]
+    t = torch.randn(case.shape, dtype=D)
+    assert case.ball.norm(t).item() == pytest.approx(case.norm(t), rel=1e-12)
+
+
+@EACH
+def test_the_steepest_step_has_norm_1_and_attains_the_dual_norm(name):
+    case = CASES[name]
+    g = torch.randn(case.shape, dtype=D)
+    step = case.ball.lmo(g, "svd")
+    assert case.norm(step) == pytest.approx(1, rel=1e-12)
+    assert (g * step).sum().item() == pytest.approx(case.dual_norm(g).item(), rel=1e-12)
+    torch.testing.assert_close(step, torch.func.grad(case.dual_norm)(g))
+
+
+@EACH
+def test_no_tensor_of_the_ball_is_steeper(name):
+    """Not by the dual norm's formula: by ascent from many places."""
+    case = CASES[name]
+    g = torch.randn(case.shape, dtype=D)
+    best = (g * case.ball.lmo(g, "svd")).sum().item()
+    found = []
+    for _ in range(50):
+        d = torch.randn(case.shape, dtype=D)
+        for _ in range(20):
+            d = d / case.norm(d)
+            found.append((g * d).sum().item())
+            d = d + 0.3 * g * torch.rand(()) + 0.05 * torch.randn(case.shape, dtype=D)
+    assert max(found) <= best * (1 + 1e-12)
+    assert max(found) > 0.5 * best
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 0.005), (torch.float64, 0.005), (torch.bfloat16, 0.02)])
+def test_newton_schulz_is_almost_as_steep_and_not_longer(name, dtype, tolerance):
+    case = CASES[name]
+    g = torch.randn(case.shape).to(dtype)
+    step = case.ball.lmo(g)
+    assert step.dtype == dtype
+    assert case.norm(step) <= 1 + (0 if dtype.itemsize > 2 else 2**-8)
+    steep = (g.to(D) * step.to(D)).sum().item() / case.dual_norm(g.to(D)).item()
+    assert 1 - tolerance < steep <= 1 + (0 if dtype.itemsize > 2 else 2**-8)
+
+
+def test_newton_schulz_on_singular_values_of_all_sizes():
+    """The claims of the docstring, for the map of one singular value: the Gram matrix of a diagonal matrix is diagonal."""
+    small = torch.logspace(-6, -0.0001, 4000, dtype=D)
+    pairs = torch.diag_embed(torch.stack([small, (1 - small**2).sqrt()], -1))  # of Frobenius norm 1
+    out = orthogonalize(pairs).diagonal(dim1=-2, dim2=-1)
+    assert out.max() <= 0.99934
+    assert out[pairs.diagonal(dim1=-2, dim2=-1) >= 3e-3].min() >= 0.9955
+    assert (orthogonalize(pairs) - torch.diag_embed(out)).abs().max() == 0
+
+
+@pytest.mark.parametrize("method", ["newton_schulz", "svd"])
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_rank_deficient_matrices_keep_their_kernel(shape, method):
+    g = torch.randn(shape[0], 2, dtype=D) @ torch.randn(2, shape[1], dtype=D)
+    u, s, vh = torch.linalg.svd(g)
+    torch.testing.assert_close(orthogonalize(g, method), u[:, :2] @ vh[:2], atol=0.006, rtol=0)
+    assert orthogonalize(g, method).matmul(vh[2:].mT).abs().max() < 1e-9
+
+
+@EACH
+@pytest.mark.parametrize("method", ["newton_schulz", "svd"])
+def test_zeros_give_zeros(name, method):
+    case = CASES[name]
+    assert case.ball.lmo(torch.zeros(case.shape), method).abs().sum() == 0
+    assert case.ball.project(torch.zeros(case.shape)).abs().sum() == 0
+
+
+@EACH
+@pytest.mark.parametrize("method", ["newton_schulz", "svd"])
+def test_blocks_without_a_gradient_stay_and_the_others_do_not_notice(name, method):
+    case = CASES[name]
+    g = torch.randn(case.shape, dtype=D)
+    first = case.blocks(torch.arange(g.numel()).reshape(case.shape))[0].reshape(-1)
+    g.view(-1)[[i for i in range(g.numel()) if i not in first]] = 0
+    blocks = case.blocks(case.ball.lmo(g, method))
+    assert case._norm(blocks[0]) == pytest.approx(1, abs=0.01)
+    assert all(block.abs().sum() == 0 for block in blocks[1:])
+
+
+@EACH
+@pytest.mark.parametrize("scale", [1e-37, 1e-20, 1e18, 1e37])
+def test_steps_do_not_depend_on_the_size_of_the_gradient(name, scale):
+    case = CASES[name]
+    g = torch.randn(case.shape)
+    torch.testing.assert_close(case.ball.lmo(g * scale), case.ball.lmo(g), atol=2e-5, rtol=2e-5)
+
+
+@EACH
+@pytest.mark.parametrize("method", ["newton_schulz", "svd"])
+def test_stacked_tensors_are_mapped_one_by_one(name, method):
+    case = CASES[name]
+    g = torch.randn(2, 3, *case.shape, dtype=D)
+    for f in (lambda t: case.ball.lmo(t, method), case.ball.project):
+        single = torch.stack([f(t) for t in g.flatten(0, 1)]).view(g.shape)
+        torch.testing.assert_close(f(g), single, atol=1e-12, rtol=1e-12)
+
+
+@EACH
+@pytest.mark.parametrize("size", [0.3, 1.5, 20.0])
+def test_a_projection_is_the_nearest_tensor_of_the_ball(name, size):
+    """Optimal if and only if no tensor q of the ball has <t - p, q> > <t - p, p>."""
+    case = CASES[name]
+    t = torch.randn(case.shape, dtype=D)
+    t = t * (size / case.norm(t))
+    p = case.ball.project(t)
+    assert case.norm(p) <= 1 + 1e-12
+    assert case.dual_norm(t - p).item() <= ((t - p) * p).sum().item() + 1e-9
+    if size <= 1:
+        assert torch.equal(p, t)
+
+
+@EACH
+def test_starts_have_norm_exactly_1_in_every_block(name):
+    case = CASES[name]
+    t = case.ball.draw(torch.Size(case.shape), torch.Generator().manual_seed(3))
+    assert t.shape == case.shape and t.dtype == D
+    assert [case._norm(b) for b in case.blocks(t)] == pytest.approx([1.0] * len(case.blocks(t)), rel=1e-12)
+    assert torch.equal(t, case.ball.draw(torch.Size(case.shape), torch.Generator().manual_seed(3)))
+    if issubclass(case.kind, RMSToRMSTensor):  # all singular values are the largest
+        for b in case.blocks(t):
+            s = torch.linalg.svdvals(b)
+            torch.testing.assert_close(s, s[:1].expand_as(s))
+
+
+def test_starts_prefer_no_direction():
+    matrices = CASES["square"].ball.draw(torch.Size((4000, 6, 6)), torch.Generator().manual_seed(0))
+    assert matrices.mean(0).abs().max() < 4 * math.sqrt(1 / 6 / 4000)
+    assert torch.linalg.det(matrices).mean().abs() < 4 / math.sqrt(4000)
+
+
+@pytest.mark.parametrize("name", ["rows", "l2", "wide", "tall", "grouped kernel"])
+def test_steps_are_differentiable_in_the_gradient(name):
+    case = CASES[name]
+    g = torch.randn(case.shape, dtype=D, requires_grad=True)
+    assert torch.autograd.gradcheck(case.ball.lmo, (g,))
+
+
+@pytest.mark.parametrize("name", ["wide", "rows", "entries", "l1"])
+def test_empty_tensors_stay_empty(name):
+    case = CASES[name]
+    for shape in ((0, 4), (4, 0)):
+        of_shape = ball(case.kind, case.dims, torch.Size(shape))
+        for method in ("newton_schulz", "svd"):
+            assert of_shape.lmo(torch.empty(shape), method).shape == shape
+        assert of_shape.project(torch.empty(shape)).shape == shape
+        assert of_shape.draw(torch.Size(shape)).shape == shape
+
+
+def test_what_is_not_known_is_refused():
+    class Other(NormedTensor):
+        pass
+
+    with pytest.raises(NormMismatchError, match="Other has no duality map"):
+        ball(Other, (-1,), torch.Size((3,)))
+    with pytest.raises(NormMismatchError, match="'newton_schulz' or 'svd'"):
+        orthogonalize(torch.eye(2), "qr")  # type: ignore[arg-type]

@@ -1,0 +1,621 @@
+"""The modular norm: targets against Modula's recursion, and its promise against a search for updates that break it."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_modes import GPT, MODELS, PRINTED, Residual
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, annotate
+from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, ThunderNormError
+from thunder_norm.modular import ModularNorm, ball
+
+D = torch.float64
+TOKENS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
+
+
+def largest_rms(t: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """The norm of RMSTensor and (no dims) LinfTensor, written out."""
+    return (t.square().mean(dims) if dims else t.square()).amax().sqrt()
+
+
+def operator_norm(w: torch.Tensor) -> torch.Tensor:
+    """The norm of RMSToRMSTensor by SVD, of matrices [..., out, in]."""
+    return torch.linalg.svdvals(w)[..., 0].amax() * math.sqrt(w.shape[-1] / w.shape[-2])
+
+
+# -- models ------------------------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Causal, with scores divided by the width of a head."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        q, k, v = (m(x).view(batch, tokens, self.heads, -1).transpose(1, 2) for m in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.heads / width)
+        return self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int, norm: Callable[[], nn.Module]):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(11, width), nn.Parameter(torch.randn(4, width))
+        feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.blocks = nn.Sequential(*(Residual(nn.Sequential(norm(), m), 0.5) for m in (Attention(width, 2), feed_forward)))
+        self.head = nn.Linear(width, 11, bias=False)
+
+    def forward(self, ids):
+        return self.head(self.blocks(self.tokens(ids) + self.positions))
+
+
+class TiedLM(nn.Module):
+    """One table embeds tokens and reads logits."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.width = width
+        self.tokens, self.up, self.head = nn.Embedding(11, width), nn.Linear(width, width), nn.Linear(width, 11, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids):
+        return self.head(F.relu(self.up(self.tokens(ids))) / self.width)
+
+
+def mlp(bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 9, bias), nn.ReLU(), nn.Linear(9, 7, bias), nn.ReLU(), nn.Linear(7, 4, bias))
+
+
+def conv_net() -> nn.Sequential:
+    convs = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, stride=2, groups=2)
+    return nn.Sequential(convs[0], nn.ReLU(), convs[1], nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+
+
+def residual_mlp() -> nn.Sequential:
+    return nn.Sequential(*(Residual(nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 6)), 1 / 3) for _ in range(3)))
+
+
+def bag() -> nn.Sequential:
+    return nn.Sequential(nn.EmbeddingBag(11, 6, mode="mean"), nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
+
+
+# -- the numbers of Modula ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_mode_modula_has_modulas_targets(name):
+    model, recursion, x = MODELS[name]
+    norm = ModularNorm(model, x, mode="modula", masses={"*.block.*": 5.0} if "GPT" in name else None)
+    assert norm.targets == pytest.approx(recursion.targets(1.0), rel=1e-12)
+    assert norm.mass == pytest.approx(recursion.mass)
+    for end, number in (GPT if "GPT" in name else PRINTED.get(name, {})).items():
+        printed = [t for k, t in norm.targets.items() if k == end or (k.endswith(end) and not end[0].isdigit())]
+        assert printed and all(t == pytest.approx(number, abs=1e-3) for t in printed), end
+
+
+def test_the_targets_of_an_mlp_do_not_depend_on_depth_but_for_shares():
+    for depth in (1, 3, 8):
+        norm = ModularNorm(nn.Sequential(*(nn.Linear(5, 5, bias=False) for _ in range(depth))), torch.randn(2, 5))
+        assert norm.targets == pytest.approx({f"{i}.weight": 1 / depth for i in range(depth)})
+
+
+@pytest.mark.parametrize("mode, sensitivity", [("bound", 1), ("typical", 0.5), ("modula", 1)])
+def test_an_mlp_by_hand(mode, sensitivity):
+    """A relu of Gaussians halves their second moment, and what moves with them: two of them before or after each weight."""
+    norm = ModularNorm(mlp(bias=False), torch.randn(3, 6), mode=mode)
+    assert norm.sensitivities == pytest.approx(dict.fromkeys(norm.targets, sensitivity), rel=1e-6)
+    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3 / sensitivity), rel=1e-6)
+
+
+def test_residual_blocks_by_hand():
+    """(1 - 1/L) x + f(x) / L passes on 1, and 1/L of what f's weights move."""
+    blocks = (Residual(nn.Sequential(nn.Linear(6, 9, False), nn.ReLU(), nn.Linear(9, 6, False)), 1 / 4) for _ in range(4))
+    norm = ModularNorm(nn.Sequential(*blocks), torch.randn(3, 6))
+    assert norm.sensitivities == pytest.approx(dict.fromkeys(norm.targets, 1 / 4))
+    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 4 / 8))
+
+
+# -- the promise --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model, its input, and how much of the modular norm a search makes the output move, at least.
+
+    What keeps it from 1: the norms of values, which biases of norm 1 raise, are bounds for inputs that are not those for which the
+    perturbations are largest (`tanh`, attention, GELU, kernels that meet padding).
+    """
+
+    make: Callable[[], nn.Module]
+    x: torch.Tensor
+    attained: float
+    has_forward_derivatives: bool = True
+
+
+FAMILIES = {
+    "MLP": Family(mlp, torch.randn(3, 6), 0.999),
+    "conv net": Family(conv_net, torch.randn(2, 3, 7, 7), 0.9),
+    "residual MLP": Family(residual_mlp, torch.randn(3, 6), 0.999),
+    "transformer": Family(lambda: Transformer(8, nn.Identity), TOKENS, 0.3),
+    "transformer with layer norms": Family(lambda: Transformer(8, lambda: nn.LayerNorm(8)), TOKENS, 0.2),
+    "embedding bag": Family(bag, TOKENS, 0.999, has_forward_derivatives=False),
+    "tied language model": Family(lambda: TiedLM(6), TOKENS, 0.9),
+}
+
+
+class Adversary:
+    """Looks for inputs and parameters of norm 1, and an update of modular norm 1, for which the output moves most."""
+
+    def __init__(self, family: Family):
+        torch.manual_seed(0)
+        self.model = family.make().to(D)
+        self.x = family.x.to(D) if family.x.is_floating_point() else family.x
+        self.norm = ModularNorm(self.model, self.x)
+        self.family = family
+        ((self.of_input,), _) = self.norm.inputs
+        self.names = [name for name, _ in self.model.named_parameters()]
+
+    def change(self, p: dict, x: torch.Tensor, u: dict) -> torch.Tensor:
+        """Size of the derivative of the output along u."""
+
+        def f(p):
+            return torch.func.functional_call(self.model, p, (x,))
+
+        if self.family.has_forward_derivatives:
+            y = torch.func.jvp(f, (p,), (u,))[1]
+        else:
+            y = (f({k: p[k] + 1e-7 * u[k] for k in p}) - f({k: p[k] - 1e-7 * u[k] for k in p})) / 2e-7
+        return largest_rms(y, self.norm.outputs.elem_dims)
+
+    def of_norm_1(self, p: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {k: t / self.norm.norms[k].kind.of(t, self.norm.norms[k].elem_dims).norm_size for k, t in p.items()}
+
+    def start(self, ones: bool) -> tuple[dict, torch.Tensor, dict]:
+        make = torch.ones_like if ones else torch.randn_like
+        parameters = {k: t.detach() for k, t in self.model.named_parameters()}
+        p, u = self.of_norm_1({k: make(t) for k, t in parameters.items()}), {k: make(t) for k, t in parameters.items()}
+        x = self.x
+        if isinstance(self.of_input, NormedTensor):
+            x = make(x)
+            x = x / largest_rms(x, self.of_input.elem_dims)
+        if ones:  # each as far as it may go: the direction that all of them share
+            u = {k: t * self.norm.targets[k] for k, t in self.of_norm_1(u).items()}
+        return p, x, {k: t / self.norm(u).item() for k, t in u.items()}
+
+    def ascend(self, p: dict, x: torch.Tensor, u: dict, steps: int) -> float:
+        """The largest change on the way: u along its steepest step, p and x towards theirs."""
+        best = self.change(p, x, u).item()
+        for _ in range(steps):
+            p, x, u = ({k: _leaf(t) for k, t in p.items()}, _leaf(x), {k: _leaf(t) for k, t in u.items()})
+            self.change(p, x, u).backward()
+            u = self.norm.dualize({k: t.grad for k, t in u.items()}, method="svd")
+            p = {k: self._ahead(self.norm.norms[k].kind, self.norm.norms[k].elem_dims, t) for k, t in p.items()}
+            if x.requires_grad:
+                x = self._ahead(type(self.of_input), self.of_input.elem_dims, x)
+            best = max(best, self.change(p, x, u).item())
+        return best
+
+    def _ahead(self, kind: type[NormedTensor], dims: tuple[int, ...], t: torch.Tensor) -> torch.Tensor:
+        if t.grad is None:
+            return t.detach()
+        unit = ball(kind, dims, t.shape)
+        return unit.project(t.detach() + 0.5 * unit.lmo(t.grad, "svd"))
+
+
+def _leaf(t: torch.Tensor) -> torch.Tensor:
+    return t.detach().clone().requires_grad_(t.is_floating_point())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_update_of_modular_norm_1_moves_the_output_by_at_most_1(name):
+    adversary = Adversary(FAMILIES[name])
+    assert not adversary.norm.unreached
+    drawn, found = [], []
+    with sdpa_kernel(SDPBackend.MATH):  # the one with derivatives of all orders
+        for trial in range(20):
+            p, x, u = adversary.start(ones=False)
+            assert adversary.norm(u).item() == pytest.approx(1)
+            drawn.append(adversary.change(p, x, u).item())
+            u = adversary.norm.dualize(u, method="svd")  # every parameter as far as it may go
+            assert adversary.norm(u).item() == pytest.approx(1)
+            drawn.append(adversary.change(p, x, u).item())
+            if trial < 2:
+                found.append(adversary.ascend(p, x, u, steps=10))
+        found.append(adversary.ascend(*adversary.start(ones=True), steps=4))
+    print(f"{name}: {max(drawn):.2g} for random updates, {max(found):.4f} found by search")
+    assert 0 < max(drawn) <= 1
+    assert FAMILIES[name].attained <= max(found) <= 1 + 1e-6
+
+
+def test_the_search_finds_sensitivities_that_are_too_small():
+    """A test that cannot fail proves nothing: with a sensitivity 10 % too small the promise is broken, and seen to be."""
+    adversary = Adversary(FAMILIES["MLP"])
+    norm = adversary.norm
+    norm.sensitivities = {k: s * 0.9 for k, s in norm.sensitivities.items()}
+    norm.targets = {k: t / 0.9 for k, t in norm.targets.items()}
+    assert adversary.ascend(*adversary.start(ones=True), steps=0) > 1.1
+
+
+# -- the norm of an update ----------------------------------------------------------------------------------------------------
+
+
+def test_the_norm_of_an_update_is_the_largest_share():
+    model = mlp().to(D)
+    norm = ModularNorm(model, torch.randn(3, 6, dtype=D), masses={"4.weight": 3})
+    u = {k: torch.randn_like(p) for k, p in model.named_parameters()}
+    by_hand = []
+    for k, t in u.items():
+        size = operator_norm(t) if t.ndim == 2 else largest_rms(t, (-1,))
+        by_hand.append((norm.mass / norm.masses[k] * norm.sensitivities[k] * size).item())
+    assert norm(u).item() == pytest.approx(max(by_hand), rel=1e-12)
+    assert norm({k: -2 * t for k, t in u.items()}).item() == pytest.approx(2 * max(by_hand), rel=1e-12)
+    assert norm({}).item() == 0 and norm({"0.weight": None}).item() == 0
+    assert torch.autograd.gradcheck(lambda *t: norm(dict(zip(u, t, strict=True))), [t.requires_grad_() for t in u.values()])
+
+
+@pytest.mark.parametrize("method", ["newton_schulz", "svd"])
+def test_dualize_is_the_steepest_step_of_that_norm(method):
+    model = conv_net()
+    norm = ModularNorm(model, torch.randn(2, 3, 7, 7))
+    grads = {k: torch.randn_like(p) for k, p in model.named_parameters()}
+    step = norm.dualize(grads, 0.5, method=method)
+    assert list(step) == list(grads)
+    assert norm(step).item() == pytest.approx(0.5, rel=1e-2 if method == "newton_schulz" else 1e-5) and norm(step) <= 0.5 * (
+        1 + 1e-5
+    )
+    steep = sum((g * step[k]).sum().item() for k, g in grads.items())
+    for _ in range(100):
+        other = {k: torch.randn_like(p) + 3 * grads[k] * torch.rand(()) for k, p in model.named_parameters()}
+        other = {k: t * (0.5 * norm.targets[k] / norm.balls[k].norm(t)) for k, t in other.items()}
+        assert norm(other).item() == pytest.approx(0.5, rel=1e-5)
+        assert sum((g * other[k]).sum().item() for k, g in grads.items()) < steep
+
+
+def test_equal_shapes_in_one_batch_are_what_they_are_alone():
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4)))
+    norm = ModularNorm(model, torch.randn(2, 5), masses={"2.weight": 0})
+    grads = {k: torch.randn_like(p) for k, p in model.named_parameters()} | {"3.weight": None}
+    together = norm.dualize(grads, 2.0)
+    assert "3.weight" not in together and together["2.weight"].abs().sum() == 0
+    for k, t in together.items():
+        torch.testing.assert_close(norm.dualize({k: grads[k]}, 2.0)[k], t, atol=1e-6, rtol=1e-5)
+        assert norm({k: t}).item() == pytest.approx(2.0 if k != "2.weight" else 0, rel=1e-2)
+
+
+# -- parameters of all sorts --------------------------------------------------------------------------------------------------
+
+
+def test_a_tied_parameter_has_one_norm_and_the_sensitivities_of_its_uses_add():
+    class Smallest(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+            self.head.weight = self.tokens.weight
+
+        def forward(self, ids):
+            return self.head(self.tokens(ids)) / 4
+
+    model = Smallest()
+    norm = ModularNorm(model, TOKENS % 5)
+    assert norm.sensitivities == {"tokens.weight": pytest.approx(2)} and norm.targets == {"tokens.weight": pytest.approx(0.5)}
+    w = norm.norms["tokens.weight"]
+    assert issubclass(w.kind, RMSTensor) and w.elem_dims == (-1,)
+    g = torch.randn(5, 4)
+    assert torch.equal(norm.dualize({"head.weight": g})["head.weight"], norm.dualize({"tokens.weight": g})["tokens.weight"])
+    with pytest.raises(NormMapKeyError, match="one tied parameter twice: 'tokens.weight' and 'head.weight'"):
+        norm({"tokens.weight": g, "head.weight": g})
+    norm.initialize_()
+    assert model.head.weight is model.tokens.weight
+    torch.testing.assert_close(model.head.weight.square().mean(-1).sqrt(), torch.ones(5))
+
+
+def test_frozen_parameters_keep_their_norm_and_get_no_step():
+    model = mlp(bias=False)
+    with torch.no_grad():
+        model[4].weight.copy_(3 * torch.eye(4, 7) * math.sqrt(4 / 7))
+    model[4].weight.requires_grad_(False)
+    before = model[4].weight.clone()
+    norm = ModularNorm(model, torch.randn(3, 6))
+    assert norm.sensitivities == pytest.approx({"0.weight": 3, "2.weight": 3, "4.weight": 1})
+    assert norm.masses == {"0.weight": 1, "2.weight": 1, "4.weight": 0}
+    assert norm.targets == pytest.approx({"0.weight": 1 / 6, "2.weight": 1 / 6, "4.weight": 0})
+    assert ModularNorm(model, torch.randn(3, 6), masses={"4": 1.0, "0": 5.0}).masses == {
+        "0.weight": 5,
+        "2.weight": 1,
+        "4.weight": 0,
+    }
+    assert norm.dualize({"4.weight": torch.ones(4, 7)})["4.weight"].abs().sum() == 0
+    assert norm({"4.weight": torch.ones(4, 7)}).item() == math.inf and norm({"4.weight": torch.zeros(4, 7)}).item() == 0
+    norm.initialize_()
+    norm.project_()
+    assert torch.equal(model[4].weight, before)
+    assert ModularNorm(model, torch.randn(3, 6), mode="modula").sensitivities == pytest.approx(dict.fromkeys(norm.targets, 1.0))
+    with torch.device("meta"):
+        on_meta = mlp(bias=False)
+    on_meta[4].weight.requires_grad_(False)
+    assert ModularNorm(on_meta, torch.empty(3, 6)).sensitivities == pytest.approx(dict.fromkeys(norm.targets, 1.0))
+
+
+def test_a_parameter_no_output_depends_on_has_no_target_and_is_reported():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.other, self.zeroed = (nn.Linear(4, 4, bias=False) for _ in range(3))
+
+        def forward(self, x):
+            return self.used(x) + 0 * self.zeroed(x)
+
+    model = Unused()
+    norm = ModularNorm(model, torch.randn(2, 4))
+    assert norm.targets == {"used.weight": pytest.approx(1 / 3), "other.weight": 0, "zeroed.weight": 0}
+    assert norm.unreached == ("other.weight", "zeroed.weight") and "not reached: other.weight, zeroed.weight" in repr(norm)
+    assert norm({"other.weight": torch.ones(4, 4)}).item() == 0
+    norm.initialize_()
+    assert largest_rms(model.other.weight, (-1,)).item() == pytest.approx(1)
+
+
+def test_without_mass_nothing_moves():
+    model = mlp()
+    norm = ModularNorm(model, torch.randn(3, 6), masses={"*": 0})
+    assert set(norm.targets.values()) == {0.0} and norm.mass == 0
+    assert all(t.abs().sum() == 0 for t in norm.dualize({k: torch.ones_like(p) for k, p in model.named_parameters()}).values())
+
+
+def test_a_sensitivity_without_bound_is_refused_by_name():
+    layers = [nn.LayerNorm(4, elementwise_affine=False) for _ in range(130)]  # 316 ** 130 is beyond float64
+    model = nn.Sequential(nn.Linear(4, 4), *layers, nn.Linear(4, 2))
+    with pytest.raises(NormMismatchError, match="output moves with '0.weight' has no bound") as e:
+        ModularNorm(model, torch.randn(3, 4))
+    assert "0.weight, 0.bias" in str(e.value) and "131.weight" not in str(e.value)
+    norm = ModularNorm(model, torch.randn(3, 4), masses={"0": 0})
+    assert norm.targets["0.weight"] == 0 and norm.targets["131.weight"] > 0
+    assert norm({"0.weight": torch.ones(4, 4)}).item() == math.inf
+    assert norm({"0.weight": torch.zeros(4, 4)}).item() == 0
+
+
+def test_sensitivities_to_several_outputs_add():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.a, self.b = (nn.Linear(4, 4, bias=False) for _ in range(3))
+
+        def forward(self, x, *, scale):
+            y = self.trunk(x)
+            return {"a": self.a(y), "b": [scale * self.b(y), TOKENS]}
+
+    norm = ModularNorm(Two(), torch.randn(3, 4), scale=3.0)
+    assert norm.sensitivities == pytest.approx({"trunk.weight": 4, "a.weight": 1, "b.weight": 3})
+    assert norm.outputs["b"][0].norm_size == 3 and not norm.outputs["a"].finalized
+
+
+def test_neither_weights_nor_memory_are_needed():
+    model = Transformer(8, lambda: nn.LayerNorm(8))
+    expected = ModularNorm(model, TOKENS, mode="modula")
+    on_meta = copy.deepcopy(model).to("meta")
+    assert ModularNorm(on_meta, TOKENS, mode="modula").targets == expected.targets
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(math.nan)
+    assert ModularNorm(model, TOKENS.to("meta"), mode="modula").targets == expected.targets  # nobody saw a NaN
+    norm = ModularNorm(on_meta, TOKENS)
+    for change in (norm.project_, norm.initialize_):
+        with pytest.raises(NormMismatchError, match="on the meta device have no data"):
+            change()
+
+
+def test_a_run_leaves_the_model_as_it_was():
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False), nn.Dropout(0.5), nn.Linear(4, 2))
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    ModularNorm(model, torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), mode="modula")
+    assert torch.equal(torch.get_rng_state(), state) and all(torch.equal(model.state_dict()[k], t) for k, t in before.items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_inputs_have_the_norm_that_is_wanted_or_given():
+    conv, x = conv_net(), torch.randn(2, 3, 7, 7)
+    for given, dims in ((x, (-3,)), (RMSTensor(1.0, backing=x, elem_dims=(1, 2, 3)), (-3, -2, -1))):
+        ((found,), _) = ModularNorm(conv, given).inputs
+        assert type(found) is RMSTensor and found.elem_dims == dims and found.norm_size == 1
+    norm = ModularNorm(mlp(bias=False), RMSTensor(2.0, backing=torch.randn(3, 6)))
+    assert norm.sensitivities == pytest.approx(dict.fromkeys(norm.targets, 2.0))
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(6, 4, bias=False)
+
+        def forward(self, x, by):
+            return self.f(x) * by
+
+    assert ModularNorm(Scaled(), torch.randn(3, 6), torch.tensor(5.0)).sensitivities["f.weight"] == pytest.approx(1)
+    given = RMSTensor(1.0, backing=torch.randn(3, 6))  # then a plain tensor stands for itself
+    assert ModularNorm(Scaled(), given, torch.tensor(5.0)).sensitivities["f.weight"] == pytest.approx(5)
+
+
+# -- project_ and initialize_ -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_initialized_parameters_have_norm_exactly_1(name):
+    model, x = FAMILIES[name].make(), FAMILIES[name].x
+    norm = ModularNorm(model, x)
+    assert norm.initialize_(torch.Generator().manual_seed(1)) is norm
+    for k, p in model.named_parameters():
+        if p.ndim == 4:
+            groups = 2 if k == "2.weight" else 1
+            taps = p.permute(2, 3, 0, 1).unflatten(2, (groups, -1))
+            size = 9 * operator_norm(taps.to(D))
+        elif issubclass(norm.norms[k].kind, RMSToRMSTensor):
+            size = operator_norm(p.to(D))
+        else:
+            size = largest_rms(p.to(D), norm.norms[k].elem_dims)
+        assert size.item() == pytest.approx(1, abs=1e-6), k
+    before = {k: p.clone() for k, p in model.named_parameters()}
+    norm.initialize_(torch.Generator().manual_seed(1))
+    assert all(torch.equal(p, before[k]) for k, p in model.named_parameters())
+
+
+def test_a_projection_changes_only_what_is_too_large():
+    model = mlp()
+    norm = ModularNorm(model, torch.randn(3, 6)).initialize_()
+    with torch.no_grad():
+        model[0].weight *= 0.5
+        model[2].weight[0] *= 7
+        model[4].bias *= 3
+    before = {k: p.clone() for k, p in model.named_parameters()}
+    norm.project_()
+    for k, p in model.named_parameters():
+        assert (operator_norm(p) if p.ndim == 2 else largest_rms(p, (-1,))) <= 1 + 1e-5, k
+    assert torch.equal(model[0].weight, before["0.weight"])
+    torch.testing.assert_close(model[4].bias, before["4.bias"] / 3)
+    assert all(p.requires_grad and p.grad_fn is None for p in model.parameters())
+
+
+# -- masses -------------------------------------------------------------------------------------------------------------------
+
+
+def test_biases_and_gains_are_light_and_modula_has_none():
+    model, x = nn.Sequential(nn.Linear(6, 1), nn.Linear(1, 4), nn.LayerNorm(4)), torch.randn(3, 6)
+    light = {"0.weight": 1, "0.bias": 0.1, "1.weight": 1, "1.bias": 0.1, "2.weight": 0.1, "2.bias": 0.1}
+    assert ModularNorm(model, x).masses == light
+    assert ModularNorm(model, x, mode="modula").masses == {k: math.floor(m) for k, m in light.items()}
+
+
+def masses_of(masses: Mapping[str, float] | None, model: nn.Module | None = None) -> dict[str, float]:
+    return ModularNorm(
+        model or nn.Sequential(mlp(), nn.ReLU(), nn.Linear(4, 6), mlp(bias=False)), torch.randn(3, 6), masses=masses
+    ).masses
+
+
+def test_a_scope_shares_its_mass_in_proportion_from_the_inside_out():
+    found = masses_of({"": 10.0, "0": 6.0, "0.2.weight": 4.0, "*.bias": 0.0})
+    # by hand: 0 has 1 + 4 + 1, scaled to 6; with 2 (1) and 3 (3) that makes 10, scaled to 10
+    assert found == pytest.approx({
+        **{f"0.{i}.weight": m for i, m in ((0, 1), (2, 4), (4, 1))},
+        **{f"0.{i}.bias": 0 for i in (0, 2, 4)},
+        "2.weight": 1, "2.bias": 0, **{f"3.{i}.weight": 1 for i in (0, 2, 4)},
+    })  # fmt: skip
+    assert masses_of({"2": 2.0, "2.weight": 5.0, "2.bias": 0.0})["2.weight"] == 2.0
+    assert masses_of({"": 1.0, "3": 2.0})["3.0.weight"] == pytest.approx(2 / 3 / (3.3 + 1.1 + 2))
+    assert sum(masses_of({"": 1.0, "3": 2.0}).values()) == pytest.approx(1)
+
+
+def test_annotated_masses_hold_unless_the_call_says_otherwise():
+    model = mlp()
+    annotate(model[2], mass=4.0)
+    assert masses_of(None, model)["2.weight"] == pytest.approx(4 / 1.1)
+    assert masses_of({"2": 0.5}, model)["2.bias"] == pytest.approx(0.05 / 1.1)
+
+
+def test_in_mode_modula_a_bias_can_have_mass():
+    found = ModularNorm(mlp(), torch.randn(3, 6), masses={"0.bias": 0.25}, mode="modula").masses
+    assert found["0.bias"] == 0.25 and found["2.bias"] == 0
+
+
+@pytest.mark.parametrize(
+    "masses, error, message",
+    [
+        ({"0.wieght": 1.0}, NormMapKeyError, "did you mean"),
+        ({"*.gain": 1.0}, NormMapKeyError, r"'\*.gain'"),
+        ({"1": 1.0}, NormMapKeyError, "'1'"),
+        ({3: 1.0}, NormMapKeyError, "masses names 3"),
+        ({"0": -1.0}, NormMismatchError, "must be a number >= 0, got -1"),
+        ({"0": math.nan}, NormMismatchError, "must be a number >= 0"),
+        ({"0": math.inf}, NormMismatchError, "must be a number >= 0"),
+        ({"0": "heavy"}, NormMismatchError, "got 'heavy'"),
+        ([("0", 1.0)], NormMismatchError, "mapping"),
+        ({"0": 1.0, "*.weight": 5.0}, NormMismatchError, "neither is part of the other"),
+        ({"0": 1.0, "0.weight": 0, "0.bias": 0}, NormMismatchError, "all of its parameters have mass 0"),
+    ],
+)
+def test_masses_that_make_no_sense_are_refused(masses, error, message):
+    with pytest.raises(error, match=message):
+        ModularNorm(mlp(), torch.randn(3, 6), masses=masses)
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given, error, message",
+    [
+        ({"0.wieght": torch.ones(9, 6)}, NormMapKeyError, "(?s)does not know.*'0.wieght'.*'0.weight'"),
+        ({"0.wieght": None}, NormMapKeyError, "does not know"),
+        ({"0.weight": torch.ones(6, 9)}, NormMismatchError, r"shape \[9, 6\], got Tensor\[6, 9\]"),
+        ({"0.weight": torch.ones(9, 6, dtype=torch.long)}, NormMismatchError, "floating"),
+        ({"0.weight": torch.ones(9, 6).to_sparse()}, NormMismatchError, "dense .*sparse_coo"),
+        ({"0.weight": 1.0}, NormMismatchError, "got float"),
+        ({"0.weight": torch.full((9, 6), math.nan)}, NormMismatchError, "NaN or infinite: '0.weight'"),
+        ({"0.bias": torch.full((9,), math.inf)}, NormMismatchError, "NaN or infinite: '0.bias'"),
+        ([torch.ones(9, 6)], NormMismatchError, "must be a mapping"),
+    ],
+)
+def test_bad_updates_and_gradients_are_refused_by_name(given, error, message):
+    norm = ModularNorm(mlp(), torch.randn(3, 6))
+    for f, what in ((norm, "updates"), (norm.dualize, "grads")):
+        with pytest.raises(error, match=message) as e:
+            f(given)
+        assert what in str(e.value) and isinstance(e.value, ThunderNormError)
+
+
+def test_other_mistakes_are_errors_of_ours():
+    norm = ModularNorm(mlp(), torch.randn(3, 6))
+    for size in (-1.0, math.nan, math.inf, "1"):
+        with pytest.raises(NormMismatchError, match="target_norm"):
+            norm.dualize({}, size)
+    with torch.no_grad():
+        norm.model[0].weight[0, 0] = math.nan
+    with pytest.raises(NormMismatchError, match="'0.weight'"):
+        norm.project_()
+    with pytest.raises(NormMismatchError, match="torch.nn.Module"):
+        ModularNorm(torch.relu, torch.randn(3))
+    with pytest.raises(NormMismatchError, match="mode"):
+        ModularNorm(mlp(), torch.randn(3, 6), mode="loose")  # type: ignore[arg-type]
+
+    class Solves(nn.Linear):
+        def forward(self, x):
+            return torch.linalg.qr(super().forward(x))[0]
+
+    with pytest.raises(MissingNormRuleError, match="qr"):
+        ModularNorm(Solves(6, 3), torch.randn(3, 6))
+
+
+def test_annotations_decide_kinds():
+    model = nn.Sequential(nn.Linear(6, 4, bias=False))
+    annotate(model[0], weight=LinfTensor)
+    norm = ModularNorm(model, torch.randn(3, 6))
+    assert norm.norms["0.weight"].kind is LinfTensor and norm.sensitivities["0.weight"] == pytest.approx(6)
+    step = norm.dualize({"0.weight": torch.randn(4, 6)})["0.weight"]
+    torch.testing.assert_close(step.abs(), torch.full((4, 6), 1 / 6))
+
+
+def test_gradient_descent_on_norms_finds_the_scale_of_residual_branches():
+    """The example's answer by hand: a branch that adds b of what it gets has b / (1 + b) of the output's norm; its share is 1 / (2 L)."""
+    path = Path(__file__).parents[1] / "examples" / "optimise_norms.py"
+    spec = importlib.util.spec_from_file_location("optimise_norms", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    with torch.device("meta"):
+        model, x = example.network(8, 2), torch.empty(1, 64)
+    sizes = example.Sizes(model, x)
+    assert sizes.loss() > 0.1
+    assert example.optimise(sizes, 8)[-1] < 1e-8
+    assert sizes.ratios()[0].item() == pytest.approx(1, abs=1e-3)
+    for i in range(2):
+        added = sum(log for name, log in sizes.logs.items() if name.startswith(f"1.{i}.")).exp()
+        assert added.item() == pytest.approx(1 / 3, abs=1e-3)

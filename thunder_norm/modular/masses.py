@@ -1,0 +1,170 @@
+"""Masses: which share of a step each parameter gets.  A parameter contributes at most ``m_k / sum(m)`` of the output's change.
+
+By default matrices, kernels and tables have mass 1; what has one dimension of size above 1 at most and is no operator (biases, gains,
+scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  Frozen parameters have mass 0, whatever is said.
+
+A statement names a *scope*, a parameter, a module or a pattern, and the mass its parameters have together: theirs are multiplied by
+the same number, Modula's ``tare``.  Statements hold from the inside out, as Modula's models are built: that of a smaller scope first,
+so one of a larger scope may scale it again.  Zeros come before all others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from numbers import Real
+from typing import Any
+
+import torch
+
+from thunder_norm.annotations import annotations_of
+from thunder_norm.context import Mode
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.inference import Wanted
+from thunder_norm.tensors import RMSToRMSTensor
+
+LIGHT = 0.1
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A statement: what it names, the parameters that covers, and their mass together."""
+
+    name: str
+    parameters: frozenset[str]
+    mass: float
+
+
+def default_mass(norm: Wanted, shape: torch.Size, mode: Mode) -> float:
+    """The mass of a parameter that nothing was said about.
+
+    >>> from thunder_norm import RMSTensor
+    >>> row = Wanted(RMSTensor, (-1,))
+    >>> [default_mass(row, s, m) for s, m in [((4, 8), "bound"), ((1, 8), "bound"), ((8,), "bound"), ((8,), "modula")]]
+    [1.0, 0.1, 0.1, 0.0]
+    """
+    if issubclass(norm.kind, RMSToRMSTensor) or sum(size > 1 for size in shape) > 1:
+        return 1.0
+    return 0.0 if mode == "modula" else LIGHT
+
+
+def assign_masses(
+    model: torch.nn.Module,
+    masses: Mapping[str, float] | None,
+    norms: Mapping[str, Wanted],
+    tied: Mapping[str, tuple[str, ...]],
+    mode: Mode,
+) -> dict[str, float]:
+    """The mass of every parameter, by its first name.
+
+    Args:
+        model: whose parameters they are; masses that `annotate` stated for its modules hold as well.
+        masses: parameter name, module path ("" for the model) or pattern (``"*.bias"``, of names of parameters) -> mass.
+        norms: the norm of each parameter, by its first name.
+        tied: for each first name, all names of the parameter.
+        mode: decides the defaults.
+
+    Raises:
+        NormMapKeyError: a name or pattern that nothing has.
+        NormMismatchError: a mass is negative or not finite, two scopes overlap and neither is part of the other, or a scope has
+            no parameter whose mass could be more than 0.
+    """
+    parameters = dict(model.named_parameters())
+    trainable = frozenset(name for name, p in parameters.items() if p.requires_grad)
+    found = {name: default_mass(norms[name], p.shape, mode) if p.requires_grad else 0.0 for name, p in parameters.items()}
+    scopes = [*_annotated(model, tied), *_given(model, masses, tied)]
+    stated: dict[frozenset[str], Scope] = {}
+    for scope in scopes:  # of two statements about the same parameters the last one counts: the one given in the call
+        covered = scope.parameters & trainable
+        if covered:
+            stated.pop(covered, None)
+            stated[covered] = scope
+    zeros = frozenset(name for covered, scope in stated.items() if scope.mass == 0 for name in covered)
+    found |= dict.fromkeys(zeros, 0.0)
+    sharing = [
+        (covered - zeros, scope) for covered, scope in sorted(stated.items(), key=lambda item: len(item[0])) if scope.mass > 0
+    ]
+    _check_nested(sharing)
+    for covered, scope in sharing:
+        _tare(found, covered, scope)
+    return found
+
+
+def _tare(masses: dict[str, float], covered: frozenset[str], scope: Scope) -> None:
+    if not covered:
+        raise NormMismatchError(
+            f"{scope.name!r} cannot have mass {scope.mass}: all of its parameters have mass 0, stated elsewhere"
+        )
+    total = sum(masses[name] for name in covered)
+    for name in covered:  # light ones that weigh nothing by default (mode "modula") share alike if there are no others
+        masses[name] = masses[name] * scope.mass / total if total else scope.mass / len(covered)
+
+
+def _check_nested(scopes: Sequence[tuple[frozenset[str], Scope]]) -> None:
+    for (one, scope), (other, other_scope) in itertools.combinations(scopes, 2):
+        if one & other and not (one <= other or other <= one):
+            raise NormMismatchError(
+                with_details(
+                    f"masses for {scope.name!r} and {other_scope.name!r} cannot both hold: they overlap, neither is part of the other",
+                    both=", ".join(sorted(one & other)[:4]),
+                )
+            )
+
+
+def _annotated(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> list[Scope]:
+    """What `annotate` said: a module's own parameters and those of its submodules."""
+    found = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        mass = annotations_of(module).mass
+        if mass is not None:
+            found.append(Scope(path, _inside(path, tied), _checked(path, mass)))
+    return found
+
+
+def _given(model: torch.nn.Module, masses: Mapping[str, float] | None, tied: Mapping[str, tuple[str, ...]]) -> list[Scope]:
+    if masses is None:
+        return []
+    if not isinstance(masses, Mapping):
+        raise NormMismatchError(f"masses must be a mapping from names to numbers, got {type(masses).__name__}")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = []
+    for name, mass in masses.items():
+        by_name = frozenset(first for first, names in tied.items() if name in names)
+        if by_name:
+            covered = by_name
+        elif name in modules:
+            covered = _inside(name, tied)
+        elif isinstance(name, str):
+            covered = frozenset(first for first, names in tied.items() if any(fnmatchcase(n, name) for n in names))
+        else:
+            covered = frozenset()
+        if not covered:
+            raise _nothing_named(name, [*tied, *modules])
+        found.append(Scope(name, covered, _checked(name, mass)))
+    return found
+
+
+def _inside(path: str, tied: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    prefix = f"{path}." if path else ""
+    return frozenset(first for first, names in tied.items() if any(n.startswith(prefix) for n in names))
+
+
+def _checked(name: str, mass: Any) -> float:
+    if isinstance(mass, bool) or not isinstance(mass, Real) or not 0 <= float(mass) < math.inf:
+        raise NormMismatchError(f"the mass of {name!r} must be a number >= 0, got {mass!r}")
+    return float(mass)
+
+
+def _nothing_named(name: Any, names: list[str]) -> NormMapKeyError:
+    import difflib
+
+    close = difflib.get_close_matches(name, names, n=3) if isinstance(name, str) else []
+    return NormMapKeyError(
+        with_details(
+            f"masses names {name!r}, but no parameter, no module with parameters and no pattern of parameter names is that",
+            did_you_mean=", ".join(map(repr, close)) or None,
+        )
+    )

@@ -1,0 +1,259 @@
+"""The modular norm of a model: one norm for an update of all parameters, in which a step of size 1 moves the output by at most 1.
+
+``||D|| = max_k (M / m_k) S_k ||D_k||_k`` over the parameters k of mass m_k > 0, with M the sum of all masses and S_k the output's
+sensitivity to parameter k.  Then, to first order, the output moves by at most ``sum_k S_k ||D_k||_k <= sum_k (m_k / M) ||D|| = ||D||``, and
+parameter k contributes at most the fraction ``m_k / M``.
+
+Source: Large et al. 2024, "Scalable Optimization in the Modular Norm"; here for any graph, by the sum over its paths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from thunder_norm.context import Mode, check_mode
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.inference import Wanted
+from thunder_norm.modular.duality import Ball, Method, ball
+from thunder_norm.modular.masses import assign_masses
+from thunder_norm.modular.unit_norms import UnitNorms
+from thunder_norm.parameters import tied_names
+from thunder_norm.tensors import NORM_DTYPE, describe
+
+
+class ModularNorm:
+    """The modular norm of a model, and what steepest descent under it needs.
+
+    Inputs and parameters have norm at most 1, the latter each in its natural kind (`annotate` decides otherwise); frozen parameters
+    keep the norm of their data, but in mode "modula".  Nothing in the model changes until `project_` or `initialize_` is called.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias=False))
+    >>> norm = ModularNorm(model, torch.randn(3, 4))
+    >>> norm.targets
+    {'0.weight': 0.5, '2.weight': 0.5}
+
+    Args:
+        model: any module that runs in normed mode; on the meta device no weights are touched.
+        *example_args: arguments that say shapes and dtypes.  A floating tensor is taken to have norm 1, in the norm that the first
+            operation on it wants (RMS over the last dimension if it wants none); if any argument is a NormedTensor, those say
+            which norms inputs have, and a plain tensor stands for itself.
+        masses: parameter name, module path or pattern -> mass: see `thunder_norm.modular.masses`.
+        mode: "bound" (the output moves by at most the norm of an update), "typical" or "modula".
+        **example_kwargs: as `example_args`, by name.
+
+    Attributes:
+        model: the model.
+        mode: the mode.
+        norms: kind and elem_dims of each parameter's norm; a tied parameter has one, under its first name, here and below.
+        inputs: the arguments, positional and by name, as NormedTensors without data.
+        outputs: the norms in which the output's movement is measured; their norm_size is the bound on the output itself.
+        sensitivities: S_k, how far the output (of several: the sum of their norms) moves if the parameter moves by 1.
+        masses: m_k.
+        balls: the unit ball of each parameter's norm, with its duality map.
+        targets: ``m_k / (M S_k)``, the norm of the parameter's part of a step of norm 1; 0 where m_k or S_k is.
+
+    Raises:
+        MissingNormRuleError: an operation has no rule.
+        NormMapKeyError: `masses` names what the model does not have.
+        NormMismatchError: no bound on how far the output moves with a parameter that has mass, or masses that cannot all hold.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *example_args: Any,
+        masses: Mapping[str, float] | None = None,
+        mode: Mode = "bound",
+        **example_kwargs: Any,
+    ):
+        if not isinstance(model, torch.nn.Module):
+            raise NormMismatchError(f"ModularNorm needs a torch.nn.Module, got {describe(model)}")
+        self.model, self.mode = model, check_mode(mode)
+        found = UnitNorms.of(model, example_args, example_kwargs, self.mode)
+        names = tied_names(model)
+        tied = {name: names[name] for name, _ in model.named_parameters()}
+        self.norms: dict[str, Wanted] = found.norms
+        self.inputs: tuple[tuple, dict] = found.inputs
+        self.outputs: Any = found.outputs
+        self.sensitivities: dict[str, float] = found.sensitivities
+        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, self.mode)
+        self._check_bounded()
+        self.targets: dict[str, float] = {name: self._target(name) for name in self.masses}
+        self._first = {name: first for first, all_names in tied.items() for name in all_names}
+        self._shapes = {name: p.shape for name, p in model.named_parameters()}
+        self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
+
+    @property
+    def mass(self) -> float:
+        """M, the sum of all masses."""
+        return math.fsum(self.masses.values())
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """The parameters of positive mass that no output depends on: their targets are 0."""
+        return tuple(name for name, s in self.sensitivities.items() if s == 0 and self.masses[name] > 0)
+
+    def _check_bounded(self) -> None:
+        unbounded = [name for name, s in self.sensitivities.items() if not math.isfinite(s) and self.masses[name] > 0]
+        if unbounded:
+            raise NormMismatchError(
+                with_details(
+                    f"how far the output moves with {unbounded[0]!r} has no bound for all inputs and parameters of norm 1",
+                    parameters=", ".join(unbounded),
+                    instead="norm_report(model, ...) shows the operation; mass 0 leaves a parameter out; mode='typical' has expected "
+                    "sizes in place of bounds",
+                )
+            )
+
+    def _target(self, name: str) -> float:
+        mass, s = self.masses[name], self.sensitivities[name]
+        return mass / (self.mass * s) if mass > 0 and s > 0 else 0.0
+
+    def __call__(self, updates: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+        """The modular norm of an update, a 0-dim float64 tensor, differentiable in it.
+
+        Args:
+            updates: parameter name -> how far it moves; those left out, or None, do not.  Infinite if one that has mass 0 moves
+                and the output with it.
+
+        Raises:
+            NormMapKeyError: an unknown name, or two names of one parameter.
+            NormMismatchError: a tensor of another shape, not floating, or with an entry that is not finite.
+        """
+        given = self._checked(updates, "updates")
+        sizes = [self._share(self._first[name], t) for name, t in given.items()]
+        if not sizes:
+            return torch.zeros((), dtype=NORM_DTYPE)
+        return torch.stack([size.to(sizes[0].device) for size in sizes]).amax()
+
+    def _share(self, name: str, update: torch.Tensor) -> torch.Tensor:
+        """``(M / m_k) S_k ||D_k||_k``."""
+        size = self.balls[name].norm(update)
+        mass, s = self.masses[name], self.sensitivities[name]
+        if mass > 0 or s == 0:
+            return size * (self.mass * s / mass if mass > 0 else 0.0)
+        return torch.where(size > 0, torch.full_like(size, math.inf), torch.zeros_like(size))
+
+    def dualize(
+        self, grads: Mapping[str, torch.Tensor | None], target_norm: float = 1.0, *, method: Method = "newton_schulz"
+    ) -> dict[str, torch.Tensor]:
+        """The update of modular norm `target_norm` along which the loss rises most: subtract it from the parameters.
+
+        ``target_norm * targets[k] * lmo(grads[k])`` for each parameter (see `thunder_norm.modular.duality`); matrices of one shape in
+        one batch.  Zero where the gradient or the target is.
+
+        Args:
+            grads: parameter name -> gradient; one that is None is left out of the result.
+            target_norm: the size of the step.
+            method: how operators are orthogonalized, "newton_schulz" or "svd".
+
+        Raises:
+            NormMapKeyError: as for `__call__`.
+            NormMismatchError: as for `__call__`, or a target_norm that is negative or not finite.
+        """
+        if not (isinstance(target_norm, int | float) and 0 <= target_norm < math.inf):
+            raise NormMismatchError(f"target_norm must be a finite number >= 0, got {target_norm!r}")
+        given = self._checked(grads, "grads")
+        groups: dict[Any, list[str]] = {}
+        for name, g in given.items():
+            groups.setdefault((self.balls[self._first[name]], g.shape, g.dtype, g.device), []).append(name)
+        found = {}
+        for (of_kind, *_), names in groups.items():
+            sizes = [target_norm * self.targets[self._first[name]] for name in names]
+            moving = [name for name, size in zip(names, sizes, strict=True) if size > 0]
+            steps = iter(of_kind.lmo(torch.stack([given[name] for name in moving]), method) if moving else ())
+            found |= {
+                name: next(steps) * size if size > 0 else torch.zeros_like(given[name])
+                for name, size in zip(names, sizes, strict=True)
+            }
+        return {name: found[name] for name in given}
+
+    @torch.no_grad()
+    def project_(self) -> ModularNorm:
+        """Move every parameter that is not frozen to the nearest tensor of norm at most 1, in place.
+
+        Raises:
+            NormMismatchError: a parameter is on the meta device, or has an entry that is not finite.
+        """
+        return self._replace(lambda name, p: self.balls[name].project(p))
+
+    @torch.no_grad()
+    def initialize_(self, generator: torch.Generator | None = None) -> ModularNorm:
+        """Draw every parameter that is not frozen anew, of norm exactly 1, in place.
+
+        Operators become semi-orthogonal matrices times ``sqrt(out / in)``, kernels such in every tap, tables, biases and other tensors
+        of an RMS norm random rows of norm 1, tensors of a largest entry (gains, scales) ones.
+
+        Raises:
+            NormMismatchError: a parameter is on the meta device.
+        """
+        return self._replace(lambda name, p: self.balls[name].draw(p.shape, generator), reads=False)
+
+    def _replace(self, new: Callable[[str, torch.Tensor], torch.Tensor], reads: bool = True) -> ModularNorm:
+        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        on_meta = [name for name, p in parameters.items() if p.device.type == "meta"]
+        if on_meta:
+            raise NormMismatchError(f"parameters on the meta device have no data to change: {', '.join(map(repr, on_meta[:4]))}")
+        if reads:
+            _check_finite(parameters, "parameters")
+        for name, p in parameters.items():
+            p.copy_(new(name, p))
+        return self
+
+    def _checked(self, tensors: Mapping[str, torch.Tensor | None], what: str) -> dict[str, torch.Tensor]:
+        """The tensors that are there, if all fit the parameters they are given for."""
+        if not isinstance(tensors, Mapping):
+            raise NormMismatchError(f"{what} must be a mapping from parameter names to tensors, got {type(tensors).__name__}")
+        given = {name: t for name, t in tensors.items() if t is not None}
+        self._check_names(tensors, what)
+        for name, t in given.items():
+            shape = self._shapes[self._first[name]]
+            if not isinstance(t, torch.Tensor) or t.layout != torch.strided or not t.is_floating_point() or t.shape != shape:
+                layout = "" if not isinstance(t, torch.Tensor) or t.layout == torch.strided else f" ({t.layout})"
+                raise NormMismatchError(
+                    f"{what}[{name!r}] must be a dense floating tensor of shape {list(shape)}, got {describe(t)}{layout}"
+                )
+        _check_finite(given, what)
+        return given
+
+    def _check_names(self, names: Iterable[str], what: str) -> None:
+        unknown = [name for name in names if name not in self._first]
+        if unknown:
+            import difflib
+
+            close = sorted({c for name in unknown for c in difflib.get_close_matches(str(name), self._first, n=2)})
+            raise NormMapKeyError(
+                with_details(
+                    f"{what} names {'a parameter' if len(unknown) == 1 else 'parameters'} the modular norm does not know",
+                    unknown=", ".join(map(repr, unknown)),
+                    did_you_mean=", ".join(map(repr, close)) or None,
+                )
+            )
+        seen: dict[str, str] = {}
+        for name in names:
+            first = self._first[name]
+            if first in seen:
+                raise NormMapKeyError(f"{what} names one tied parameter twice: {seen[first]!r} and {name!r}")
+            seen[first] = name
+
+    def __repr__(self) -> str:
+        unreached = f", not reached: {', '.join(self.unreached)}" if self.unreached else ""
+        return f"ModularNorm({type(self.model).__name__}, {len(self.targets)} parameters, mode {self.mode!r}{unreached})"
+
+
+def _check_finite(tensors: Mapping[str, torch.Tensor], what: str) -> None:
+    if not tensors:
+        return
+    with torch.no_grad():
+        per_device: dict[torch.device, list[str]] = {}
+        for name, t in tensors.items():
+            per_device.setdefault(t.device, []).append(name)
+        for names in per_device.values():  # one transfer a device
+            finite = torch.stack([tensors[name].isfinite().all() for name in names]).tolist()
+            bad = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+            if bad:
+                raise NormMismatchError(f"{what} with entries that are NaN or infinite: {', '.join(map(repr, bad[:4]))}")

@@ -1,0 +1,161 @@
+"""The program with everything of norm 1: which norm each parameter has, and how far the output moves when it does.
+
+The model runs once in normed mode with a perturbation for every parameter; one backward pass through these scalars gives all
+sensitivities.  Weights are not needed: on the meta device they are never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from thunder_norm.context import Mode
+from thunder_norm.eager import run_eagerly
+from thunder_norm.inference import Wanted
+from thunder_norm.parameters import canonical_dims, tensor_names
+from thunder_norm.sensitivity import sensitivities
+from thunder_norm.tensors import NormedTensor, RMSTensor
+
+
+@dataclass(frozen=True)
+class UnitNorms:
+    """What one run found.
+
+    Attributes:
+        norms: of every parameter, by its first name.
+        sensitivities: of the output to it; 0 for one that is not used.
+        inputs: positional and keyword arguments, with their norms.
+        outputs: the outputs' norms.
+    """
+
+    norms: dict[str, Wanted]
+    sensitivities: dict[str, float]
+    inputs: tuple[tuple, dict]
+    outputs: Any
+
+    @staticmethod
+    def of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
+        """Run a model with parameters and inputs of norm 1; but in mode "modula", frozen parameters that have data keep its norm.
+
+        Raises:
+            MissingNormRuleError: an operation has no rule.
+            NormMismatchError: no norm of a parameter fits all of its uses, or no output has a norm.
+        """
+        tensors = _stand_ins(model, args, kwargs)
+        device = next((t.device for t in tensors.values()), None)
+        args, kwargs = _of_norm_1(model, args, kwargs, device)
+        parameters = {name: tensors[name] for name, _ in model.named_parameters()}
+        found = _run(model, args, kwargs, mode, tensors, {})
+        frozen = {
+            name: wanted.kind.of(tensors[name], wanted.elem_dims)
+            for name, wanted in found.norms.items()
+            if not model.get_parameter(name).requires_grad and tensors[name].device.type != "meta"
+        }
+        if frozen and mode != "modula":  # in which every norm is 1
+            found = _run(model, args, kwargs, mode, tensors, frozen)
+        return UnitNorms(
+            {name: found.norms.get(name) or _default(t) for name, t in parameters.items()},
+            {name: found.sensitivities.get(name, 0.0) for name in parameters},
+            *tree_map(_without_backing, ((args, kwargs), found.outputs)),
+        )
+
+
+def _run(
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    mode: Mode,
+    tensors: dict[str, torch.Tensor],
+    given: Mapping[str, NormedTensor],
+) -> UnitNorms:
+    """One run; norms and sensitivities of the parameters that are used."""
+    devices = {t.device.index or 0 for t in tensors.values() if t.device.type == "cuda"}
+    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        outputs, environment = run_eagerly(
+            model, args, kwargs, policy=given or "unit", mode=mode, tensors=tensors, perturbed=True, otherwise="unit"
+        )
+        names = {name for name, _ in model.named_parameters()}
+        first = {id(t): name for name, t in reversed(tensors.items()) if name in names}
+        leaves = {first[id(tensors[name])]: leaf for name, leaf in environment.lifted.items() if id(tensors[name]) in first}
+        found = sensitivities(outputs, leaves)
+    norms = {name: Wanted(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}
+    return UnitNorms(norms, {name: s.item() for name, s in found.items()}, (args, kwargs), outputs)
+
+
+def _without_backing(x: Any) -> Any:
+    """A norm without data, and without the graph that led to it."""
+    return type(x)._wrap(None, x.norm_size.detach(), None, x.elem_dims) if isinstance(x, NormedTensor) else x
+
+
+def _default(t: torch.Tensor) -> Wanted:
+    return Wanted(RMSTensor, canonical_dims(RMSTensor, None, t.ndim))
+
+
+def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, torch.Tensor]:
+    """Tensors to run with: the parameters' data and copies of buffers, which the model may change; on meta if any input is."""
+    given = [x.backing if isinstance(x, NormedTensor) else x for x in tree_flatten((args, kwargs))[0]]
+    is_meta = any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in given)
+    names = tensor_names(model)
+    buffers = {id(b) for b in model.buffers()}
+
+    def stand_in(t: torch.Tensor) -> torch.Tensor:
+        if is_meta:
+            return t.detach().to("meta")
+        return t.detach().clone() if id(t) in buffers else t.detach()
+
+    made = {id(t): stand_in(t) for t in names.values()}
+    return {name: made[id(t)] for name, t in names.items()}
+
+
+def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, device: torch.device | None) -> tuple[tuple, dict]:
+    """The arguments on the model's device, floating tensors with norm 1; if norms are given, they alone count."""
+    leaves, spec = tree_flatten((args, kwargs))
+    is_meta = device is not None and device.type == "meta"
+    is_given = any(isinstance(x, NormedTensor) for x in leaves)
+    leaves = [_on_meta(x) if is_meta else x for x in leaves]
+    if not is_given:
+        plain = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()}
+        norms = _natural_norms(model, leaves, spec, plain)
+        leaves = [norms[i].around(x, 1.0) if i in norms else x for i, x in enumerate(leaves)]
+    return tree_unflatten(leaves, spec)
+
+
+def _on_meta(x: Any) -> Any:
+    if isinstance(x, NormedTensor):
+        return type(x)._wrap(x.backing.to("meta"), x.norm_size, x.perturbation_size, x.elem_dims)
+    return x.to("meta") if isinstance(x, torch.Tensor) else x
+
+
+def _natural_norms(model: torch.nn.Module, leaves: list, spec: Any, plain: dict[int, torch.Tensor]) -> dict[int, Wanted]:
+    """For each floating input the norm that the first operation on it wants of a parameter in its place, if one is known."""
+    default = {i: _default(x) for i, x in plain.items()}
+    if not plain:
+        return default
+    inputs = _InputsAsParameters(model, [_on_meta(x) for x in leaves], spec, plain)
+    try:
+        _, environment = run_eagerly(inputs, (), {}, policy="measured", mode="bound")
+    except Exception:  # noqa: BLE001 - a program that needs values: the run with them says what is wrong, if anything is
+        return default
+    first = {int(name.removeprefix("input_")): uses[0].wanted for name, uses in environment.uses.items()}
+    return default | {i: wanted for i, wanted in first.items() if issubclass(wanted.kind, RMSTensor)}
+
+
+class _InputsAsParameters(torch.nn.Module):
+    """A model without data whose parameters are constants and whose inputs are parameters."""
+
+    def __init__(self, model: torch.nn.Module, leaves: list, spec: Any, plain: dict[int, torch.Tensor]):
+        super().__init__()
+        self._model = (model,)  # in a tuple: none of its parameters is one of this module
+        self._tensors = {name: t.detach().to("meta") for name, t in tensor_names(model).items()}
+        self._leaves, self._spec = leaves, spec
+        for i in plain:
+            self.register_parameter(f"input_{i}", torch.nn.Parameter(leaves[i].detach(), requires_grad=False))
+
+    def forward(self) -> Any:
+        leaves = [self._parameters.get(f"input_{i}", x) for i, x in enumerate(self._leaves)]
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        return torch.func.functional_call(self._model[0], self._tensors, args, kwargs)
