@@ -101,8 +101,9 @@ def search(
     for k, ball in enumerate(balls):
         if only is not None and ball.name not in only:
             continue
-        # what rounding may add to a difference, whatever cancels on the way to it
-        rounding = 8 * _EPS * claimed["value"]
+        # what rounding of inputs and of results may add to a difference, whatever cancels on the way
+        carried = sum(c * b.norm_size for c, b in zip(claimed["sensitivity"], balls, strict=True))
+        rounding = 4 * _EPS * (claimed["value"] + carried)
         best = max(
             _search_sensitivity(call, out_norm, balls, k, i, generator, steps, witnesses, rounding)
             for i in range(restarts + len(witnesses))
@@ -218,7 +219,7 @@ def _move(ball: Ball, x: torch.Tensor, g: torch.Tensor, radius: float, gamma: fl
 
 
 def _value_and_grads(f: Callable, points: list[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
-    leaves = [p.detach().requires_grad_() for p in points]
+    leaves = [p.detach().contiguous().requires_grad_() for p in points]
     try:
         value = f(leaves)
         if not value.requires_grad:

@@ -28,12 +28,22 @@ Written by `make prove`, which searches for tensors that exceed a claim; do not 
 """
 
 
-def write(folder: Path, records: Sequence[Record], effort: Effort, environment: dict[str, str]) -> None:
-    """Write proofs.json, what was found, and rules.md."""
+def write(
+    folder: Path, records: Sequence[Record], effort: Effort, environment: dict[str, str], *, keep_others: bool = False
+) -> None:
+    """Write proofs.json, what was found, and rules.md; `keep_others` keeps what proofs.json says of other rules."""
     folder.mkdir(exist_ok=True)
-    content = {"environment": environment, "effort": asdict(effort), "rules": [_rounded(asdict(r)) for r in records]}
-    (folder / "proofs.json").write_text(json.dumps(content, indent=1) + "\n")
+    path, rules = folder / "proofs.json", [_rounded(asdict(r)) for r in records]
+    if keep_others and path.exists():
+        new = {_key(r): r for r in rules}
+        rules = [new.pop(_key(r), r) for r in json.loads(path.read_text())["rules"]] + list(new.values())
+    content = {"environment": environment, "effort": asdict(effort), "rules": rules}
+    path.write_text(json.dumps(content, indent=1) + "\n")
     (folder / "rules.md").write_text(render(folder / "proofs.json"))
+
+
+def _key(record: dict) -> tuple[str, str, str]:
+    return record["op"], record["rule"], record["kinds"]
 
 
 def _rounded(record: dict) -> dict:
@@ -45,7 +55,7 @@ def _rounded(record: dict) -> dict:
 def render(proofs: Path) -> str:
     """The table for the rules registered now and what `proofs` (a proofs.json) says about them."""
     content = json.loads(proofs.read_text())
-    found = {(r["op"], r["rule"], r["kinds"]): r for r in content["rules"]}
+    found = {_key(r): r for r in content["rules"]}
     rows, refusals, rules, ops = [], [], 0, set()
     for op in sorted(registered_ops().values(), key=lambda o: op_title(o).lower()):
         for rule in library_rules(op):
