@@ -231,6 +231,22 @@ def test_steps_are_differentiable_in_the_gradient(name):
     assert torch.autograd.gradcheck(case.ball.lmo, (g,))
 
 
+@EACH
+def test_zeros_have_finite_derivatives(name):
+    g = torch.zeros(CASES[name].shape, dtype=D, requires_grad=True)
+    (found,) = torch.autograd.grad(CASES[name].ball.lmo(g).sum(), g, allow_unused=True, materialize_grads=True)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["rows", "l2", "l1", "wide"])
+@pytest.mark.parametrize("dtype, scales", [(torch.float32, (1e-45, 1e-40, 3e38)), (torch.float64, (5e-324, 1e-200, 1e300))])
+def test_gradients_at_the_ends_of_a_dtype_never_give_longer_steps(name, dtype, scales):
+    case = CASES[name]
+    for scale in scales:
+        step = case.ball.lmo(torch.rand(case.shape, dtype=dtype) * scale)
+        assert step.isfinite().all() and case.norm(step) <= 1 + 1e-6
+
+
 @pytest.mark.parametrize("name", ["wide", "rows", "entries", "l1"])
 def test_empty_tensors_stay_empty(name):
     case = CASES[name]

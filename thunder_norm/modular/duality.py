@@ -120,12 +120,14 @@ class L2Ball(_VectorBall):
         return 1.0
 
     def _steepest(self, rows: torch.Tensor) -> torch.Tensor:
-        scaled = _scaled(rows, -1)
-        return scaled * (self._radius(rows) / _positive(torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)))
+        # in float64 squares of float32 neither overflow nor vanish; what is too small to divide by counts as zero
+        size = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64) / self._radius(rows)
+        tiny = torch.finfo(rows.dtype).tiny ** (0.5 if rows.dtype == torch.float64 else 1)
+        return rows / torch.where(size > tiny, size, math.inf).to(rows.dtype)
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
-        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        return torch.where(length > self._radius(rows), self._steepest(rows), rows)
+        size = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64) / self._radius(rows)
+        return rows / size.clamp(min=1).to(rows.dtype)
 
 
 class RMSBall(L2Ball):
@@ -275,9 +277,11 @@ def _newton_schulz(x: torch.Tensor) -> torch.Tensor:
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x  # the Gram matrix is the smaller one
     x = x / _positive(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True))
-    for a, b, c in _QUINTICS:
+    shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)
+    for a, b, c in _QUINTICS:  # the sums are part of the products
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = x.view(shape)
     return x.mT if is_tall else x
 
 
