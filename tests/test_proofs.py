@@ -98,7 +98,7 @@ def lifted(tree, kind):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("op", in_scope(), ids=lambda op: f"{op.name}.{op.variant_test_name}".strip("."))
+@pytest.mark.parametrize("op", list(in_scope()), ids=lambda op: f"{op.name}.{op.variant_test_name}".strip("."))
 def test_every_operator_has_a_rule_or_is_refused_with_a_reason(op):
     """A reason is an error of ours other than "no rule"; one sample is enough to see which."""
     for sample, _ in zip(op.sample_inputs("cpu", torch.float64), range(4), strict=False):
