@@ -13,19 +13,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError
 from thunder_norm.proving import SOUND, Effort
-from thunder_norm.proving.proof import kinds_of, op_title, provable, prove_rule, section
+from thunder_norm.proving.proof import identity, op_title, provable, prove_rule, section
 from thunder_norm.proving.table import library_rules, render
 from thunder_norm.registry import registered_ops
 
 DOCS = Path(__file__).parent.parent / "docs"
 PROOFS = json.loads((DOCS / "proofs.json").read_text())
-RECORDS = {(r["op"], r["rule"], r["kinds"]): r for r in PROOFS["rules"]}
+RECORDS = {(r["op"], r["rule"], r["file"], r["kinds"]): r for r in PROOFS["rules"]}
 OPS = [op for op in registered_ops().values() if {id(r) for r in provable(op)} & {id(r) for r in library_rules(op)}]
 LITTLE = Effort(cases=1, restarts=2, steps=5)
 
 
 def rules():
-    return [(op_title(op), rule) for op in OPS for rule in library_rules(op) if rule in provable(op)]
+    return [(op, rule) for op in OPS for rule in library_rules(op) if rule in provable(op)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -41,8 +41,9 @@ def test_a_short_search_finds_nothing_above_a_claim(op):
 
 def test_every_rule_was_searched():
     """One that was not says why."""
-    missing = [f"{op}: {rule.fn.__name__}" for op, rule in rules() if (op, rule.fn.__name__, kinds_of(rule)) not in RECORDS]
+    missing = [identity(op, rule) for op, rule in rules() if identity(op, rule) not in RECORDS]
     assert not missing, f"run `make prove`: {missing}"
+    assert len(RECORDS) == len(PROOFS["rules"])
     assert not [key for key, r in RECORDS.items() if not r["cases"] and not r["note"]]
 
 
@@ -55,10 +56,10 @@ def test_no_claim_was_exceeded():
 def test_a_rule_that_is_not_attained_says_why():
     silent = []
     for op, rule in rules():
-        record = RECORDS[(op, rule.fn.__name__, kinds_of(rule))]
+        record = RECORDS[identity(op, rule)]
         attained = min([record["value"], *record["sensitivity"].values()])
         if record["cases"] and attained < 0.9 and not section(rule.fn.__doc__ or "", "Gap"):
-            silent.append(f"{op}: {rule.fn.__name__} {attained:.3f}")
+            silent.append((*identity(op, rule), attained))
     assert not silent, f"state the reason as 'Gap:' in the docstrings of {silent}"
 
 

@@ -41,6 +41,10 @@ def scaled_erf(x):
     return (1.0 + torch.erf(x * math.sqrt(2.0))) * x
 
 
+def by_name(x):
+    return 0.5 * x * torch.add(1.0, torch.erf(x / math.sqrt(2.0)))
+
+
 def quick(x):
     return x * torch.sigmoid(1.702 * x)
 
@@ -64,6 +68,7 @@ ACTIVATIONS = [
     (jax, tanh_gelu),
     (by_square, tanh_gelu),
     (erf, F.gelu),
+    (by_name, F.gelu),
     (scaled_erf, lambda x: F.gelu(x * 2)),
     (quick, lambda x: F.silu(x * 1.702) / 1.702),
     (swish, F.silu),

@@ -36,7 +36,8 @@ class Record:
     Attributes:
         op: the operation.
         rule: the rule's name.
-        kinds: of its arguments, which tells it from others of that name.
+        file: the last part of the name of its module.
+        kinds: of its arguments, which tell it from others of that name.
         value: largest output norm found / claimed, over all cases.
         sensitivity: the same for the sensitivity to each normed argument, by its place.
         cases: how many were searched.
@@ -47,6 +48,7 @@ class Record:
 
     op: str
     rule: str
+    file: str = ""
     kinds: str = ""
     value: float = 0.0
     sensitivity: dict[str, float] = field(default_factory=dict)
@@ -163,7 +165,7 @@ def steps_of(cases: Iterable[Case]) -> set[int]:
 
 def prove_rule(op: NormedOp, rule: NormRule, own_cases: Sequence[Case] = (), effort: Effort = QUICK) -> Record:
     """Search the cases of one rule."""
-    record = Record(op_title(op), rule.fn.__name__, kinds_of(rule))
+    record = Record(*identity(op, rule))
     for case in [*own_cases[: 2 * effort.cases], *cases_of(op, rule, effort.cases)]:
         try:
             record.add(case, search_case(case, effort))
@@ -186,6 +188,11 @@ def _slot(slot: Slot) -> str:
 
 def _kind(kind: type[NormedTensor]) -> str:
     return "any" if kind is NormedTensor else kind.__name__.removesuffix("Tensor")
+
+
+def identity(op: NormedOp, rule: NormRule) -> tuple[str, str, str, str]:
+    """The names that tell a rule from all others: operation, rule, file, kinds."""
+    return op_title(op), rule.fn.__name__, rule.fn.__module__.rpartition(".")[2], kinds_of(rule)
 
 
 def op_title(op: NormedOp) -> str:

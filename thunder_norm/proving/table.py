@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from thunder_norm.proving.proof import Effort, Record, kinds_of, op_title, section
+from thunder_norm.proving.proof import Effort, Record, identity, op_title, section
 from thunder_norm.registry import NormedOp, NormRule, registered_ops
 
 _HEADER = """# Norm rules
@@ -23,8 +23,8 @@ Written by `make prove`, which searches for tensors that exceed a claim; do not 
 - Found: {cases} searches, {effort}; float64, sizes from 1e-3 to 1e3; the largest ratio of all is {largest}.
   ({environment})
 
-| operation | rule | kinds | value | sensitivity | attained: value, sensitivity | mode | remarks |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| operation | rule | file | kinds | value | sensitivity | attained: value, sensitivity | mode | remarks |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -42,8 +42,8 @@ def write(
     (folder / "rules.md").write_text(render(folder / "proofs.json"))
 
 
-def _key(record: dict) -> tuple[str, str, str]:
-    return record["op"], record["rule"], record["kinds"]
+def _key(record: dict) -> tuple[str, str, str, str]:
+    return record["op"], record["rule"], record["file"], record["kinds"]
 
 
 def _rounded(record: dict) -> dict:
@@ -64,7 +64,8 @@ def render(proofs: Path) -> str:
                 continue
             rules += 1
             ops.add(op.key)
-            rows.append(_row(op_title(op), rule, found.get((op_title(op), rule.fn.__name__, kinds_of(rule)))))
+            names = identity(op, rule)
+            rows.append(_row(names, rule, found.get(names)))
     effort = content["effort"]
     head = _HEADER.format(
         rules=rules,
@@ -84,7 +85,7 @@ def library_rules(op: NormedOp) -> list[NormRule]:
     return [r for r in op.rules if r.fn.__module__.startswith("thunder_norm.rules")]
 
 
-def _row(op: str, rule: NormRule, record: dict | None) -> str:
+def _row(names: tuple[str, ...], rule: NormRule, record: dict | None) -> str:
     doc = rule.fn.__doc__ or ""
     value, sensitivity, gap = (section(doc, name) for name in ("Value", "Sensitivity", "Gap"))
     attained, remark = "-", gap
@@ -100,13 +101,8 @@ def _row(op: str, rule: NormRule, record: dict | None) -> str:
         remark = remark or "checked by sampling"
     if not value:
         value = _first_sentence(doc)
-    return (
-        "| "
-        + " | ".join(
-            _cell(c) for c in (op, rule.fn.__name__, kinds_of(rule), value, sensitivity, attained, rule.mode or "all", remark)
-        )
-        + " |"
-    )
+    cells = (*names, value, sensitivity, attained, rule.mode or "all", remark)
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _first_sentence(doc: str) -> str:
