@@ -191,8 +191,18 @@ def _kind(kind: type[NormedTensor]) -> str:
 
 
 def identity(op: NormedOp, rule: NormRule) -> tuple[str, str, str, str]:
-    """The names that tell a rule from all others: operation, rule, file, kinds."""
-    return op_title(op), rule.fn.__name__, rule.fn.__module__.rpartition(".")[2], kinds_of(rule)
+    """The names that tell a rule from all others: operation, rule (numbered if there are several of that name), file, kinds."""
+
+    def names(r: NormRule) -> tuple[str, str, str]:
+        return r.fn.__name__, r.fn.__module__.rpartition(".")[2], kinds_of(r)
+
+    name, file, kinds = names(rule)
+    before = [r for r in op.rules[: _position(op, rule)] if names(r) == names(rule)]
+    return op_title(op), f"{name} {len(before) + 1}" if before else name, file, kinds
+
+
+def _position(op: NormedOp, rule: NormRule) -> int:
+    return next(i for i, r in enumerate(op.rules) if r is rule)
 
 
 def op_title(op: NormedOp) -> str:

@@ -15,7 +15,6 @@ from thunder_norm.tensors import RMSTensor
 
 @normed_op(torch.unfold_copy).register_norm
 @normed_op(torch.Tensor.unfold).register_norm
-@normed_op(torch.unfold_copy).register_norm
 def unfold(input: RMSTensor, dimension: int, size: int, step: int) -> RMSTensor:
     """Windows of `size` positions along a dimension of K, as a new last dimension.
 
