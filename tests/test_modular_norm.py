@@ -421,7 +421,8 @@ def test_neither_weights_nor_memory_are_needed():
 def test_a_run_leaves_the_model_as_it_was():
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False), nn.Dropout(0.5), nn.Linear(4, 2))
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    ModularNorm(model, torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), mode="modula")
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    ModularNorm(model, x, mode="modula")
     assert torch.equal(torch.get_rng_state(), state) and all(torch.equal(model.state_dict()[k], t) for k, t in before.items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -582,6 +583,8 @@ def test_other_mistakes_are_errors_of_ours():
         norm.model[0].weight[0, 0] = math.nan
     with pytest.raises(NormMismatchError, match="'0.weight'"):
         norm.project_()
+    with pytest.raises(NormMismatchError, match="needs a shape"):
+        ModularNorm(mlp(), RMSTensor(1.0))
     with pytest.raises(NormMismatchError, match="torch.nn.Module"):
         ModularNorm(torch.relu, torch.randn(3))
     with pytest.raises(NormMismatchError, match="mode"):
