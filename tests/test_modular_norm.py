@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import thunder
 import torch
 import torch.nn.functional as F
 from test_modes import GPT, MODELS, PRINTED, Residual
@@ -425,6 +426,27 @@ def test_a_run_leaves_the_model_as_it_was():
     ModularNorm(model, x, mode="modula")
     assert torch.equal(torch.get_rng_state(), state) and all(torch.equal(model.state_dict()[k], t) for k, t in before.items())
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("wrap", [thunder.jit, torch.compile, lambda m: torch.compile(thunder.jit(m))])
+def test_of_a_wrapped_model_it_is_that_of_the_model_inside(wrap):
+    model = mlp()
+    wrapped = wrap(model)
+    norm = ModularNorm(wrapped, torch.randn(3, 6))
+    assert norm.model is model and norm.targets == ModularNorm(model, torch.randn(3, 6)).targets
+    grads = {k: torch.randn_like(p) for k, p in wrapped.named_parameters()}
+    assert list(norm.dualize(grads)) == list(grads)
+    assert norm(grads) == norm({k: g for k, g in zip(norm.targets, grads.values(), strict=True)})
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_callers_may_have_gradients_off(context):
+    model, x = mlp(), torch.randn(3, 6)
+    expected = ModularNorm(model, RMSTensor(2.0, backing=x))
+    with context():
+        assert ModularNorm(model, RMSTensor(2.0, backing=x + 0)).targets == expected.targets
+        step = expected.dualize({k: torch.ones_like(p) for k, p in model.named_parameters()})
+        assert expected(step).item() == pytest.approx(1, rel=1e-2)
 
 
 def test_inputs_have_the_norm_that_is_wanted_or_given():

@@ -46,9 +46,14 @@ class UnitNorms:
             MissingNormRuleError: an operation has no rule.
             NormMismatchError: no norm of a parameter fits all of its uses, no output has a norm, or an argument has no shape.
         """
+        with torch.inference_mode(False), torch.enable_grad():  # sensitivities are derivatives, whatever the caller does not want
+            return UnitNorms._of(model, args, kwargs, mode)
+
+    @staticmethod
+    def _of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
         tensors = _stand_ins(model, args, kwargs)
         devices = {t.device for t in tensors.values()}
-        with torch.random.fork_rng(devices={d.index or 0 for d in devices if d.type == "cuda"}), torch.enable_grad():
+        with torch.random.fork_rng(devices={d.index or 0 for d in devices if d.type == "cuda"}):
             args, kwargs = _of_norm_1(model, args, kwargs, is_meta=any(d.type == "meta" for d in devices))
             norms, found, outputs = _run(model, args, kwargs, mode, tensors, {})
             frozen = {
@@ -123,6 +128,7 @@ def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, is_meta: bool)
                 f"an example argument needs a shape: {type(x).__name__}(..., backing=...), which may be on meta"
             )
     leaves = [_on_meta(x) if is_meta else x for x in leaves]
+    leaves = [_constant(x) if isinstance(x, NormedTensor) else x for x in leaves]
     if not is_given:
         plain = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()}
         norms = _natural_norms(model, leaves, spec, plain)
@@ -134,6 +140,10 @@ def _on_meta(x: Any) -> Any:
     if isinstance(x, NormedTensor):
         return type(x)._wrap(x.backing.to("meta"), x.norm_size, x.perturbation_size, x.elem_dims)
     return x.to("meta") if isinstance(x, torch.Tensor) else x
+
+
+def _constant(x: NormedTensor) -> NormedTensor:
+    return type(x)._wrap(x.backing, x.norm_size.detach().clone(), None, x.elem_dims)
 
 
 def _natural_norms(model: torch.nn.Module, leaves: list, spec: Any, plain: dict[int, torch.Tensor]) -> dict[int, Wanted]:
