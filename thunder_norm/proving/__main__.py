@@ -22,7 +22,7 @@ from rich.console import Console
 from thunder_norm._versions import __version__
 from thunder_norm.progress import track
 from thunder_norm.proving import table
-from thunder_norm.proving.proof import LONG, QUICK, Effort, Record, all_rules, by_rule, prove_rule, steps_of
+from thunder_norm.proving.proof import LONG, QUICK, Effort, Record, all_rules, by_rule, op_title, prove_rule, steps_of
 from thunder_norm.proving.search import Case
 from thunder_norm.registry import NormedOp, NormRule
 
@@ -35,9 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m thunder_norm.proving", description=__doc__)
     parser.add_argument("modules", nargs="*", help="modules or files that register rules, or hold cases")
     parser.add_argument("--all", action="store_true", help="every registered rule, not only those of the modules")
+    parser.add_argument("--only", metavar="OPS", help="of these only the rules of operations in a comma separated list")
     parser.add_argument("--long", action="store_true", help="search long: minutes to an hour for all rules")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="write proofs.json and rules.md, the table of all rules, there")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="DIR",
+        help="write proofs.json and rules.md, the table of all rules, there (with --only, what they have of others stays)",
+    )
     options = parser.parse_args(arguments)
     if options.write and not options.all:
         parser.error("--write is for the table of all rules: use it with --all")
@@ -47,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = list({id(case): case for module in modules for case in cases_in(module)}.values())
     own = by_rule(cases)
     chosen = [(o, r) for o, r in all_rules() if options.all or id(r) not in known or id(r) in own]
+    if options.only:
+        chosen = [(o, r) for o, r in chosen if op_title(o) in options.only.split(",")]
     if not chosen:
         parser.error("no rules: name a module that registers some, or use --all")
     _tasks[:] = [(o, r, own.get(id(r), ())) for o, r in chosen]
@@ -63,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_sound = all(r.is_sound for r in records)
     console.print(f"{len(records)} rules, {sum(r.cases for r in records)} cases: {'sound' if is_sound else 'UNSOUND'}")
     if options.write:
-        table.write(options.write, records, effort, _environment())
+        table.write(options.write, records, effort, _environment(), keep_others=bool(options.only))
     return 0 if is_sound else 1
 
 

@@ -26,7 +26,7 @@ class Effort:
 
 
 QUICK = Effort(cases=2, restarts=3, steps=6)  # about a second
-LONG = Effort(cases=5, restarts=5, steps=12)
+LONG = Effort(cases=8, restarts=6, steps=20)
 
 
 @dataclass
@@ -42,6 +42,7 @@ class Record:
         cases: how many were searched.
         worst: the case with the largest ratio.
         note: why there are no cases, if there are none.
+        failures: cases whose search ended with an error, and the error.
     """
 
     op: str
@@ -52,6 +53,7 @@ class Record:
     cases: int = 0
     worst: str = ""
     note: str = ""
+    failures: list[str] = field(default_factory=list)
 
     def add(self, case: Case, found: Found) -> None:
         """Take in one search."""
@@ -75,11 +77,13 @@ class Record:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no search exceeded a claim."""
-        return self.largest <= SOUND
+        """Whether no search exceeded a claim, or failed."""
+        return self.largest <= SOUND and not self.failures
 
     def __str__(self) -> str:
         title = f"{self.op}, {self.rule}: "
+        if self.failures:
+            return f"{title}FAILED, {'; '.join(self.failures)}"
         if not self.cases:
             return title + (self.note or "no arguments to try it with; pass cases")
         verdict = "sound" if self.is_sound else f"UNSOUND in {self.worst!r}"
@@ -161,7 +165,10 @@ def prove_rule(op: NormedOp, rule: NormRule, own_cases: Sequence[Case] = (), eff
     """Search the cases of one rule."""
     record = Record(op_title(op), rule.fn.__name__, kinds_of(rule))
     for case in [*own_cases[: 2 * effort.cases], *cases_of(op, rule, effort.cases)]:
-        record.add(case, search_case(case, effort))
+        try:
+            record.add(case, search_case(case, effort))
+        except Exception as e:  # noqa: BLE001 - nothing that was found before is lost
+            record.failures.append(f"{case.name}: {type(e).__name__}: {str(e).partition(chr(10))[0]}")
     if not record.cases:
         record.note = runs_without_norm(op, rule) or section(rule.fn.__doc__ or "", "Untried")
     return record

@@ -6,9 +6,12 @@ norms of several magnitudes.  Everything else stays as it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
+import sys
+import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -221,7 +224,7 @@ def _lifted(t: torch.Tensor) -> NormedTensor:
 
 
 def _is_random(sample: Sample) -> bool:
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _unseeded():
         warnings.simplefilter("ignore")
         before = torch.get_rng_state()
         try:
@@ -229,6 +232,17 @@ def _is_random(sample: Sample) -> bool:
         except Exception:  # noqa: BLE001 - torch's own samples of errors
             return False
         return not torch.equal(before, torch.get_rng_state())
+
+
+@contextlib.contextmanager
+def _unseeded() -> Iterator[None]:
+    """Inside the block torch's operator database does not fix the seed of random operators."""
+    database = sys.modules.get("torch.testing._internal.common_methods_invocations")
+    if database is None:
+        yield
+        return
+    with unittest.mock.patch.object(database, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs)):
+        yield
 
 
 def _is_usable(sample: Sample) -> bool:

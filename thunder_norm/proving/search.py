@@ -24,12 +24,13 @@ SOUND = 1 + 1e-6
 # The relative half step of central differences.  Both ends stay in the ball, where a finite difference is bounded by the
 # sensitivity as well: so a larger step costs no soundness, and a smaller one only rounding.
 _STEP = 1e-5
+_HUGE = 1e100
 _EPS = torch.finfo(torch.float64).eps
 
 
 @dataclass
 class Found:
-    """What `search` found, as found / claimed."""
+    """What `search` found, as found / claimed; NaN where the claim is beyond what can be searched."""
 
     value: float
     sensitivity: dict[str, float] = field(default_factory=dict)
@@ -37,12 +38,16 @@ class Found:
     @property
     def is_sound(self) -> bool:
         """Whether nothing found exceeds what was claimed."""
-        return all(r <= SOUND for r in (self.value, *self.sensitivity.values()))
+        return not any(r > SOUND for r in self._ratios)
 
     @property
     def lowest(self) -> float:
         """The loosest claim."""
-        return min((self.value, *self.sensitivity.values()))
+        return min((r for r in self._ratios if not math.isnan(r)), default=1.0)
+
+    @property
+    def _ratios(self) -> tuple[float, ...]:
+        return (self.value, *self.sensitivity.values())
 
 
 # -- the searches -------------------------------------------------------------------------------------------------------
@@ -96,8 +101,11 @@ def search(
     for k, ball in enumerate(balls):
         if only is not None and ball.name not in only:
             continue
+        # what rounding of inputs and of results may add to a difference, whatever cancels on the way
+        carried = sum(c * b.norm_size for c, b in zip(claimed["sensitivity"], balls, strict=True))
+        rounding = 4 * _EPS * (claimed["value"] + carried)
         best = max(
-            _search_sensitivity(call, out_norm, balls, k, i, generator, steps, witnesses)
+            _search_sensitivity(call, out_norm, balls, k, i, generator, steps, witnesses, rounding)
             for i in range(restarts + len(witnesses))
         )
         found.sensitivity[ball.name] = _ratio(best, claimed["sensitivity"][k])
@@ -162,6 +170,8 @@ def _claims(call: Callable, balls: Sequence[Ball], generator: torch.Generator, s
 
 
 def _ratio(found: float, claimed: float) -> float:
+    if claimed > _HUGE:  # its square is not a number any more
+        return math.nan
     if claimed == 0:
         return 1.0 if found < 1e-12 else math.inf
     return found / claimed
@@ -177,6 +187,8 @@ def _ascend(
 ) -> float:
     """Largest f found from `points` by Frank-Wolfe and gradient steps that stay in the balls; `first` moves alone first."""
     value, grads = _value_and_grads(f, points)
+    if not math.isfinite(value):
+        return 0.0
     for step in range(steps):
         for gamma in (None, 1.0, 2 / (step + 2), 0.1, -0.3, -0.03):
             if gamma is None and first is None:
@@ -186,7 +198,8 @@ def _ascend(
                 for i, (b, x, g, r) in enumerate(zip(balls, points, grads, radii, strict=True))
             ]
             new_value, new_grads = _value_and_grads(f, moved)
-            if new_value > value * (1 + 1e-9):
+            # a result that overflows says nothing
+            if math.inf > new_value > value * (1 + 1e-9):
                 break
         else:
             break
@@ -206,7 +219,7 @@ def _move(ball: Ball, x: torch.Tensor, g: torch.Tensor, radius: float, gamma: fl
 
 
 def _value_and_grads(f: Callable, points: list[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
-    leaves = [p.detach().requires_grad_() for p in points]
+    leaves = [p.detach().contiguous().requires_grad_() for p in points]
     try:
         value = f(leaves)
         if not value.requires_grad:
@@ -217,7 +230,8 @@ def _value_and_grads(f: Callable, points: list[torch.Tensor]) -> tuple[float, li
             raise
         # torch has none for this operation: the starting points alone
         return f([p.detach() for p in points]).item(), [torch.zeros_like(p) for p in points]
-    return value.item(), [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(grads, leaves, strict=True)]
+    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]  # embedding(sparse=True)
+    return value.item(), [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(dense, leaves, strict=True)]
 
 
 def _search_sensitivity(
@@ -229,6 +243,7 @@ def _search_sensitivity(
     generator: torch.Generator,
     steps: int,
     witnesses: Sequence[Sequence[torch.Tensor]],
+    rounding: float,
 ) -> float:
     """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
     ball = balls[k]
@@ -254,7 +269,6 @@ def _search_sensitivity(
         x, size = xs[k], direction_ball.norm(u).clamp(min=1e-12)
         ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
         end, begin = call(*ahead).double(), call(*behind).double()
-        rounding = 8 * _EPS * out_norm(end.detach())
         return (out_norm(end - begin) - rounding) / (2 * h * size)
 
     return _ascend(

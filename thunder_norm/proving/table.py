@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from thunder_norm.proving.proof import Effort, Record, kinds_of, op_title, section
-from thunder_norm.registry import NormRule, registered_ops
+from thunder_norm.registry import NormedOp, NormRule, registered_ops
 
 _HEADER = """# Norm rules
 
-Every rule of the library: {rules} rules of {ops} operations, and {refusals} operations that are refused, with the reason.
+Every rule of the library: {rules} rules of {ops} operations, and {refusals} reasons to refuse others, or some of their arguments.
 Written by `make prove`, which searches for tensors that exceed a claim; do not edit.
 
 - **kinds**: the norms of the arguments (`RMS` takes `Linf` as well; others are converted where there is a sound conversion).
@@ -28,12 +28,22 @@ Written by `make prove`, which searches for tensors that exceed a claim; do not 
 """
 
 
-def write(folder: Path, records: Sequence[Record], effort: Effort, environment: dict[str, str]) -> None:
-    """Write proofs.json, what was found, and rules.md."""
+def write(
+    folder: Path, records: Sequence[Record], effort: Effort, environment: dict[str, str], *, keep_others: bool = False
+) -> None:
+    """Write proofs.json, what was found, and rules.md; `keep_others` keeps what proofs.json says of other rules."""
     folder.mkdir(exist_ok=True)
-    content = {"environment": environment, "effort": asdict(effort), "rules": [_rounded(asdict(r)) for r in records]}
-    (folder / "proofs.json").write_text(json.dumps(content, indent=1) + "\n")
+    path, rules = folder / "proofs.json", [_rounded(asdict(r)) for r in records]
+    if keep_others and path.exists():
+        new = {_key(r): r for r in rules}
+        rules = [new.pop(_key(r), r) for r in json.loads(path.read_text())["rules"]] + list(new.values())
+    content = {"environment": environment, "effort": asdict(effort), "rules": rules}
+    path.write_text(json.dumps(content, indent=1) + "\n")
     (folder / "rules.md").write_text(render(folder / "proofs.json"))
+
+
+def _key(record: dict) -> tuple[str, str, str]:
+    return record["op"], record["rule"], record["kinds"]
 
 
 def _rounded(record: dict) -> dict:
@@ -45,21 +55,20 @@ def _rounded(record: dict) -> dict:
 def render(proofs: Path) -> str:
     """The table for the rules registered now and what `proofs` (a proofs.json) says about them."""
     content = json.loads(proofs.read_text())
-    found = {(r["op"], r["rule"], r["kinds"]): r for r in content["rules"]}
-    rows, refusals, rules = [], [], 0
+    found = {_key(r): r for r in content["rules"]}
+    rows, refusals, rules, ops = [], [], 0, set()
     for op in sorted(registered_ops().values(), key=lambda o: op_title(o).lower()):
-        if not is_of_library(op.rules):
-            continue
-        for rule in op.rules:
+        for rule in library_rules(op):
             if rule.is_refusal:
                 refusals.append(f"| {op_title(op)} | {_cell(refusal_reason(rule))} |")
                 continue
             rules += 1
+            ops.add(op.key)
             rows.append(_row(op_title(op), rule, found.get((op_title(op), rule.fn.__name__, kinds_of(rule)))))
     effort = content["effort"]
     head = _HEADER.format(
         rules=rules,
-        ops=len(registered_ops()),
+        ops=len(ops),
         refusals=len(refusals),
         cases=sum(r["cases"] for r in content["rules"]),
         effort=f"at most {effort['cases']} cases of a rule from torch's samples, {effort['restarts']} restarts of {effort['steps']} steps",
@@ -70,9 +79,9 @@ def render(proofs: Path) -> str:
     return head + "\n".join(rows) + tail
 
 
-def is_of_library(rules: Iterable[NormRule]) -> bool:
-    """Whether rules are the library's, not of a program that uses it."""
-    return all(r.fn.__module__.startswith("thunder_norm.rules") for r in rules)
+def library_rules(op: NormedOp) -> list[NormRule]:
+    """The rules of an operation that are the library's, not of a program that uses it."""
+    return [r for r in op.rules if r.fn.__module__.startswith("thunder_norm.rules")]
 
 
 def _row(op: str, rule: NormRule, record: dict | None) -> str:

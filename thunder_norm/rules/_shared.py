@@ -202,3 +202,13 @@ def refuse(op: NormedOp, reason: str) -> None:
 
     refused.__doc__ = reason
     register_refusal(op, refused)
+
+
+def refuse_perturbation(op: Callable, *inputs: RMSTensor) -> None:
+    """An operation that jumps has no sensitivity.
+
+    Raises:
+        NormMismatchError: an input carries a perturbation_size.
+    """
+    if any(x.perturbation_size is not None for x in inputs):
+        raise NormMismatchError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")

@@ -117,7 +117,10 @@ def _flash_attention_for_cpu(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[NormedTensor | None, ...]:
-    """`scaled_dot_product_attention`."""
+    """`scaled_dot_product_attention`.
+
+    Gap:         none but the search's, in few cases: that function is attained
+    """
     return _attention(query, key, value, dropout_p, scale, attn_mask, is_causal), None
 
 
@@ -191,5 +194,8 @@ def _attention_math(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[NormedTensor | None, ...]:
-    """`scaled_dot_product_attention`."""
+    """`scaled_dot_product_attention`.
+
+    Gap:         none but the search's, in few cases: that function is attained
+    """
     return _attention(query, key, value, dropout_p, scale, attn_mask, is_causal, enable_gqa), None

@@ -21,11 +21,11 @@ from thunder_norm.rules._shared import (
     like,
     negative,
     refuse,
+    refuse_perturbation,
     scalar,
     spread,
     times,
 )
-from thunder_norm.rules.steps import refuse_perturbation
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 

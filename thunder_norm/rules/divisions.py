@@ -13,10 +13,20 @@ import torch
 from thunder_norm.context import run_real
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import align, broadcast, like, over_dims_of, refuse, rms, root_sum_squares, scalar, times
+from thunder_norm.rules._shared import (
+    align,
+    broadcast,
+    like,
+    over_dims_of,
+    refuse,
+    refuse_perturbation,
+    rms,
+    root_sum_squares,
+    scalar,
+    times,
+)
 from thunder_norm.rules.binary import NO_DIVISION, gain_of, scale_by
 from thunder_norm.rules.powers import only_largest_entry
-from thunder_norm.rules.steps import refuse_perturbation
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 Number = int | float

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from thunder_norm.registry import normed_op
 from thunder_norm.rules import _local
 from thunder_norm.rules._pointwise import pointwise, softplus_of, typical_pointwise
-from thunder_norm.rules._shared import VectorKind, like, root_sum_squares, scalar, scaled
+from thunder_norm.rules._shared import VectorKind, like, refuse_perturbation, root_sum_squares, scalar, scaled
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 _SQRT2 = math.sqrt(2)
@@ -353,15 +353,20 @@ def hardsigmoid(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 # -- softplus ---------------------------------------------------------------------------------------------------------------
 
 
+_SOFTPLUS_THRESHOLD = 20.0  # torch's default
+
+
 @normed_op(F.softplus).register_norm
-def softplus(input: RMSTensor, beta: float = 1.0, threshold: float = 20.0) -> RMSTensor:
+def softplus(input: RMSTensor, beta: float = 1.0, threshold: float = _SOFTPLUS_THRESHOLD) -> RMSTensor:
     """log(1 + e^(b x)) / b.
 
     Value:       the least of log(1 + e^(b reach)) / b (attained for LinfTensor), log(2) / b + n and
                  sqrt(n^2 + 0.73172 / b^2) (attained to 0.98)
-    Sensitivity: s(b reach), at most 1; attained
+    Sensitivity: s(b reach), at most 1; attained.  None for a threshold below 20, where torch's jump to x is more than rounding
     Source:      sup_x softplus(x)^2 - x^2 = 0.7317155801; softplus is 1-Lipschitz with value log 2 at 0
     """
+    if threshold < _SOFTPLUS_THRESHOLD:
+        refuse_perturbation(F.softplus, input)
     n = input.norm_size
     reach = n * math.sqrt(input.numel_normed) * beta
     value = torch.minimum(softplus_of(reach) / beta, (n.square() + 0.7317155802 / beta**2).sqrt())

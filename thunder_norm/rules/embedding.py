@@ -118,6 +118,9 @@ def _embedding_bag_aten(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[NormedTensor | None, ...]:
-    """`embedding_bag` with ATen's order of arguments and further outputs without a norm."""
+    """`embedding_bag` with ATen's order of arguments and further outputs without a norm.
+
+    Gap:         how many indices a bag has is data; all of them are counted
+    """
     out = _embedding_bag(weight, _largest_bag(indices), ("sum", "mean", "max")[mode], per_sample_weights, "weight")
     return (out, None, None, None)

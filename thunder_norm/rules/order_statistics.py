@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import as_kind, refuse, scaled
+from thunder_norm.rules._shared import as_kind, refuse, refuse_perturbation, scaled
 from thunder_norm.rules.reductions import picked, rearranged
-from thunder_norm.rules.steps import refuse_perturbation
 from thunder_norm.tensors import LinfTensor, RMSTensor
 
 

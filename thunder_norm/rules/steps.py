@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import like, root_sum_squares, scalar
+from thunder_norm.rules._shared import like, refuse_perturbation, root_sum_squares, scalar
 from thunder_norm.tensors import RMSTensor
 
 
@@ -25,16 +25,6 @@ def _step(op: Callable, value: Callable[[torch.Tensor], torch.Tensor], doc: str)
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = doc
     normed_op(op).register_norm(rule)
-
-
-def refuse_perturbation(op: Callable, *inputs: RMSTensor) -> None:
-    """An operation that jumps has no sensitivity.
-
-    Raises:
-        NormMismatchError: an input carries a perturbation_size.
-    """
-    if any(x.perturbation_size is not None for x in inputs):
-        raise NormMismatchError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")
 
 
 _step(torch.sign, torch.ones_like, "Sign of x.  Value 1, attained; no sensitivity.")
