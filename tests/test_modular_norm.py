@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from test_modes import GPT, MODELS, PRINTED, Residual
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, annotate
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, ThunderNormError
@@ -323,6 +324,26 @@ def test_a_tied_parameter_has_one_norm_and_the_sensitivities_of_its_uses_add():
     norm.initialize_()
     assert model.head.weight is model.tokens.weight
     torch.testing.assert_close(model.head.weight.square().mean(-1).sqrt(), torch.ones(5))
+
+
+def test_gpt2_has_one_norm_for_its_table_and_transposed_matrices():
+    config = GPT2Config(
+        n_layer=1, n_embd=8, n_head=2, n_positions=8, vocab_size=11, use_cache=False, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config)
+    norm = ModularNorm(model, TOKENS, mode="modula")
+    assert "lm_head.weight" not in norm.targets and norm.targets["transformer.wte.weight"] > 0
+    assert norm.dualize({"lm_head.weight": torch.randn(11, 8)})["lm_head.weight"].shape == (11, 8)
+    norm.initialize_()
+    for name, p in model.named_parameters():
+        if name.split(".")[-2].startswith("c_") and p.ndim == 2:  # [in, out]
+            assert norm.norms[name].elem_dims == (-1, -2)
+            assert operator_norm(p.mT).item() == pytest.approx(1, abs=1e-6)
+            step = norm.dualize({name: torch.randn_like(p)})[name]
+            assert operator_norm(step.mT).item() == pytest.approx(norm.targets[name], rel=1e-2)
+    assert ModularNorm(model, TOKENS.to("meta"), mode="modula").targets == norm.targets
+    with torch.device("meta"):
+        assert ModularNorm(GPT2LMHeadModel(config), TOKENS, mode="modula").targets == norm.targets
 
 
 def test_frozen_parameters_keep_their_norm_and_get_no_step():

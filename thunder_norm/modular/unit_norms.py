@@ -6,6 +6,7 @@ sensitivities.  Weights are not needed: on the meta device they are never touche
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,9 @@ class UnitNorms:
             MissingNormRuleError: an operation has no rule.
             NormMismatchError: no norm of a parameter fits all of its uses, no output has a norm, or an argument has no shape.
         """
-        with torch.inference_mode(False), torch.enable_grad():  # sensitivities are derivatives, whatever the caller does not want
+        # norms need values: also where new tensors would be on meta
+        on_cpu = torch.device("cpu") if torch.get_default_device().type == "meta" else contextlib.nullcontext()
+        with on_cpu, torch.inference_mode(False), torch.enable_grad():
             return UnitNorms._of(model, args, kwargs, mode)
 
     @staticmethod
