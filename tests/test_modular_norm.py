@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import thunder
 import torch
 import torch.nn.functional as F
 from test_modes import GPT, MODELS, PRINTED, Residual
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, annotate
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, ThunderNormError
@@ -324,6 +326,26 @@ def test_a_tied_parameter_has_one_norm_and_the_sensitivities_of_its_uses_add():
     torch.testing.assert_close(model.head.weight.square().mean(-1).sqrt(), torch.ones(5))
 
 
+def test_gpt2_has_one_norm_for_its_table_and_transposed_matrices():
+    config = GPT2Config(
+        n_layer=1, n_embd=8, n_head=2, n_positions=8, vocab_size=11, use_cache=False, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config)
+    norm = ModularNorm(model, TOKENS, mode="modula")
+    assert "lm_head.weight" not in norm.targets and norm.targets["transformer.wte.weight"] > 0
+    assert norm.dualize({"lm_head.weight": torch.randn(11, 8)})["lm_head.weight"].shape == (11, 8)
+    norm.initialize_()
+    for name, p in model.named_parameters():
+        if name.split(".")[-2].startswith("c_") and p.ndim == 2:  # [in, out]
+            assert norm.norms[name].elem_dims == (-1, -2)
+            assert operator_norm(p.mT).item() == pytest.approx(1, abs=1e-6)
+            step = norm.dualize({name: torch.randn_like(p)})[name]
+            assert operator_norm(step.mT).item() == pytest.approx(norm.targets[name], rel=1e-2)
+    assert ModularNorm(model, TOKENS.to("meta"), mode="modula").targets == norm.targets
+    with torch.device("meta"):
+        assert ModularNorm(GPT2LMHeadModel(config), TOKENS, mode="modula").targets == norm.targets
+
+
 def test_frozen_parameters_keep_their_norm_and_get_no_step():
     model = mlp(bias=False)
     with torch.no_grad():
@@ -421,9 +443,31 @@ def test_neither_weights_nor_memory_are_needed():
 def test_a_run_leaves_the_model_as_it_was():
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False), nn.Dropout(0.5), nn.Linear(4, 2))
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    ModularNorm(model, torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), mode="modula")
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    ModularNorm(model, x, mode="modula")
     assert torch.equal(torch.get_rng_state(), state) and all(torch.equal(model.state_dict()[k], t) for k, t in before.items())
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("wrap", [thunder.jit, torch.compile, lambda m: torch.compile(thunder.jit(m))])
+def test_of_a_wrapped_model_it_is_that_of_the_model_inside(wrap):
+    model = mlp()
+    wrapped = wrap(model)
+    norm = ModularNorm(wrapped, torch.randn(3, 6))
+    assert norm.model is model and norm.targets == ModularNorm(model, torch.randn(3, 6)).targets
+    grads = {k: torch.randn_like(p) for k, p in wrapped.named_parameters()}
+    assert list(norm.dualize(grads)) == list(grads)
+    assert norm(grads) == norm({k: g for k, g in zip(norm.targets, grads.values(), strict=True)})
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_callers_may_have_gradients_off(context):
+    model, x = mlp(), torch.randn(3, 6)
+    expected = ModularNorm(model, RMSTensor(2.0, backing=x))
+    with context():
+        assert ModularNorm(model, RMSTensor(2.0, backing=x + 0)).targets == expected.targets
+        step = expected.dualize({k: torch.ones_like(p) for k, p in model.named_parameters()})
+        assert expected(step).item() == pytest.approx(1, rel=1e-2)
 
 
 def test_inputs_have_the_norm_that_is_wanted_or_given():
@@ -582,6 +626,8 @@ def test_other_mistakes_are_errors_of_ours():
         norm.model[0].weight[0, 0] = math.nan
     with pytest.raises(NormMismatchError, match="'0.weight'"):
         norm.project_()
+    with pytest.raises(NormMismatchError, match="needs a shape"):
+        ModularNorm(mlp(), RMSTensor(1.0))
     with pytest.raises(NormMismatchError, match="torch.nn.Module"):
         ModularNorm(torch.relu, torch.randn(3))
     with pytest.raises(NormMismatchError, match="mode"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
+import linecache
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -319,7 +320,10 @@ def _natural(op: Any, call: tuple[tuple, dict], normed: NormedTensor) -> Wanted 
 
 def user_line() -> str | None:
     """``file.py:line:  text`` of the innermost Python frame outside torch and thunder_norm."""
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(_LIBRARIES) and not frame.filename.startswith("<"):
-            return f"{frame.filename}:{frame.lineno}:  {frame.line}"
+    frame = sys._getframe()  # from here outwards: the whole stack, with its lines, is long
+    while frame is not None:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if not file.startswith(_LIBRARIES) and not file.startswith("<"):
+            return f"{file}:{line}:  {linecache.getline(file, line, frame.f_globals).strip()}"
+        frame = frame.f_back
     return None

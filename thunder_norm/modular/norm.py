@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from thunder.core.module import ThunderModule
+from torch._dynamo import OptimizedModule
 
 from thunder_norm.context import Mode, check_mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
@@ -29,7 +31,7 @@ class ModularNorm:
     """The modular norm of a model, and what steepest descent under it needs.
 
     Inputs and parameters have norm at most 1, the latter each in its natural kind (`annotate` decides otherwise); frozen parameters
-    keep the norm of their data, but in mode "modula".  Nothing in the model changes until `project_` or `initialize_` is called.
+    keep the norm of their data, except in mode "modula".  Nothing in the model changes until `project_` or `initialize_` is called.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias=False))
     >>> norm = ModularNorm(model, torch.randn(3, 4))
@@ -37,7 +39,8 @@ class ModularNorm:
     {'0.weight': 0.5, '2.weight': 0.5}
 
     Args:
-        model: any module that runs in normed mode; on the meta device no weights are touched.
+        model: any module that runs in normed mode; on the meta device no weights are touched.  Of one that `thunder.jit`,
+            `torch.compile` or DistributedDataParallel made, the module inside; names of both are understood.
         *example_args: arguments that say shapes and dtypes.  A floating tensor is taken to have norm 1, in the norm that the first
             operation on it wants (RMS over the last dimension if it wants none); if any argument is a NormedTensor, those say
             which norms inputs have, and a plain tensor stands for itself.
@@ -46,7 +49,7 @@ class ModularNorm:
         **example_kwargs: as `example_args`, by name.
 
     Attributes:
-        model: the model.
+        model: the model, the one inside if it was wrapped.
         mode: the mode.
         norms: kind and elem_dims of each parameter's norm; a tied parameter has one, under its first name, here and below.
         inputs: the arguments, positional and by name, as NormedTensors without data.
@@ -72,6 +75,7 @@ class ModularNorm:
     ):
         if not isinstance(model, torch.nn.Module):
             raise NormMismatchError(f"ModularNorm needs a torch.nn.Module, got {describe(model)}")
+        given, model = model, _unwrapped(model)
         self.model, self.mode = model, check_mode(mode)
         found = UnitNorms.of(model, example_args, example_kwargs, self.mode)
         names = tied_names(model)
@@ -84,6 +88,8 @@ class ModularNorm:
         self._check_bounded()
         self.targets: dict[str, float] = {name: self._target(name) for name in self.masses}
         self._first = {name: first for first, all_names in tied.items() for name in all_names}
+        by_id = {id(p): name for name, p in model.named_parameters()}
+        self._first |= {k: by_id[id(p)] for k, p in given.named_parameters(remove_duplicate=False) if id(p) in by_id}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
 
@@ -185,7 +191,7 @@ class ModularNorm:
     def initialize_(self, generator: torch.Generator | None = None) -> ModularNorm:
         """Draw every parameter that is not frozen anew, of norm exactly 1, in place.
 
-        Operators become semi-orthogonal matrices times ``sqrt(out / in)``, kernels such in every tap, tables, biases and other tensors
+        (Up to rounding in the parameter's dtype.)  Operators become semi-orthogonal matrices times ``sqrt(out / in)``, kernels such in every tap, tables, biases and other tensors
         of an RMS norm random rows of norm 1, tensors of a largest entry (gains, scales) ones.
 
         Raises:
@@ -243,6 +249,18 @@ class ModularNorm:
     def __repr__(self) -> str:
         unreached = f", not reached: {', '.join(self.unreached)}" if self.unreached else ""
         return f"ModularNorm({type(self.model).__name__}, {len(self.targets)} parameters, mode {self.mode!r}{unreached})"
+
+
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    while True:
+        if isinstance(model, ThunderModule):
+            model = model._model
+        elif isinstance(model, OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
 
 
 def _check_finite(tensors: Mapping[str, torch.Tensor], what: str) -> None:

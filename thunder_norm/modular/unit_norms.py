@@ -6,6 +6,7 @@ sensitivities.  Weights are not needed: on the meta device they are never touche
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.context import Mode
 from thunder_norm.eager import run_eagerly
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.inference import Wanted
 from thunder_norm.parameters import canonical_dims, tensor_names
 from thunder_norm.sensitivity import sensitivities
@@ -39,28 +41,36 @@ class UnitNorms:
 
     @staticmethod
     def of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
-        """Run a model with parameters and inputs of norm 1; but in mode "modula", frozen parameters that have data keep its norm.
+        """Run a model with parameters and inputs of norm 1; frozen parameters keep the norm of their data, except in mode "modula".
 
         Raises:
             MissingNormRuleError: an operation has no rule.
-            NormMismatchError: no norm of a parameter fits all of its uses, or no output has a norm.
+            NormMismatchError: no norm of a parameter fits all of its uses, no output has a norm, or an argument has no shape.
         """
+        # norms need values: also where new tensors would be on meta
+        on_cpu = torch.device("cpu") if torch.get_default_device().type == "meta" else contextlib.nullcontext()
+        with on_cpu, torch.inference_mode(False), torch.enable_grad():
+            return UnitNorms._of(model, args, kwargs, mode)
+
+    @staticmethod
+    def _of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
         tensors = _stand_ins(model, args, kwargs)
-        device = next((t.device for t in tensors.values()), None)
-        args, kwargs = _of_norm_1(model, args, kwargs, device)
-        parameters = {name: tensors[name] for name, _ in model.named_parameters()}
-        found = _run(model, args, kwargs, mode, tensors, {})
-        frozen = {
-            name: wanted.kind.of(tensors[name], wanted.elem_dims)
-            for name, wanted in found.norms.items()
-            if not model.get_parameter(name).requires_grad and tensors[name].device.type != "meta"
-        }
-        if frozen and mode != "modula":  # in which every norm is 1
-            found = _run(model, args, kwargs, mode, tensors, frozen)
+        devices = {t.device for t in tensors.values()}
+        with torch.random.fork_rng(devices={d.index or 0 for d in devices if d.type == "cuda"}):
+            args, kwargs = _of_norm_1(model, args, kwargs, is_meta=any(d.type == "meta" for d in devices))
+            norms, found, outputs = _run(model, args, kwargs, mode, tensors, {})
+            frozen = {
+                name: wanted.kind.of(tensors[name], wanted.elem_dims)
+                for name, wanted in norms.items()
+                if not model.get_parameter(name).requires_grad and tensors[name].device.type != "meta"
+            }
+            if frozen and mode != "modula":  # in which every norm is 1
+                norms, found, outputs = _run(model, args, kwargs, mode, tensors, frozen)
+        names = [name for name, _ in model.named_parameters()]
         return UnitNorms(
-            {name: found.norms.get(name) or _default(t) for name, t in parameters.items()},
-            {name: found.sensitivities.get(name, 0.0) for name in parameters},
-            *tree_map(_without_backing, ((args, kwargs), found.outputs)),
+            {name: norms.get(name) or _default(tensors[name]) for name in names},
+            {name: found.get(name, 0.0) for name in names},
+            *tree_map(_without_backing, ((args, kwargs), outputs)),
         )
 
 
@@ -71,19 +81,15 @@ def _run(
     mode: Mode,
     tensors: dict[str, torch.Tensor],
     given: Mapping[str, NormedTensor],
-) -> UnitNorms:
-    """One run; norms and sensitivities of the parameters that are used."""
-    devices = {t.device.index or 0 for t in tensors.values() if t.device.type == "cuda"}
-    with torch.random.fork_rng(devices=devices), torch.enable_grad():
-        outputs, environment = run_eagerly(
-            model, args, kwargs, policy=given or "unit", mode=mode, tensors=tensors, perturbed=True, otherwise="unit"
-        )
-        names = {name for name, _ in model.named_parameters()}
-        first = {id(t): name for name, t in reversed(tensors.items()) if name in names}
-        leaves = {first[id(tensors[name])]: leaf for name, leaf in environment.lifted.items() if id(tensors[name]) in first}
-        found = sensitivities(outputs, leaves)
-    norms = {name: Wanted(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}
-    return UnitNorms(norms, {name: s.item() for name, s in found.items()}, (args, kwargs), outputs)
+) -> tuple[dict[str, Wanted], dict[str, float], Any]:
+    """One run: norms of the parameters that are used, sensitivities to them, outputs."""
+    outputs, environment = run_eagerly(
+        model, args, kwargs, policy=given or "unit", mode=mode, tensors=tensors, perturbed=True, otherwise="unit"
+    )
+    names = {id(tensors[name]): name for name, _ in model.named_parameters()}  # a tied one may have been noted under another
+    leaves = {names[id(tensors[k])]: leaf for k, leaf in environment.lifted.items() if id(tensors[k]) in names}
+    found = {name: s.item() for name, s in sensitivities(outputs, leaves).items()}
+    return {name: Wanted(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs
 
 
 def _without_backing(x: Any) -> Any:
@@ -111,12 +117,21 @@ def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, t
     return {name: made[id(t)] for name, t in names.items()}
 
 
-def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, device: torch.device | None) -> tuple[tuple, dict]:
-    """The arguments on the model's device, floating tensors with norm 1; if norms are given, they alone count."""
+def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, is_meta: bool) -> tuple[tuple, dict]:
+    """The arguments, on meta if the model is, floating tensors with norm 1; if norms are given, they alone count.
+
+    Raises:
+        NormMismatchError: a NormedTensor without a backing.
+    """
     leaves, spec = tree_flatten((args, kwargs))
-    is_meta = device is not None and device.type == "meta"
     is_given = any(isinstance(x, NormedTensor) for x in leaves)
+    for x in leaves:
+        if isinstance(x, NormedTensor) and not x.finalized:
+            raise NormMismatchError(
+                f"an example argument needs a shape: {type(x).__name__}(..., backing=...), which may be on meta"
+            )
     leaves = [_on_meta(x) if is_meta else x for x in leaves]
+    leaves = [_constant(x) if isinstance(x, NormedTensor) else x for x in leaves]
     if not is_given:
         plain = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()}
         norms = _natural_norms(model, leaves, spec, plain)
@@ -128,6 +143,10 @@ def _on_meta(x: Any) -> Any:
     if isinstance(x, NormedTensor):
         return type(x)._wrap(x.backing.to("meta"), x.norm_size, x.perturbation_size, x.elem_dims)
     return x.to("meta") if isinstance(x, torch.Tensor) else x
+
+
+def _constant(x: NormedTensor) -> NormedTensor:
+    return type(x)._wrap(x.backing, x.norm_size.detach().clone(), None, x.elem_dims)
 
 
 def _natural_norms(model: torch.nn.Module, leaves: list, spec: Any, plain: dict[int, torch.Tensor]) -> dict[int, Wanted]:
