@@ -21,7 +21,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PROOFS = json.loads((DOCS / "proofs.json").read_text())
 RECORDS = {(r["op"], r["rule"], r["file"], r["kinds"]): r for r in PROOFS["rules"]}
 OPS = [op for op in registered_ops().values() if {id(r) for r in provable(op)} & {id(r) for r in library_rules(op)}]
-LITTLE = Effort(cases=1, restarts=2, steps=5)
+LITTLE = Effort(cases=1, restarts=1, steps=4)
 
 
 def rules():
@@ -69,12 +69,12 @@ def test_the_table_of_rules_is_what_make_prove_writes():
 
 # -- coverage -----------------------------------------------------------------------------------------------------------------
 
-# Linear algebra, FFT, sparse, complex and random operators: what norm rules leave to others.
+# Linear algebra, FFT, sparse, complex and random operators: what norm rules leave to others.  (The jiterator needs CUDA.)
 OUT_OF_SCOPE = (
     "linalg", "fft", "sparse", "rand", "normal", "empty", "bernoulli", "dropout", "cholesky", "svd", "qr", "lu", "geqrf", "ormqr",
     "complex", "polar", "view_as_real", "view_as_complex", "stft", "istft", "pca_lowrank", "svd_lowrank", "cauchy", "exponential",
     "geometric", "log_normal", "uniform", "multinomial", "signal", "logdet", "pinverse", "tensorinv", "triangular", "rrelu", "eig",
-    "histogramdd", "matrix_exp",
+    "histogramdd", "matrix_exp", "jiterator",
 )  # fmt: skip
 
 
@@ -113,5 +113,7 @@ def test_every_operator_has_a_rule_or_is_refused_with_a_reason(op):
             except ThunderNormError as e:
                 assert len(str(e).partition("\n")[0]) > 20
                 continue
-            assert any(isinstance(v, NormedTensor) for v in tree_leaves(out)) or not has_floating(out)
+            # torch.masked.argmax makes floats of its indices
+            is_index = op.name.startswith("masked.arg")
+            assert any(isinstance(v, NormedTensor) for v in tree_leaves(out)) or not has_floating(out) or is_index
             return

@@ -120,7 +120,7 @@ CASES = [
     *every_reduction(
         "margin_ranking, negative margin",
         lambda a, b, **o: F.margin_ranking_loss(a, b, signs, -0.3, **o),
-        x(2, 4), y(2, 4), tight=(0.85, 0.85, 0.9), options=apart,
+        x(2, 4), y(2, 4), tight=(0.83, 0.83, 0.9), options=apart,
     ),
     *every_reduction("poisson_nll", lambda a, **o: F.poisson_nll_loss(a, torch.zeros(2, 4, dtype=D), **o), LARGEST),
     # a mean counts every entry for the worst of them: where the count is 0, and where it is 3, x = n and x = -n are

@@ -129,7 +129,7 @@ LOGITS = (x(3, 3, n=1.5, kind=INF),)
 
 LOSSES = [
     Case("cross_entropy, largest entry", lambda t: F.cross_entropy(t, labels), LOGITS, 0.98, WORST),
-    Case("cross_entropy", lambda t: F.cross_entropy(t, labels), (x(3, 3, n=1.5),), 0.85),
+    Case("cross_entropy", lambda t: F.cross_entropy(t, labels), (x(3, 3, n=1.5),), 0.82),
     Case("cross_entropy, large", lambda t: F.cross_entropy(t, labels), (x(3, 3, n=9.0),), 0.95),
     Case("cross_entropy, sum", lambda t: F.cross_entropy(t, labels, reduction="sum"), LOGITS, 0.98, WORST),
     Case("cross_entropy, none", lambda t: F.cross_entropy(t, labels, reduction="none"), LOGITS, 0.98, WORST),
@@ -158,7 +158,7 @@ LOSSES = [
     Case("l1_loss", F.l1_loss, (x(2, 3), y(2, 3))),
     Case("l1_loss, sum", lambda a, b: F.l1_loss(a, b, reduction="sum"), (x(2, 3), y(2, 3))),
     Case("smooth_l1_loss", lambda a, b: F.smooth_l1_loss(a, b, beta=0.5), (x(2, 3), y(2, 3))),
-    Case("smooth_l1_loss, small", F.smooth_l1_loss, (x(2, 3, n=0.2), y(2, 3, n=0.3)), 0.95),
+    Case("smooth_l1_loss, small", F.smooth_l1_loss, (x(2, 3, n=0.2), y(2, 3, n=0.3)), 0.95, {"restarts": 16}),
     Case("huber_loss", lambda a, b: F.huber_loss(a, b, delta=2.0), (x(2, 3), y(2, 3)), 0.99, OPPOSITE),
     Case("kl_div", lambda t: F.kl_div(t, soft, reduction="batchmean"), (x(3, 3, kind=INF),), 0.5),
     Case("kl_div, log target", lambda t: F.kl_div(t, soft[:1].log(), log_target=True, reduction="sum"), (x(1, 3),), 0.6),

@@ -44,6 +44,8 @@ CASES = [
     Case("scatter value", lambda a: torch.scatter(a, 0, own, 2.0), (x(3, 4),), 0.85),
     Case("scatter value, entries", lambda a: torch.scatter(a, 0, own, 2.0), (x(3, 4, kind=INF),)),
     Case("scatter_add over", lambda a, b: torch.scatter_add(a, 1, onto_one, b), (x(3, 4), src(3, 4))),
+    Case("masked_scatter", lambda a, b: torch.masked_scatter(a, own > 0, b), (x(2, 4, kind=INF), src(2, 4, kind=INF))),
+    Case("masked_scatter of RMS", lambda a, b: torch.masked_scatter(a, own > 0, b), (x(2, 4), src(2, 4)), 0.99),
     Case("scatter_add beside", lambda a, b: torch.scatter_add(a, 0, onto_one, b), (x(3, 4), src(3, 4))),
 ]
 

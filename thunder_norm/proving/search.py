@@ -22,8 +22,8 @@ from thunder_norm.tensors import NormedTensor
 # What a search may find above a claim: nothing but rounding, which the slopes allow for themselves.
 SOUND = 1 + 1e-6
 # The relative half step of central differences.  Both ends stay in the ball, where a finite difference is bounded by the
-# sensitivity as well: so a larger step costs no soundness, and a smaller one only rounding.
-_STEP = 1e-5
+# sensitivity as well: so a larger step costs no soundness, and a smaller one only what rounding may add.
+_STEP = 1e-6
 _HUGE = 1e100
 _EPS = torch.finfo(torch.float64).eps
 

@@ -35,8 +35,8 @@ def write(
     folder.mkdir(exist_ok=True)
     path, rules = folder / "proofs.json", [_rounded(asdict(r)) for r in records]
     if keep_others and path.exists():
-        new = {_key(r): r for r in rules}
-        rules = [new.pop(_key(r), r) for r in json.loads(path.read_text())["rules"]] + list(new.values())
+        searched = {r["op"] for r in rules}
+        rules += [r for r in json.loads(path.read_text())["rules"] if r["op"] not in searched]
     content = {"environment": environment, "effort": asdict(effort), "rules": rules}
     path.write_text(json.dumps(content, indent=1) + "\n")
     (folder / "rules.md").write_text(render(folder / "proofs.json"))

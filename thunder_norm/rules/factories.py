@@ -85,8 +85,13 @@ def zero(input: NormedTensor) -> NormedTensor:
     return like(input, torch.zeros_like(input.norm_size), sensitivity={"input": 0})
 
 
-@normed_op(torch.linspace).register_norm
-def linspace(start: RMSTensor | int | float, end: RMSTensor | int | float, steps: int, **options: Any) -> LinfTensor | None:
+Number = int | float
+
+
+@normed_op(torch.linspace).register_norm(allow_plain_tensors=True)
+def linspace(
+    start: RMSTensor | torch.Tensor | Number, end: RMSTensor | torch.Tensor | Number, steps: int, **options: Any
+) -> LinfTensor | None:
     """Numbers from one to another, evenly spaced: convex combinations of both.
 
     Value:       max(n, m)      (attained: at either end)
@@ -96,7 +101,11 @@ def linspace(start: RMSTensor | int | float, end: RMSTensor | int | float, steps
         return None
     ends = [x for x in (start, end) if isinstance(x, NormedTensor)]
     sizes = [as_kind(x, LinfTensor, ())[0].norm_size for x in ends]
-    sizes += [scalar(math.fabs(x), sizes[0]) for x in (start, end) if not isinstance(x, NormedTensor)]
+    for x in (start, end):
+        if isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor):
+            sizes.append(x.detach().abs().to(sizes[0]))
+        elif not isinstance(x, NormedTensor):
+            sizes.append(scalar(math.fabs(x), sizes[0]))
     return LinfTensor(maximum(sizes), elem_dims=(), sensitivity={"start": 1, "end": 1})
 
 

@@ -15,8 +15,8 @@ import torch
 from thunder_norm import elem_dims as ed
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
-from thunder_norm.rules._shared import align, maximum, negative, over_dims_of, rms, root, root_sum_squares, scalar, times
-from thunder_norm.tensors import RMSTensor
+from thunder_norm.rules._shared import align, maximum, negative, over_dims_of, refuse, rms, root, root_sum_squares, scalar, times
+from thunder_norm.tensors import LinfTensor, RMSTensor
 
 _SRC = {"src": over_dims_of("input"), "input": over_dims_of("src")}
 _SOURCE = {"source": over_dims_of("input"), "input": over_dims_of("source")}
@@ -170,3 +170,32 @@ def scatter_add(input: RMSTensor, dim: int, index: torch.Tensor, src: RMSTensor)
     m = index.shape[along]
     c_src *= _share(input, src, dims) * (math.sqrt(m) if along in dims else m)
     return _added(input, src, (c, c_src), dims, "src")
+
+
+# -- by masks -----------------------------------------------------------------------------------------------------------------
+
+
+@normed_op(torch.masked_scatter).register_norm(allow_plain_tensors=True)
+def masked_scatter(input: LinfTensor, mask: torch.Tensor, source: LinfTensor) -> LinfTensor:
+    """x with the entries of `source`, in order, where a plain mask is set; both by their largest entry (RMS converted to it).
+
+    Value:       max(n, s)   (attained)
+    Sensitivity: 1 to both   (attained: each entry is one of x or of the source)
+    """
+    return LinfTensor(maximum([input.norm_size, source.norm_size]), sensitivity={"input": 1, "source": 1})
+
+
+@normed_op(torch.ops.aten._unsafe_masked_index.default).register_norm(allow_plain_tensors=True)
+def unsafe_masked_index(input: LinfTensor, mask: torch.Tensor, indices: list[torch.Tensor], fill: float) -> LinfTensor:
+    """x[indices] where a plain mask is set, v elsewhere; by the largest entry.
+
+    Value:       max(n, |v|)   (attained)
+    Sensitivity: 1             (attained)
+    """
+    return LinfTensor(maximum([input.norm_size, scalar(math.fabs(fill), input.norm_size)]), sensitivity={"input": 1})
+
+
+refuse(
+    normed_op(torch.ops.aten._unsafe_masked_index_put_accumulate.default),
+    "how often an entry is added to depends on data: use index_put or scatter_add, which bound it",
+)
