@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from plain_arguments import check_plain_arguments
 
-from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm, start
+from thunder_norm.proving import Ball, Case
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64
@@ -88,12 +89,7 @@ def test_bound_holds_and_is_attained(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_a_plain_tensor_in_either_place_is_measured(case):
-    points = [start(b, 0, torch.Generator().manual_seed(i)) * b.norm_size for i, b in enumerate(case.balls)]
-    expected = case.call(*points)
-    for plain in range(len(points)):
-        out = case.call(*[p if i == plain else b.normed(p) for i, (b, p) in enumerate(zip(case.balls, points, strict=True))])
-        assert isinstance(out, NormedTensor) and torch.equal(out.backing, expected)
-        assert norm(type(out), expected, out.elem_dims) <= out.norm_size * (1 + 1e-9)
+    check_plain_arguments(case)
 
 
 def test_two_masks_are_not_taken_for_one():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from plain_arguments import check_plain_arguments
 
-from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm, start
+from thunder_norm.proving import Ball, Case, norm
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64
@@ -58,15 +59,7 @@ def test_bound_holds_and_is_attained(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_real_values_are_those_of_torch_also_beside_plain_tensors(case):
-    points = [start(b, 0, torch.Generator().manual_seed(i)) * b.norm_size for i, b in enumerate(case.balls)]
-    expected = case.call(*points)
-    for plain in range(len(points)):
-        given = [
-            p if i == plain and len(points) > 1 else b.normed(p) for i, (b, p) in enumerate(zip(case.balls, points, strict=True))
-        ]
-        out = case.call(*given)
-        assert isinstance(out, NormedTensor) and torch.equal(out.backing, expected)
-        assert norm(type(out), expected, out.elem_dims) <= out.norm_size * (1 + 1e-9)
+    check_plain_arguments(case)
 
 
 def test_a_source_larger_than_the_index():
