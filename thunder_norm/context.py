@@ -6,17 +6,28 @@ import contextlib
 import contextvars
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.tensors import NormedTensor
 
+T = TypeVar("T")
 Mode = Literal["bound", "typical", "modula"]
 MODES: tuple[Mode, ...] = typing.get_args(Mode)
 
 _mode: contextvars.ContextVar[Mode] = contextvars.ContextVar("thunder_norm_mode", default="bound")
+
+
+@contextlib.contextmanager
+def setting(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """`variable` has `value` inside the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 @contextlib.contextmanager
@@ -26,11 +37,8 @@ def norm_mode(mode: Mode) -> Iterator[None]:
     Raises:
         NormMismatchError: there is no such mode.
     """
-    token = _mode.set(check_mode(mode))
-    try:
+    with setting(_mode, check_mode(mode)):
         yield
-    finally:
-        _mode.reset(token)
 
 
 def check_mode(mode: str) -> Mode:
@@ -61,11 +69,8 @@ def norm_sensitivity(sensitivity: Sensitivity) -> Iterator[None]:
     Raises:
         NormMismatchError: there is no such choice.
     """
-    token = _sensitivity.set(check_sensitivity(sensitivity))
-    try:
+    with setting(_sensitivity, check_sensitivity(sensitivity)):
         yield
-    finally:
-        _sensitivity.reset(token)
 
 
 def check_sensitivity(sensitivity: str) -> Sensitivity:
@@ -108,11 +113,8 @@ _environment: contextvars.ContextVar[Environment] = contextvars.ContextVar("thun
 @contextlib.contextmanager
 def environment(env: Environment) -> Iterator[None]:
     """Run rules in `env` inside the block."""
-    token = _environment.set(env)
-    try:
+    with setting(_environment, env):
         yield
-    finally:
-        _environment.reset(token)
 
 
 def run_real(func: Callable, args: tuple, kwargs: dict) -> Any:

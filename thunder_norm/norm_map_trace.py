@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace
 
-from thunder_norm.context import Mode
+from thunder_norm.context import Mode, setting
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.higher_order import Replay
 from thunder_norm.normed_mode import LiftedParameter, NormAcquisition, parameter_name
@@ -34,14 +34,9 @@ Source = int | Callable[[Sequence[Any]], torch.Tensor]
 _sizes: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("thunder_norm_dynamic_sizes", default=None)
 
 
-@contextlib.contextmanager
-def sizes_of_call(sizes: dict[str, int]) -> Iterator[None]:
+def sizes_of_call(sizes: dict[str, int]) -> contextlib.AbstractContextManager[None]:
     """Outputs wrapped inside the block get these sizes in their dynamic dimensions."""
-    token = _sizes.set(sizes)
-    try:
-        yield
-    finally:
-        _sizes.reset(token)
+    return setting(_sizes, sizes)
 
 
 @dataclass(frozen=True)

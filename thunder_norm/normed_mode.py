@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +47,9 @@ from thunder_norm.tensors import NORM_DTYPE, NormedTensor
 _is_normed_call: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_is_normed_call", default=False)
 
 
-@contextlib.contextmanager
-def normed_call() -> Iterator[None]:
+def normed_call() -> contextlib.AbstractContextManager[None]:
     """Jitted functions called inside the block run in normed mode, whatever their inputs."""
-    token = _is_normed_call.set(True)
-    try:
-        yield
-    finally:
-        _is_normed_call.reset(token)
+    return context.setting(_is_normed_call, True)
 
 
 def is_normed_call() -> bool:

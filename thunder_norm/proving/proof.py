@@ -73,11 +73,6 @@ class Record:
         return max((self.value, *self.sensitivity.values()))
 
     @property
-    def attained(self) -> float:
-        """The smallest of the ratios: how tight the loosest of the rule's claims is, in its best case."""
-        return min((self.value, *self.sensitivity.values()))
-
-    @property
     def is_sound(self) -> bool:
         """Whether no search exceeded a claim, or failed."""
         return self.largest <= SOUND and not self.failures

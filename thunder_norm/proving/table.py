@@ -39,7 +39,7 @@ def write(
         rules += [r for r in json.loads(path.read_text())["rules"] if r["op"] not in searched]
     content = {"environment": environment, "effort": asdict(effort), "rules": rules}
     path.write_text(json.dumps(content, indent=1) + "\n")
-    (folder / "rules.md").write_text(render(folder / "proofs.json"))
+    (folder / "rules.md").write_text(render(path))
 
 
 def _key(record: dict) -> tuple[str, str, str, str]:
