@@ -26,6 +26,10 @@ class NormMapKeyError(NormMismatchError, KeyError):
     __str__ = Exception.__str__
 
 
+class GradientError(ThunderNormError, ValueError):
+    """A gradient that an optimizer cannot use: missing, sparse, or with entries that are not finite.  Nothing was changed."""
+
+
 class UnsupportedSubclassError(ThunderNormError, TypeError):
     """A tensor subclass cannot be interpreted: it breaks the wrapper subclass protocol, or uses it in a way we refuse."""
 

@@ -38,17 +38,27 @@ class Scope:
     mass: float
 
 
-def default_mass(norm: Wanted, shape: torch.Size, mode: Mode) -> float:
+def light_mass(given: float | None, mode: Mode) -> float:
+    """The mass of light parameters: what is given, else 0.1, in mode "modula" 0.
+
+    Raises:
+        NormMismatchError: a mass that is negative or not finite.
+    """
+    if given is None:
+        return 0.0 if mode == "modula" else LIGHT
+    return _checked("light parameters", given)
+
+
+def default_mass(norm: Wanted, shape: torch.Size, light: float) -> float:
     """The mass of a parameter that nothing was said about.
 
     >>> from thunder_norm import RMSTensor
     >>> row = Wanted(RMSTensor, (-1,))
-    >>> [default_mass(row, s, m) for s, m in [((4, 8), "bound"), ((1, 8), "bound"), ((8,), "bound"), ((8,), "modula")]]
-    [1.0, 0.1, 0.1, 0.0]
+    >>> [default_mass(row, shape, LIGHT) for shape in [(4, 8), (1, 8), (8,)]]
+    [1.0, 0.1, 0.1]
     """
-    if issubclass(norm.kind, RMSToRMSTensor) or sum(size > 1 for size in shape) > 1:
-        return 1.0
-    return 0.0 if mode == "modula" else LIGHT
+    is_heavy = issubclass(norm.kind, RMSToRMSTensor) or sum(size > 1 for size in shape) > 1
+    return 1.0 if is_heavy else light
 
 
 def assign_masses(
@@ -56,7 +66,7 @@ def assign_masses(
     masses: Mapping[str, float] | None,
     norms: Mapping[str, Wanted],
     tied: Mapping[str, tuple[str, ...]],
-    mode: Mode,
+    light: float,
 ) -> dict[str, float]:
     """The mass of every parameter, by its first name.
 
@@ -65,7 +75,7 @@ def assign_masses(
         masses: parameter name, module path ("" for the model) or pattern (``"*.bias"``, of names of parameters) -> mass.
         norms: the norm of each parameter, by its first name.
         tied: for each first name, all names of the parameter.
-        mode: decides the defaults.
+        light: the mass of biases, gains and scales.
 
     Raises:
         NormMapKeyError: a name or pattern that nothing has.
@@ -74,7 +84,7 @@ def assign_masses(
     """
     parameters = dict(model.named_parameters())
     trainable = frozenset(name for name, p in parameters.items() if p.requires_grad)
-    found = {name: default_mass(norms[name], p.shape, mode) if p.requires_grad else 0.0 for name, p in parameters.items()}
+    found = {name: default_mass(norms[name], p.shape, light) if p.requires_grad else 0.0 for name, p in parameters.items()}
     scopes = [*_annotated(model, tied), *_given(model, masses, tied)]
     stated: dict[frozenset[str], Scope] = {}
     for scope in scopes:  # of two statements about the same parameters the last one counts: the one given in the call
@@ -99,7 +109,7 @@ def _tare(masses: dict[str, float], covered: frozenset[str], scope: Scope) -> No
             f"{scope.name!r} cannot have mass {scope.mass}: all of its parameters have mass 0, stated elsewhere"
         )
     total = sum(masses[name] for name in covered)
-    for name in covered:  # light ones that weigh nothing by default (mode "modula") share alike if there are no others
+    for name in covered:  # light ones of mass 0 share alike if there are no others
         masses[name] = masses[name] * scope.mass / total if total else scope.mass / len(covered)
 
 

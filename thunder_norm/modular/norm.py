@@ -21,7 +21,8 @@ from thunder_norm.context import Mode, check_mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.inference import Wanted
 from thunder_norm.modular.duality import Ball, Method, ball
-from thunder_norm.modular.masses import assign_masses
+from thunder_norm.modular.masses import assign_masses, light_mass
+from thunder_norm.modular.steepest import nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.parameters import tied_names
 from thunder_norm.tensors import NORM_DTYPE, describe
@@ -45,12 +46,15 @@ class ModularNorm:
             operation on it wants (RMS over the last dimension if it wants none); if any argument is a NormedTensor, those say
             which norms inputs have, and a plain tensor stands for itself.
         masses: parameter name, module path or pattern -> mass: see `thunder_norm.modular.masses`.
+        light: the mass of a bias, gain or scale that `masses` says nothing about; 0.1, and in mode "modula" 0, unless it is given.
         mode: "bound" (the output moves by at most the norm of an update), "typical" or "modula".
         **example_kwargs: as `example_args`, by name.
 
     Attributes:
         model: the model, the one inside if it was wrapped.
         mode: the mode.
+        first_names: every name of a parameter, those of tied ones and of a wrapped model included -> its first name in the model.
+        frozen: the parameters that did not require grad.
         norms: kind and elem_dims of each parameter's norm; a tied parameter has one, under its first name, here and below.
         inputs: the arguments, positional and by name, as NormedTensors without data.
         outputs: the norms in which the output's movement is measured; their norm_size is the bound on the output itself.
@@ -70,6 +74,7 @@ class ModularNorm:
         model: torch.nn.Module,
         *example_args: Any,
         masses: Mapping[str, float] | None = None,
+        light: float | None = None,
         mode: Mode = "bound",
         **example_kwargs: Any,
     ):
@@ -84,12 +89,13 @@ class ModularNorm:
         self.inputs: tuple[tuple, dict] = found.inputs
         self.outputs: Any = found.outputs
         self.sensitivities: dict[str, float] = found.sensitivities
-        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, self.mode)
+        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light_mass(light, self.mode))
+        self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded()
         self.targets: dict[str, float] = {name: self._target(name) for name in self.masses}
-        self._first = {name: first for first, all_names in tied.items() for name in all_names}
+        self.first_names: dict[str, str] = {name: first for first, all_names in tied.items() for name in all_names}
         by_id = {id(p): name for name, p in model.named_parameters()}
-        self._first |= {k: by_id[id(p)] for k, p in given.named_parameters(remove_duplicate=False) if id(p) in by_id}
+        self.first_names |= {k: by_id[id(p)] for k, p in given.named_parameters(remove_duplicate=False) if id(p) in by_id}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
 
@@ -131,7 +137,7 @@ class ModularNorm:
             NormMismatchError: a tensor of another shape, not floating, or with an entry that is not finite.
         """
         given = self._checked(updates, "updates")
-        sizes = [self._share(self._first[name], t) for name, t in given.items()]
+        sizes = [self._share(self.first_names[name], t) for name, t in given.items()]
         if not sizes:
             return torch.zeros((), dtype=NORM_DTYPE)
         return torch.stack([size.to(sizes[0].device) for size in sizes]).amax()
@@ -164,19 +170,11 @@ class ModularNorm:
         if not (isinstance(target_norm, int | float) and 0 <= target_norm < math.inf):
             raise NormMismatchError(f"target_norm must be a finite number >= 0, got {target_norm!r}")
         given = self._checked(grads, "grads")
-        groups: dict[Any, list[str]] = {}
-        for name, g in given.items():
-            groups.setdefault((self.balls[self._first[name]], g.shape, g.dtype, g.device), []).append(name)
-        found = {}
-        for (of_kind, *_), names in groups.items():
-            sizes = [target_norm * self.targets[self._first[name]] for name in names]
-            moving = [name for name, size in zip(names, sizes, strict=True) if size > 0]
-            steps = iter(of_kind.lmo(torch.stack([given[name] for name in moving]), method) if moving else ())
-            found |= {
-                name: next(steps) * size if size > 0 else torch.zeros_like(given[name])
-                for name, size in zip(names, sizes, strict=True)
-            }
-        return {name: found[name] for name in given}
+        sizes = {name: target_norm * self.targets[self.first_names[name]] for name in given}
+        moving = [name for name, size in sizes.items() if size > 0]
+        steps = steepest_steps([(self.balls[self.first_names[name]], given[name], sizes[name]) for name in moving], method)
+        found = dict(zip(moving, steps, strict=True))
+        return {name: found[name] if name in found else torch.zeros_like(g) for name, g in given.items()}
 
     @torch.no_grad()
     def project_(self) -> ModularNorm:
@@ -217,7 +215,7 @@ class ModularNorm:
         given = {name: t for name, t in tensors.items() if t is not None}
         self._check_names(tensors, what)
         for name, t in given.items():
-            shape = self._shapes[self._first[name]]
+            shape = self._shapes[self.first_names[name]]
             if not isinstance(t, torch.Tensor) or t.layout != torch.strided or not t.is_floating_point() or t.shape != shape:
                 layout = "" if not isinstance(t, torch.Tensor) or t.layout == torch.strided else f" ({t.layout})"
                 raise NormMismatchError(
@@ -227,11 +225,11 @@ class ModularNorm:
         return given
 
     def _check_names(self, names: Iterable[str], what: str) -> None:
-        unknown = [name for name in names if name not in self._first]
+        unknown = [name for name in names if name not in self.first_names]
         if unknown:
             import difflib
 
-            close = sorted({c for name in unknown for c in difflib.get_close_matches(str(name), self._first, n=2)})
+            close = sorted({c for name in unknown for c in difflib.get_close_matches(str(name), self.first_names, n=2)})
             raise NormMapKeyError(
                 with_details(
                     f"{what} names {'a parameter' if len(unknown) == 1 else 'parameters'} the modular norm does not know",
@@ -241,7 +239,7 @@ class ModularNorm:
             )
         seen: dict[str, str] = {}
         for name in names:
-            first = self._first[name]
+            first = self.first_names[name]
             if first in seen:
                 raise NormMapKeyError(f"{what} names one tied parameter twice: {seen[first]!r} and {name!r}")
             seen[first] = name
@@ -264,14 +262,6 @@ def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _check_finite(tensors: Mapping[str, torch.Tensor], what: str) -> None:
-    if not tensors:
-        return
-    with torch.no_grad():
-        per_device: dict[torch.device, list[str]] = {}
-        for name, t in tensors.items():
-            per_device.setdefault(t.device, []).append(name)
-        for names in per_device.values():  # one transfer a device
-            finite = torch.stack([tensors[name].isfinite().all() for name in names]).tolist()
-            bad = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
-            if bad:
-                raise NormMismatchError(f"{what} with entries that are NaN or infinite: {', '.join(map(repr, bad[:4]))}")
+    bad = nonfinite(tensors)
+    if bad:
+        raise NormMismatchError(f"{what} with entries that are NaN or infinite: {', '.join(map(repr, bad[:4]))}")

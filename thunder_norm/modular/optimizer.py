@@ -1,0 +1,293 @@
+"""Steepest descent under the modular norm, as a `torch.optim.Optimizer`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from thunder_norm.context import Mode
+from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.modular.duality import Ball, Method
+from thunder_norm.modular.masses import LIGHT
+from thunder_norm.modular.norm import ModularNorm
+from thunder_norm.modular.steepest import batches, nonfinite, steepest_steps
+from thunder_norm.tensors import describe
+
+OnBadGradient = Literal["error", "skip"]
+
+
+@dataclass(frozen=True)
+class _Moving:
+    """A parameter that a step moves, by ``group["lr"] * target`` in its own norm."""
+
+    name: str
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+    ball: Ball
+    target: float
+    group: dict[str, Any]
+
+    @property
+    def size(self) -> float:
+        return float(self.group["lr"]) * self.target
+
+
+class ModularOptimizer(torch.optim.Optimizer):
+    """Each step moves all parameters by an update of modular norm ``lr``, along which the loss falls most.
+
+    For a parameter W with gradient G, momentum buffer B and target t (see `ModularNorm.targets`)::
+
+        B <- momentum * B + (1 - momentum) * G
+        D  = momentum * B + (1 - momentum) * G if nesterov else B
+        W <- (1 - lr * t * weight_decay) * W - lr * t * lmo(D)
+
+    ``lmo`` is the duality map of the parameter's own norm (`thunder_norm.modular.duality`): matrices, the taps of kernels too, are
+    orthogonalized, those of one shape in one batch; rows of tables are normalized; gains move by their sign.  To first order, and for
+    inputs and parameters of norm 1, the output moves by at most ``lr``, whatever the width and depth: this is why a learning rate
+    transfers between them.  Decay is decoupled and as large as the step: a parameter's norm tends to at most ``1 / weight_decay``.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> x = torch.randn(3, 4)
+    >>> optimizer = ModularOptimizer(model, x, lr=0.1)
+    >>> model(x).square().mean().backward()
+    >>> optimizer.step()
+
+    Args:
+        model: the module, or its `ModularNorm`, derived before.
+        *example_args: arguments that say shapes and dtypes, as for `ModularNorm`.
+        lr: the modular norm of a step; often 0.01 to 1.
+        momentum: share of the past in each direction, 0 <= momentum < 1.
+        nesterov: look one step ahead.
+        weight_decay: decoupled, as above.
+        masses: which share of a step parameters get, as for `ModularNorm`; biases, gains and scales have 0.1 unless it says otherwise.
+        mode: whose sensitivities; see `ModularNorm`.  The default takes all values to have norm 1; "bound" is safe for all inputs,
+            but its steps vanish in deep networks with normalizations.
+        params: what to move, instead of all parameters that require grad: parameters or (name, parameter), or groups of them with
+            options of their own (lr, momentum, nesterov, weight_decay, project).
+        project: after each step, move parameters to the nearest ones of norm at most 1 (matrices: an SVD).
+        missing_grads: what to do when a parameter that the output depends on has no gradient: "error", or "skip" the parameter.
+        nonfinite_grads: what to do when a gradient has NaN or infinite entries: "error", or "skip" the whole step, counted in
+            `skipped_steps`.
+        method: how matrices are orthogonalized, "newton_schulz" or "svd" (exact).
+        **example_kwargs: as `example_args`, by name.
+
+    Attributes:
+        norm: the modular norm.  ``optimizer.norm.initialize_()`` starts the model at norm 1.
+        skipped_steps: how many steps were skipped because of gradients that are not finite.
+
+    Raises:
+        GradientError: (by `step`) a gradient is missing, sparse or not finite; parameters and state are as before.
+        NormMapKeyError: a parameter the norm does not know.
+        NormMismatchError: an option out of its range; and as for `ModularNorm`.
+
+    Source: Large et al. 2024, "Scalable Optimization in the Modular Norm"; Bernstein and Newhouse 2024, "Modular Duality in Deep
+    Learning".  Decay in units of the step: Pethick et al. 2025, "Training Deep Learning Models with Norm-Constrained LMOs".
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | ModularNorm,
+        *example_args: Any,
+        lr: float,
+        momentum: float = 0.95,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        masses: Mapping[str, float] | None = None,
+        mode: Mode | None = None,
+        params: Iterable[Any] | None = None,
+        project: bool = False,
+        missing_grads: OnBadGradient = "error",
+        nonfinite_grads: OnBadGradient = "error",
+        method: Method = "newton_schulz",
+        **example_kwargs: Any,
+    ):
+        if isinstance(model, ModularNorm):
+            if example_args or example_kwargs or masses is not None or mode is not None:
+                raise NormMismatchError(
+                    "a ModularNorm is complete: example arguments, masses and mode are given when it is derived"
+                )
+            self.norm = model
+        else:
+            self.norm = ModularNorm(model, *example_args, masses=masses, light=LIGHT, mode=mode or "modula", **example_kwargs)
+        self.missing_grads: OnBadGradient = _choice(missing_grads, "missing_grads", OnBadGradient)
+        self.nonfinite_grads: OnBadGradient = _choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
+        self.method: Method = _choice(method, "method", Method)
+        self.skipped_steps = 0
+        self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
+        if params is None:
+            params = [(name, p) for name, p in self.norm.model.named_parameters() if p.requires_grad]
+        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "project": project}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model with options of their own.
+
+        Raises:
+            NormMapKeyError: a parameter the norm does not know.
+            NormMismatchError: an option out of its range.
+        """
+        if isinstance(param_group, dict) and "params" in param_group:
+            given = param_group["params"]
+            is_one = isinstance(given, torch.Tensor)
+            if not isinstance(given, set):  # which torch refuses: it has no order
+                param_group = param_group | {"params": [self._named(p) for p in ([given] if is_one else given)]}
+            _check_options(self.defaults | param_group)
+        super().add_param_group(param_group)
+
+    def _named(self, given: Any) -> Any:
+        """(first name, parameter), under which groups and errors name it."""
+        said, p = given if isinstance(given, tuple) else (None, given)
+        if not isinstance(p, torch.Tensor):
+            return given
+        if id(p) not in self._known:
+            raise NormMapKeyError(
+                with_details(
+                    f"the modular norm does not know {'a parameter' if said is None else repr(said)}: {describe(p)}",
+                    model=type(self.norm.model).__name__,
+                    instead="parameters must be those of the model the norm was derived from; after replacing one (by a layer of "
+                    "another size, .to(...) of a copy, ...) make a new optimizer",
+                )
+            )
+        return self._known[id(p)], p
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the parameters.
+
+        Args:
+            closure: evaluates the model anew, calls `backward` and returns the loss, which is returned.
+
+        Raises:
+            GradientError: a gradient is missing, sparse or not finite; nothing was changed.
+            NormMismatchError: a learning rate or another option of a group has left its range; nothing was changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            moving = self._moving()
+            if not self._is_finite(moving):
+                self.skipped_steps += 1
+                return loss
+            directions = [self._direction(m) for m in moving]
+            for positions in batches([(m.ball, d) for m, d in zip(moving, directions, strict=True)]):
+                self._move([moving[i] for i in positions], [directions[i] for i in positions])
+        return loss
+
+    def _moving(self) -> list[_Moving]:
+        """The parameters to move, checked."""
+        found, missing = [], []
+        for group in self.param_groups:
+            _check_options(group)
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                target = self.norm.targets[name]
+                if p.grad is None:
+                    if target > 0 and p.requires_grad:
+                        missing.append(name)
+                    continue
+                _check_gradient(name, p)
+                if name in self.norm.frozen:
+                    raise NormMismatchError(
+                        f"{name!r} was frozen when the norm was derived, and has mass 0: make a new optimizer now that it trains"
+                    )
+                if target > 0:
+                    found.append(_Moving(name, p, p.grad, self.norm.balls[name], target, group))
+        if missing and self.missing_grads == "error":
+            raise GradientError(
+                with_details(
+                    "no parameter has a gradient" if not found else f"no gradient for {', '.join(map(repr, missing[:4]))}",
+                    instead="call backward() on a loss before step()"
+                    if not found
+                    else "missing_grads='skip' leaves parameters alone that a loss did not reach",
+                )
+            )
+        return found
+
+    def _is_finite(self, moving: list[_Moving]) -> bool:
+        bad = nonfinite({m.name: m.gradient for m in moving})
+        if bad and self.nonfinite_grads == "error":
+            raise GradientError(
+                with_details(
+                    f"gradients with entries that are NaN or infinite: {', '.join(map(repr, bad[:4]))}",
+                    instead="nonfinite_grads='skip' leaves such steps out",
+                )
+            )
+        return not bad
+
+    def _direction(self, m: _Moving) -> torch.Tensor:
+        """The gradient, smoothed by momentum; updates the buffer."""
+        momentum = m.group["momentum"]
+        if not momentum:
+            return m.gradient
+        state = self.state[m.parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(m.parameter, memory_format=torch.preserve_format)
+        past = state["momentum_buffer"].lerp_(m.gradient, 1 - momentum)
+        return m.gradient.lerp(past, momentum) if m.group["nesterov"] else past
+
+    def _move(self, moving: list[_Moving], directions: list[torch.Tensor]) -> None:
+        """Move parameters of one ball and shape."""
+        steps = steepest_steps([(m.ball, d, m.size) for m, d in zip(moving, directions, strict=True)], self.method)
+        for m, step in zip(moving, steps, strict=True):
+            if m.group["weight_decay"]:
+                m.parameter.mul_(1 - m.size * m.group["weight_decay"])
+            m.parameter.sub_(step)
+        projected = [m for m in moving if m.group["project"]]
+        if projected:
+            nearest = moving[0].ball.project(torch.stack([m.parameter for m in projected]))
+            for m, p in zip(projected, nearest, strict=True):
+                m.parameter.copy_(p)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load buffers and options of groups, as saved by `state_dict`.
+
+        Raises:
+            NormMapKeyError: it is of other parameters, or of the same in another order; nothing was changed.
+        """
+        groups = [list(group["param_names"]) for group in self.param_groups]
+        for own, saved in zip(groups, state_dict["param_groups"], strict=False):
+            for name, other in zip(own, saved.get("param_names", ()), strict=False):
+                if other != name and not str(other).endswith("." + name):  # wrappers put a prefix before names
+                    raise NormMapKeyError(f"the loaded state is of {other!r} where this optimizer has {name!r}")
+        super().load_state_dict(state_dict)
+        for group, names in zip(self.param_groups, groups, strict=True):
+            group["param_names"] = names
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("norm", "missing_grads", "nonfinite_grads", "method", "skipped_steps")
+        return super().__getstate__() | {name: self.__dict__[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
+
+
+def _choice(value: Any, name: str, choices: Any) -> Any:
+    if value not in get_args(choices):
+        raise NormMismatchError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")
+    return value
+
+
+def _check_options(group: Mapping[str, Any]) -> None:
+    for name, is_right, what in (
+        ("lr", lambda v: 0 <= v < math.inf, "a number >= 0"),
+        ("momentum", lambda v: 0 <= v < 1, "a number >= 0 and < 1"),
+        ("weight_decay", lambda v: 0 <= v < math.inf, "a number >= 0"),
+    ):
+        value = group[name]
+        is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        if not is_number or not is_right(float(value)):
+            raise NormMismatchError(f"{name} must be {what}, got {value!r}")
+
+
+def _check_gradient(name: str, p: torch.Tensor) -> None:
+    g = p.grad
+    assert g is not None
+    if g.layout != torch.strided:
+        raise GradientError(
+            f"the gradient of {name!r} is sparse ({g.layout}): its norm is over whole rows, so it must be dense (sparse=False)"
+        )
