@@ -7,6 +7,7 @@ is the maximum.  Operations on it find their rule in `thunder_norm.dispatch`; th
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from numbers import Real
@@ -226,6 +227,14 @@ class NormedTensor(torch.Tensor):
     def backward(self, *args: Any, **kwargs: Any):
         """Refused: differentiate the norm, ``x.norm_size.backward()``."""
         raise UnsupportedOpError("a NormedTensor has no backward of its own; use x.norm_size.backward()")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NormedTensor:
+        if self.finalized:
+            return super().__deepcopy__(memo)
+        copied = memo[id(self)] = self._wrap(
+            None, copy.deepcopy(self.norm_size, memo), copy.deepcopy(self.perturbation_size, memo), self.elem_dims
+        )
+        return copied
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         shape = list(self.shape) if self.finalized else "unfinalized"

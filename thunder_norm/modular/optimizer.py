@@ -196,6 +196,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                     )
                 if target > 0:
                     found.append(_Moving(name, p, p.grad, self.norm.balls[name], target, group))
+                    _check_decay(found[-1])
         if missing and self.missing_grads == "error":
             raise GradientError(
                 with_details(
@@ -282,6 +283,14 @@ def _check_options(group: Mapping[str, Any]) -> None:
         is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
         if not is_number or not is_right(float(value)):
             raise NormMismatchError(f"{name} must be {what}, got {value!r}")
+
+
+def _check_decay(m: _Moving) -> None:
+    if m.size * m.group["weight_decay"] > 1:
+        raise NormMismatchError(
+            f"lr {float(m.group['lr']):g} * target {m.target:g} of {m.name!r} * weight_decay {m.group['weight_decay']:g} exceeds 1: the "
+            "parameter would change its sign and grow; lower one of them"
+        )
 
 
 def _check_gradient(name: str, p: torch.Tensor) -> None:

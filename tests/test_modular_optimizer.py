@@ -1,0 +1,432 @@
+"""ModularOptimizer against the same steps written out with numpy's SVD, and as a citizen of torch.optim."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
+from thunder_norm.modular import ModularNorm, ModularOptimizer, steepest
+
+
+class Model(nn.Module):
+    """A table, a kernel, operators of two shapes, biases and gains; unused parameters and frozen ones."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        made: dict[str, Any] = {"dtype": dtype}
+        self.table = nn.Embedding(7, 8, **made)
+        self.conv = nn.Conv1d(8, 8, 3, padding=1, **made)
+        self.norm = nn.LayerNorm(8, **made)
+        self.one = nn.Linear(8, 8, bias=False, **made)
+        self.two = nn.Linear(8, 8, bias=False, **made)
+        self.head = nn.Linear(8, 3, **made)
+        self.fixed = nn.Parameter(torch.ones(8, **made), requires_grad=False)
+
+    def forward(self, i: torch.Tensor) -> torch.Tensor:
+        x = self.table(i)
+        x = self.conv(x.mT).mT
+        x = self.norm(x) * self.fixed
+        return self.head(self.two(torch.relu(self.one(x))))
+
+
+def made(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Model, torch.Tensor]:
+    torch.manual_seed(seed)
+    return Model(dtype), torch.randint(0, 7, (4, 5))
+
+
+def backward(model: nn.Module, i: torch.Tensor, seed: int = 0) -> None:
+    model.zero_grad()
+    out = model(i)
+    aim = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=out.dtype)
+    (out - aim).square().mean().backward()
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def lmo(name: str, d: np.ndarray) -> np.ndarray:
+    """Of the parameters of `Model`, from the definitions, in numpy."""
+    if name == "conv.weight":  # every tap an operator of norm 1 / taps
+        return np.stack([lmo("one.weight", d[:, :, k]) / d.shape[2] for k in range(d.shape[2])], -1)
+    if name in ("one.weight", "two.weight", "head.weight"):
+        u, s, vh = np.linalg.svd(d, full_matrices=False)
+        return u[:, s > 1e-12 * s[0]] @ vh[s > 1e-12 * s[0]] * math.sqrt(d.shape[0] / d.shape[1])
+    if name == "norm.weight":
+        return np.sign(d)
+    size = np.sqrt((d**2).mean(-1, keepdims=True))  # rows of tables, biases
+    return np.divide(d, size, out=np.zeros_like(d), where=size > 0)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+def test_steps_are_those_of_the_formula(momentum, nesterov, weight_decay):
+    model, i = made()
+    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    optimizer = ModularOptimizer(model, i, lr=0.2, method="svd", **options)
+    targets = optimizer.norm.targets
+    assert targets["fixed"] == 0
+    assert all(t > 0 for name, t in targets.items() if name != "fixed")
+    expected = {name: p.numpy() for name, p in values(model).items()}
+    past = {name: np.zeros_like(p) for name, p in expected.items()}
+    for step in range(4):
+        backward(model, i, step)
+        grads = {name: p.grad.numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        for name, g in grads.items():
+            past[name] = momentum * past[name] + (1 - momentum) * g
+            d = momentum * past[name] + (1 - momentum) * g if nesterov else past[name]
+            size = 0.2 * targets[name]
+            expected[name] = (1 - size * weight_decay) * expected[name] - size * lmo(name, d)
+        for name, p in values(model).items():
+            np.testing.assert_allclose(p.numpy(), expected[name], rtol=0, atol=1e-10, err_msg=name)
+
+
+def test_a_step_has_modular_norm_lr_and_lowers_the_loss():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.03, momentum=0.0, method="svd")
+    backward(model, i)
+    before, grads = values(model), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    step = {name: p - before[name] for name, p in values(model).items()}
+    assert optimizer.norm(step).item() == pytest.approx(0.03, rel=1e-9)
+    assert sum((grads[name] * step[name]).sum().item() for name in grads) < 0
+
+
+def test_matrices_of_one_shape_are_orthogonalized_in_one_batch(monkeypatch):
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    shapes = []
+    real = steepest.OperatorBall.lmo
+    monkeypatch.setattr(
+        steepest.OperatorBall, "lmo", lambda self, g, *rest: (shapes.append(tuple(g.shape)), real(self, g, *rest))[1]
+    )
+    backward(model, i)
+    optimizer.step()
+    assert sorted(shapes) == [(2, 8, 8), (3, 8), (8, 8, 3)]  # one and two; head; the kernel
+
+
+def test_groups_have_options_of_their_own():
+    model, i = made()
+    norm = ModularNorm(model, i, mode="typical")
+    groups = [
+        {"params": [model.one.weight], "lr": 0.5},
+        {"params": model.two.parameters(), "weight_decay": 1.0, "momentum": 0.0},
+        {"params": [("whatever", model.head.weight)], "project": True},
+    ]
+    optimizer = ModularOptimizer(norm, lr=0.1, params=groups)
+    optimizer.add_param_group({"params": model.table.weight, "lr": 0.0})
+    assert [g["param_names"] for g in optimizer.param_groups] == [
+        ["one.weight"],
+        ["two.weight"],
+        ["head.weight"],
+        ["table.weight"],
+    ]
+    backward(model, i)
+    before = values(model)
+    optimizer.step()
+    moved = {
+        name: norm.balls[name].norm(p - before[name]).item() / norm.targets[name]
+        for name, p in values(model).items()
+        if name != "fixed"
+    }
+    assert moved["one.weight"] == pytest.approx(0.5, rel=0.01)
+    assert moved["table.weight"] == moved["conv.weight"] == moved["head.bias"] == 0
+    decayed = before["two.weight"] * (1 - 0.1 * norm.targets["two.weight"])
+    size = norm.balls["two.weight"].norm(model.two.weight.detach() - decayed).item()
+    assert size == pytest.approx(0.1 * norm.targets["two.weight"], rel=0.01)
+    assert norm.balls["head.weight"].norm(model.head.weight.detach()) <= 1 + 1e-9
+
+
+def test_decay_keeps_norms_below_its_inverse_and_projection_below_1():
+    for options, limit in (({"weight_decay": 2.0}, 0.5), ({"project": True}, 1.0)):
+        model, i = made()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.01)
+        norm = ModularNorm(model, i, mode="typical")
+        optimizer = ModularOptimizer(norm, lr=0.4 / max(norm.targets.values()), method="svd", **options)
+        largest = 0.0
+        for step in range(200):
+            backward(model, i, 0 if step % 2 else step)
+            optimizer.step()
+            sizes = {n: norm.balls[n].norm(p.detach()).item() for n, p in model.named_parameters() if p.requires_grad}
+            largest = max(largest, *sizes.values())
+            assert all(size <= limit * (1 + 1e-6) for size in sizes.values()), sizes
+        assert largest > 0.9 * limit  # they do grow that far
+
+
+def test_state_is_saved_and_restored_bit_for_bit():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, nesterov=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+
+    def train(model: nn.Module, optimizer: Any, scheduler: Any, steps: range) -> None:
+        for step in steps:
+            backward(model, i, step)
+            optimizer.step()
+            scheduler.step()
+
+    train(model, optimizer, scheduler, range(3))
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, file)
+    train(model, optimizer, scheduler, range(3, 6))
+
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other, _ = made(seed=1)
+    resumed = ModularOptimizer(other, i, lr=7.0)
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    following = torch.optim.lr_scheduler.CosineAnnealingLR(resumed, 8)
+    following.load_state_dict(saved["scheduler"])
+    assert resumed.param_groups[0]["lr"] == saved["optimizer"]["param_groups"][0]["lr"]
+    train(other, resumed, following, range(3, 6))
+    for name, p in values(model).items():
+        assert torch.equal(p, values(other)[name]), name
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_copies_step_like_the_original(copied: Callable):
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    backward(model, i)
+    optimizer.step()
+    other_model, other = copied((model, optimizer))
+    for m, o in ((model, optimizer), (other_model, other)):
+        backward(m, i, 1)
+        o.step()
+    assert all(torch.equal(p, values(other_model)[name]) for name, p in values(model).items())
+    assert other.param_groups[0]["params"][0] is not optimizer.param_groups[0]["params"][0]
+
+
+def test_loading_the_state_of_other_parameters_is_refused():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    state = optimizer.state_dict()
+    names = state["param_groups"][0]["param_names"]
+    wrapped = copy.deepcopy(state)
+    wrapped["param_groups"][0]["param_names"] = [f"module.{n}" for n in names]  # as DistributedDataParallel names them
+    optimizer.load_state_dict(wrapped)
+    assert optimizer.param_groups[0]["param_names"] == names
+    state["param_groups"][0] = state["param_groups"][0] | {"param_names": names[::-1], "lr": 9.0}
+    with pytest.raises(NormMapKeyError, match=r"'head.bias' where this optimizer has 'table.weight'"):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(i).square().mean()
+        loss.backward()
+        return loss
+
+    before = values(model)
+    with torch.no_grad():
+        loss = optimizer.step(closure)
+    assert loss.requires_grad
+    assert not torch.equal(model.one.weight, before["one.weight"])
+
+
+def test_a_learning_rate_schedule_sets_the_size_of_steps():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.4, momentum=0.0, method="svd")
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    for step in range(3):
+        backward(model, i)
+        before = values(model)
+        optimizer.step()
+        scheduler.step()
+        moved = {name: p - before[name] for name, p in values(model).items()}
+        assert optimizer.norm(moved).item() == pytest.approx(0.4 * 0.5**step, rel=1e-9)
+
+
+def test_low_precision_parameters_move_in_their_own_dtype():
+    model, i = made(dtype=torch.bfloat16)
+    optimizer = ModularOptimizer(model, i, lr=1.0)
+    backward(model, i)
+    before = values(model)
+    optimizer.step()
+    moved = {name: (p - before[name]).float() for name, p in values(model).items()}
+    assert model.one.weight.dtype == optimizer.state[model.one.weight]["momentum_buffer"].dtype == torch.bfloat16
+    assert optimizer.norm(moved).item() == pytest.approx(1.0, rel=0.2)  # parameters have 8 bits
+
+
+def test_tied_parameters_move_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(7, 8)
+            self.head = nn.Linear(8, 7, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, i):
+            return self.head(self.table(i))
+
+    model, i = Tied(), torch.arange(7)
+    optimizer = ModularOptimizer(model, i, lr=0.1, params=[model.head.weight])
+    assert optimizer.param_groups[0]["param_names"] == ["table.weight"]
+    backward(model, i)
+    before = values(model)
+    optimizer.step()
+    step = {name: p - before[name] for name, p in values(model).items()}
+    assert optimizer.norm(step).item() == pytest.approx(0.1, rel=0.01)
+
+
+def _poisoned(model: Model, what: Any) -> None:
+    model.two.weight.grad = what
+
+
+BAD_GRADIENTS = [
+    (lambda m: _poisoned(m, None), r"no gradient for 'two.weight'\n.*missing_grads='skip'"),
+    (lambda m: m.zero_grad(), r"no parameter has a gradient\n.*call backward\(\)"),
+    (lambda m: m.two.weight.grad[3, 3].fill_(math.nan), r"NaN or infinite: 'two.weight'\n.*nonfinite_grads='skip'"),
+    (lambda m: m.head.bias.grad[0].fill_(math.inf), r"NaN or infinite: 'head.bias'"),
+    (lambda m: _poisoned(m, m.two.weight.grad.to_sparse()), r"gradient of 'two.weight' is sparse .*sparse=False"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_GRADIENTS)
+def test_a_bad_gradient_is_an_error_and_changes_nothing(spoil, message):
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    backward(model, i)
+    optimizer.step()
+    backward(model, i, 1)
+    spoil(model)
+    before, state = values(model), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(GradientError, match=message):
+        optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+    for k, buffers in optimizer.state_dict()["state"].items():
+        assert torch.equal(buffers["momentum_buffer"], state["state"][k]["momentum_buffer"])
+    assert optimizer.state_dict()["param_groups"] == state["param_groups"]
+
+
+def test_a_step_with_gradients_that_are_not_finite_can_be_skipped():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, nonfinite_grads="skip")
+    backward(model, i)
+    model.one.weight.grad[0, 0] = math.nan
+    before = values(model)
+    optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert not optimizer.state
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+    backward(model, i)
+    optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert not torch.equal(model.one.weight, before["one.weight"])
+
+
+def test_a_missing_gradient_can_be_skipped():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, missing_grads="skip")
+    backward(model, i)
+    model.two.weight.grad = None
+    before = values(model)
+    optimizer.step()
+    assert torch.equal(model.two.weight, before["two.weight"])
+    assert not torch.equal(model.one.weight, before["one.weight"])
+
+
+def test_parameters_frozen_and_unfrozen_later():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    model.one.weight.requires_grad_(False)
+    backward(model, i)
+    model.one.weight.grad = None
+    optimizer.step()  # frozen now: left alone
+    model.fixed.requires_grad_(True)
+    optimizer.add_param_group({"params": [model.fixed]})
+    backward(model, i)
+    with pytest.raises(NormMismatchError, match=r"'fixed' was frozen when the norm was derived"):
+        optimizer.step()
+
+
+def test_parameters_that_are_not_the_models_are_refused():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, params=[model.one.weight])
+    with pytest.raises(NormMapKeyError, match=r"does not know 'new': Tensor.*\n.*Model\n"):
+        optimizer.add_param_group({"params": [("new", nn.Parameter(torch.ones(8, 8)))]})
+    with pytest.raises(NormMapKeyError, match="does not know a parameter"):
+        ModularOptimizer(model, i, lr=0.1, params=nn.Linear(8, 8).parameters())
+    with pytest.raises(TypeError, match="ordered"):
+        optimizer.add_param_group({"params": {model.two.weight}})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr must be a number >= 0, got -1.0"),
+        ({"lr": math.nan}, "lr must be a number"),
+        ({"lr": "fast"}, "lr must be a number"),
+        ({"momentum": 1.0}, "momentum must be a number >= 0 and < 1"),
+        ({"weight_decay": -0.1}, "weight_decay must be"),
+        ({"method": "qr"}, "method must be one of 'newton_schulz', 'svd'"),
+        ({"missing_grads": "no"}, "missing_grads must be one of 'error', 'skip'"),
+        ({"nonfinite_grads": None}, "nonfinite_grads must be one of"),
+        ({"mode": "best"}, "mode"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    model, i = made()
+    with pytest.raises(NormMismatchError, match=message):
+        ModularOptimizer(model, i, **({"lr": 0.1} | options))
+
+
+def test_a_schedule_that_goes_wrong_is_refused_before_anything_moves():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    backward(model, i)
+    before = values(model)
+    optimizer.param_groups[0]["lr"] = math.nan
+    with pytest.raises(NormMismatchError, match="lr must be"):
+        optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+
+
+def test_decay_that_would_flip_a_parameter_is_refused():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=1.0, weight_decay=1e4)
+    backward(model, i)
+    before = values(model)
+    with pytest.raises(NormMismatchError, match=r"of 'table.weight' \* weight_decay 10000 exceeds 1"):
+        optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+
+
+def test_a_norm_that_was_derived_is_taken_as_it_is():
+    model, i = made()
+    norm = ModularNorm(model, i, masses={"table": 0.0}, mode="typical")
+    assert ModularOptimizer(norm, lr=0.1).norm is norm
+    for wrong in ({"mode": "bound"}, {"masses": {}}):
+        with pytest.raises(NormMismatchError, match="a ModularNorm is complete"):
+            ModularOptimizer(norm, lr=0.1, **wrong)
+    with pytest.raises(NormMismatchError, match="a ModularNorm is complete"):
+        ModularOptimizer(norm, i, lr=0.1)
+
+
+def test_the_optimizer_of_a_compiled_model_moves_the_model_inside():
+    model, i = made(dtype=torch.float32)
+    optimizer = ModularOptimizer(torch.compile(model, backend="eager"), i, lr=0.1)
+    backward(model, i)
+    before = values(model)
+    optimizer.step()
+    assert not torch.equal(model.one.weight, before["one.weight"])
