@@ -41,15 +41,22 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int, seconds: float = 0.02) -> Measured:
+Clock = Callable[[Callable[[], Any], int], float]
+"""How long one of `repeats` calls takes, in seconds."""
+
+
+def in_turns(
+    candidates: Mapping[str, Callable[[], Any]], rounds: int, seconds: float = 0.02, clock: Clock | None = None
+) -> Measured:
     """Time each candidate for about `seconds` in each round, in another order each time, after warming all of them up."""
-    repeats = {name: _repeats(call, seconds) for name, call in candidates.items()}
+    clock = clock or _time
+    repeats = {name: _repeats(call, seconds, clock) for name, call in candidates.items()}
     found: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             with no_garbage_collection():
-                found[name].append(_time(candidates[name], repeats[name]))
+                found[name].append(clock(candidates[name], repeats[name]))
     return Measured(found)
 
 
@@ -64,10 +71,10 @@ def once_in_turns(makers: Mapping[str, Callable[[], Any]], rounds: int) -> Measu
     return Measured(found)
 
 
-def _repeats(call: Callable[[], Any], seconds: float) -> int:
+def _repeats(call: Callable[[], Any], seconds: float, clock: Clock) -> int:
     for _ in range(3):
         call()
-    return max(1, round(seconds / _time(call, 3)))
+    return max(1, round(seconds / clock(call, 3)))
 
 
 def _time(call: Callable[[], Any], repeats: int) -> float:
