@@ -512,6 +512,10 @@ def test_initialized_parameters_have_norm_exactly_1(name):
     before = {k: p.clone() for k, p in model.named_parameters()}
     norm.initialize_(torch.Generator().manual_seed(1))
     assert all(torch.equal(p, before[k]) for k, p in model.named_parameters())
+    norm.initialize_(torch.Generator().manual_seed(1), zero_biases=True)
+    for k, p in model.named_parameters():
+        is_bias = p.ndim == 1 and norm.norms[k].kind is RMSTensor
+        assert torch.equal(p, torch.zeros_like(p)) if is_bias else p.count_nonzero() > 0, k
 
 
 def test_a_projection_changes_only_what_is_too_large():
@@ -557,6 +561,34 @@ def test_a_scope_shares_its_mass_in_proportion_from_the_inside_out():
     assert masses_of({"2": 2.0, "2.weight": 5.0, "2.bias": 0.0})["2.weight"] == 2.0
     assert masses_of({"": 1.0, "3": 2.0})["3.0.weight"] == pytest.approx(2 / 3 / (3.3 + 1.1 + 2))
     assert sum(masses_of({"": 1.0, "3": 2.0}).values()) == pytest.approx(1)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 6):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        return x + self.down(F.relu(self.up(x)))
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+def test_repeated_blocks_have_the_mass_of_one(depth):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Sequential(*(Block() for _ in range(depth))), nn.Linear(6, 4))
+    norm = ModularNorm(model, torch.randn(3, 4))
+    of_blocks = {name: m for name, m in norm.masses.items() if name.startswith("1.")}
+    assert sum(of_blocks.values()) == pytest.approx(2.1)
+    assert len(set(of_blocks.values())) == 2  # of a matrix, of a bias
+    assert norm.masses["0.weight"] == norm.masses["2.weight"] == 1
+    assert ModularNorm(model, torch.randn(3, 4), masses={"1": 4.0}).masses["1.0.up.weight"] == pytest.approx(4 / 2.1 / depth)
+    assert ModularNorm(model, torch.randn(3, 4), mode="modula").masses["1.0.up.weight"] == 1
+
+
+def test_stacks_in_stacks_share_twice_and_other_modules_do_not():
+    inner = [nn.Sequential(Block(), Block()), nn.Sequential(Block(), Block()), nn.Sequential(Block(), nn.Linear(6, 6))]
+    norm = ModularNorm(nn.Sequential(*inner, nn.Linear(6, 6), nn.Linear(6, 6)), torch.randn(3, 6))
+    named = {name: norm.masses[name] for name in ("0.0.up.weight", "1.1.up.weight", "2.0.up.weight", "2.1.weight", "3.weight")}
+    assert list(named.values()) == [0.25, 0.25, 1, 1, 1]
 
 
 def test_annotated_masses_hold_unless_the_call_says_otherwise():

@@ -3,6 +3,10 @@
 By default matrices, kernels and tables have mass 1; what has one dimension of size above 1 at most and is no operator (biases, gains,
 scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  Frozen parameters have mass 0, whatever is said.
 
+Repeated blocks have the mass of one of them together: modules inside an ``nn.ModuleList`` or ``nn.Sequential`` that are of one class,
+have submodules and parameters of the same names.  So a deeper model leaves as much of a step to its embedding and its head, without
+which a learning rate would have to grow with depth.  In mode "modula" they add up, as Modula's do.
+
 A statement names a *scope*, a parameter, a module or a pattern, and the mass its parameters have together: theirs are multiplied by
 the same number, Modula's ``tare``.  Statements hold from the inside out, as Modula's models are built: that of a smaller scope first,
 so one of a larger scope may scale it again.  Zeros come before all others.
@@ -61,12 +65,37 @@ def default_mass(norm: Wanted, shape: torch.Size, light: float) -> float:
     return 1.0 if is_heavy else light
 
 
+def repetitions(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """How many blocks like its own a parameter, by its first name, shares a mass with; 1 outside of any.
+
+    >>> def block():
+    ...     return torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.ReLU())
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4, bias=False), block(), block(), block())
+    >>> repetitions(model, {name: (name,) for name, _ in model.named_parameters()})
+    {'0.weight': 1, '1.0.weight': 3, '2.0.weight': 3, '3.0.weight': 3}
+    """
+    found = dict.fromkeys(tied, 1)
+    for path, container in model.named_modules():
+        if not isinstance(container, torch.nn.ModuleList | torch.nn.Sequential):
+            continue
+        alike: dict[Any, list[str]] = {}
+        for name, child in container.named_children():
+            if next(child.children(), None) is not None:
+                key = type(child), frozenset(name for name, _ in child.named_parameters(remove_duplicate=False))
+                alike.setdefault(key, []).append(f"{path}.{name}" if path else name)
+        for paths in alike.values():
+            for name in frozenset().union(*(_inside(p, tied) for p in paths)):
+                found[name] *= len(paths)
+    return found
+
+
 def assign_masses(
     model: torch.nn.Module,
     masses: Mapping[str, float] | None,
     norms: Mapping[str, Wanted],
     tied: Mapping[str, tuple[str, ...]],
     light: float,
+    mode: Mode,
 ) -> dict[str, float]:
     """The mass of every parameter, by its first name.
 
@@ -76,6 +105,7 @@ def assign_masses(
         norms: the norm of each parameter, by its first name.
         tied: for each first name, all names of the parameter.
         light: the mass of biases, gains and scales.
+        mode: in "modula" repeated blocks do not share a mass.
 
     Raises:
         NormMapKeyError: a name or pattern that nothing has.
@@ -84,7 +114,11 @@ def assign_masses(
     """
     parameters = dict(model.named_parameters())
     trainable = frozenset(name for name, p in parameters.items() if p.requires_grad)
-    found = {name: default_mass(norms[name], p.shape, light) if p.requires_grad else 0.0 for name, p in parameters.items()}
+    repeats = dict.fromkeys(tied, 1) if mode == "modula" else repetitions(model, tied)
+    found = {
+        name: default_mass(norms[name], p.shape, light) / repeats[name] if p.requires_grad else 0.0
+        for name, p in parameters.items()
+    }
     scopes = [*_annotated(model, tied), *_given(model, masses, tied)]
     stated: dict[frozenset[str], Scope] = {}
     for scope in scopes:  # of two statements about the same parameters the last one counts: the one given in the call

@@ -20,7 +20,7 @@ from torch._dynamo import OptimizedModule
 from thunder_norm.context import Mode, check_mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.inference import Wanted
-from thunder_norm.modular.duality import Ball, Method, ball
+from thunder_norm.modular.duality import Ball, Method, RMSBall, ball
 from thunder_norm.modular.masses import assign_masses, light_mass
 from thunder_norm.modular.steepest import nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
@@ -89,7 +89,7 @@ class ModularNorm:
         self.inputs: tuple[tuple, dict] = found.inputs
         self.outputs: Any = found.outputs
         self.sensitivities: dict[str, float] = found.sensitivities
-        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light_mass(light, self.mode))
+        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light_mass(light, self.mode), self.mode)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded()
         self.targets: dict[str, float] = {name: self._target(name) for name in self.masses}
@@ -186,16 +186,25 @@ class ModularNorm:
         return self._replace(lambda name, p: self.balls[name].project(p))
 
     @torch.no_grad()
-    def initialize_(self, generator: torch.Generator | None = None) -> ModularNorm:
-        """Draw every parameter that is not frozen anew, of norm exactly 1, in place.
+    def initialize_(self, generator: torch.Generator | None = None, *, zero_biases: bool = False) -> ModularNorm:
+        """Draw every parameter that is not frozen anew, of norm exactly 1 (up to rounding in its dtype), in place.
 
-        (Up to rounding in the parameter's dtype.)  Operators become semi-orthogonal matrices times ``sqrt(out / in)``, kernels such in every tap, tables, biases and other tensors
+        Operators become semi-orthogonal matrices times ``sqrt(out / in)``, kernels such in every tap, tables, biases and other tensors
         of an RMS norm random rows of norm 1, tensors of a largest entry (gains, scales) ones.
+
+        Args:
+            generator: of random numbers.
+            zero_biases: start one-dimensional parameters of an RMS norm at 0 instead, as is usual to train from.
 
         Raises:
             NormMismatchError: a parameter is on the meta device.
         """
-        return self._replace(lambda name, p: self.balls[name].draw(p.shape, generator), reads=False)
+
+        def drawn(name: str, p: torch.Tensor) -> torch.Tensor:
+            is_bias = p.ndim == 1 and isinstance(self.balls[name], RMSBall)
+            return torch.zeros_like(p) if zero_biases and is_bias else self.balls[name].draw(p.shape, generator)
+
+        return self._replace(drawn, reads=False)
 
     def _replace(self, new: Callable[[str, torch.Tensor], torch.Tensor], reads: bool = True) -> ModularNorm:
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}

@@ -47,8 +47,8 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     ``lmo`` is the duality map of the parameter's own norm (`thunder_norm.modular.duality`): matrices, the taps of kernels too, are
     orthogonalized, those of one shape in one batch; rows of tables are normalized; gains move by their sign.  To first order, and for
-    inputs and parameters of norm 1, the output moves by at most ``lr``, whatever the width and depth: this is why a learning rate
-    transfers between them.  Decay is decoupled and as large as the step: a parameter's norm tends to at most ``1 / weight_decay``.
+    inputs and parameters of norm 1, the output moves by ``lr`` at most (of mode "bound"; of "typical", about), whatever the width and
+    depth, and repeated blocks share one mass: this is why a learning rate transfers between them.  Decay is decoupled and as large as the step: a parameter's norm tends to at most ``1 / weight_decay``.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(3, 4)
@@ -64,8 +64,9 @@ class ModularOptimizer(torch.optim.Optimizer):
         nesterov: look one step ahead.
         weight_decay: decoupled, as above.
         masses: which share of a step parameters get, as for `ModularNorm`; biases, gains and scales have 0.1 unless it says otherwise.
-        mode: whose sensitivities; see `ModularNorm`.  The default takes all values to have norm 1; "bound" is safe for all inputs,
-            but its steps vanish in deep networks with normalizations.
+        mode: whose sensitivities; see `ModularNorm`.  "typical", the default, has those of random inputs and suits models as they are;
+            "modula" models in Modula's form (residual branches scaled by 1 / depth, attention by 1 / width of a head); "bound" is safe
+            for all inputs, but its steps vanish in deep networks with normalizations.
         params: what to move, instead of all parameters that require grad: parameters or (name, parameter), or groups of them with
             options of their own (lr, momentum, nesterov, weight_decay, project).
         project: after each step, move parameters to the nearest ones of norm at most 1 (matrices: an SVD).
@@ -76,7 +77,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         **example_kwargs: as `example_args`, by name.
 
     Attributes:
-        norm: the modular norm.  ``optimizer.norm.initialize_()`` starts the model at norm 1.
+        norm: the modular norm.  ``optimizer.norm.initialize_(zero_biases=True)`` starts the model at norm 1.
         skipped_steps: how many steps were skipped because of gradients that are not finite.
 
     Raises:
@@ -112,7 +113,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 )
             self.norm = model
         else:
-            self.norm = ModularNorm(model, *example_args, masses=masses, light=LIGHT, mode=mode or "modula", **example_kwargs)
+            self.norm = ModularNorm(model, *example_args, masses=masses, light=LIGHT, mode=mode or "typical", **example_kwargs)
         self.missing_grads: OnBadGradient = _choice(missing_grads, "missing_grads", OnBadGradient)
         self.nonfinite_grads: OnBadGradient = _choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
         self.method: Method = _choice(method, "method", Method)
