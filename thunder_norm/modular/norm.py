@@ -9,8 +9,9 @@ Source: Large et al. 2024, "Scalable Optimization in the Modular Norm"; here for
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from torch._dynamo import OptimizedModule
 from thunder_norm.context import Mode, check_mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.inference import Wanted
+from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, Method, RMSBall, ball
 from thunder_norm.modular.masses import assign_masses, light_mass
-from thunder_norm.modular.steepest import nonfinite, steepest_steps
+from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
+from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.parameters import tied_names
 from thunder_norm.tensors import NORM_DTYPE, describe
@@ -41,7 +44,8 @@ class ModularNorm:
 
     Args:
         model: any module that runs in normed mode; on the meta device no weights are touched.  Of one that `thunder.jit`,
-            `torch.compile` or DistributedDataParallel made, the module inside; names of both are understood.
+            `torch.compile` or DistributedDataParallel made, the module inside; names of both are understood.  Parameters may be
+            sharded (`fully_shard`, or any DTensors); the norm is that of the whole ones, also if it is derived before.
         *example_args: arguments that say shapes and dtypes.  A floating tensor is taken to have norm 1, in the norm that the first
             operation on it wants (RMS over the last dimension if it wants none); if any argument is a NormedTensor, those say
             which norms inputs have, and a plain tensor stands for itself.
@@ -52,6 +56,7 @@ class ModularNorm:
 
     Attributes:
         model: the model, the one inside if it was wrapped.
+        process_group: of DistributedDataParallel, if the model was wrapped in it.
         mode: the mode.
         first_names: every name of a parameter, those of tied ones and of a wrapped model included -> its first name in the model.
         frozen: the parameters that did not require grad.
@@ -80,7 +85,8 @@ class ModularNorm:
     ):
         if not isinstance(model, torch.nn.Module):
             raise NormMismatchError(f"ModularNorm needs a torch.nn.Module, got {describe(model)}")
-        given, model = model, _unwrapped(model)
+        given, (model, self.process_group) = model, _unwrapped(model)
+        reshard(model)
         self.model, self.mode = model, check_mode(mode)
         found = UnitNorms.of(model, example_args, example_kwargs, self.mode)
         names = tied_names(model)
@@ -96,6 +102,7 @@ class ModularNorm:
         self.first_names: dict[str, str] = {name: first for first, all_names in tied.items() for name in all_names}
         by_id = {id(p): name for name, p in model.named_parameters()}
         self.first_names |= {k: by_id[id(p)] for k, p in given.named_parameters(remove_duplicate=False) if id(p) in by_id}
+        self._spreads: dict[Any, Spread | None] = {}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
 
@@ -130,7 +137,7 @@ class ModularNorm:
 
         Args:
             updates: parameter name -> how far it moves; those left out, or None, do not.  Infinite if one that has mass 0 moves
-                and the output with it.
+                and the output with it.  Collective if they are DTensors, which every rank gathers.
 
         Raises:
             NormMapKeyError: an unknown name, or two names of one parameter.
@@ -144,7 +151,7 @@ class ModularNorm:
 
     def _share(self, name: str, update: torch.Tensor) -> torch.Tensor:
         """``(M / m_k) S_k ||D_k||_k``."""
-        size = self.balls[name].norm(update)
+        size = self.balls[name].norm(whole(update))
         mass, s = self.masses[name], self.sensitivities[name]
         if mass > 0 or s == 0:
             return size * (self.mass * s / mass if mass > 0 else 0.0)
@@ -159,7 +166,8 @@ class ModularNorm:
         one batch.  Zero where the gradient or the target is.
 
         Args:
-            grads: parameter name -> gradient; one that is None is left out of the result.
+            grads: parameter name -> gradient; one that is None is left out of the result.  Of DTensors each matrix is orthogonalized
+                by one rank, and the result is sharded as they are, and not differentiable; collective.
             target_norm: the size of the step.
             method: how operators are orthogonalized, "newton_schulz" or "svd".
 
@@ -172,25 +180,66 @@ class ModularNorm:
         given = self._checked(grads, "grads")
         sizes = {name: target_norm * self.targets[self.first_names[name]] for name in given}
         moving = [name for name, size in sizes.items() if size > 0]
-        steps = steepest_steps([(self.balls[self.first_names[name]], given[name], sizes[name]) for name in moving], method)
+        balls = [self.balls[self.first_names[name]] for name in moving]
+
+        def steepest(at: Sequence[int], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return steepest_steps([(balls[i], t, sizes[moving[i]]) for i, t in zip(at, parts, strict=True)], method)
+
+        steps = self._mapped(steepest, {name: given[name] for name in moving}, can_fail=method == "svd")
         found = dict(zip(moving, steps, strict=True))
         return {name: found[name] if name in found else torch.zeros_like(g) for name, g in given.items()}
 
+    def _mapped(
+        self,
+        work: Callable[[list[int], list[torch.Tensor]], list[torch.Tensor]],
+        tensors: Mapping[str, torch.Tensor],
+        can_fail: bool,
+    ) -> list[torch.Tensor]:
+        """What `work` makes of tensors at positions; of sharded ones each on one rank, as shards."""
+        spread = self._spread({self.first_names[name]: t for name, t in tensors.items()})
+        if spread is None:
+            return work(list(range(len(tensors))), list(tensors.values()))
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
+            raise NormMismatchError(
+                "what is made of shards on several ranks is not differentiable: detach them, or use no_grad()"
+            )
+        shards = spread.map([self.first_names[name] for name in tensors], [local(t) for t in tensors.values()], work, can_fail)
+        return [around(shard, t) for shard, t in zip(shards, tensors.values(), strict=True)]
+
+    def _spread(self, tensors: Mapping[str, torch.Tensor], group: Any = None) -> Spread | None:
+        """How they are spread over ranks, by first name."""
+        if group is None and not any(map(is_spread, tensors.values())):
+            return None
+        key = group, tuple((name, getattr(t, "device_mesh", None), getattr(t, "placements", None)) for name, t in tensors.items())
+        if key not in self._spreads:
+            self._spreads[key] = Spread.of(tensors, self.balls, group)
+        return self._spreads[key]
+
     @torch.no_grad()
     def project_(self) -> ModularNorm:
-        """Move every parameter that is not frozen to the nearest tensor of norm at most 1, in place.
+        """Move every parameter that is not frozen to the nearest tensor of norm at most 1, in place; collective if they are sharded.
 
         Raises:
             NormMismatchError: a parameter is on the meta device, or has an entry that is not finite.
         """
-        return self._replace(lambda name, p: self.balls[name].project(p))
+        parameters = self._changeable()
+        self._check_finite(parameters, "parameters")
+        balls = [self.balls[name] for name in parameters]
+
+        def projected(at: Sequence[int], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return nearest([(balls[i], t) for i, t in zip(at, parts, strict=True)])
+
+        for p, new in zip(parameters.values(), self._mapped(projected, parameters, can_fail=True), strict=True):
+            local(p).copy_(local(new))
+        return self
 
     @torch.no_grad()
     def initialize_(self, generator: torch.Generator | None = None, *, zero_biases: bool = False) -> ModularNorm:
         """Draw every parameter that is not frozen anew, of norm exactly 1 (up to rounding in its dtype), in place.
 
         Operators become semi-orthogonal matrices times ``sqrt(out / in)``, kernels such in every tap, tables, biases and other tensors
-        of an RMS norm random rows of norm 1, tensors of a largest entry (gains, scales) ones.
+        of an RMS norm random rows of norm 1, tensors of a largest entry (gains, scales) ones.  Collective if parameters are sharded or
+        the model was wrapped in DistributedDataParallel: all ranks draw the first one's numbers.
 
         Args:
             generator: of random numbers.
@@ -200,22 +249,24 @@ class ModularNorm:
             NormMismatchError: a parameter is on the meta device.
         """
 
-        def drawn(name: str, p: torch.Tensor) -> torch.Tensor:
+        def drawn(name: str, p: torch.Tensor, random: torch.Generator | None) -> torch.Tensor:
             is_bias = p.ndim == 1 and isinstance(self.balls[name], RMSBall)
-            return torch.zeros_like(p) if zero_biases and is_bias else self.balls[name].draw(p.shape, generator)
+            return torch.zeros(p.shape) if zero_biases and is_bias else self.balls[name].draw(p.shape, random)
 
-        return self._replace(drawn, reads=False)
+        parameters = self._changeable()
+        spread = self._spread(parameters, self.process_group)
+        with contextlib.nullcontext(generator) if spread is None else spread.same_random(generator) as random:
+            for name, p in parameters.items():
+                local(p).copy_(cut(drawn(name, p, random), p))
+        return self
 
-    def _replace(self, new: Callable[[str, torch.Tensor], torch.Tensor], reads: bool = True) -> ModularNorm:
+    def _changeable(self) -> dict[str, torch.Tensor]:
+        reshard(self.model)
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         on_meta = [name for name, p in parameters.items() if p.device.type == "meta"]
         if on_meta:
             raise NormMismatchError(f"parameters on the meta device have no data to change: {', '.join(map(repr, on_meta[:4]))}")
-        if reads:
-            _check_finite(parameters, "parameters")
-        for name, p in parameters.items():
-            p.copy_(new(name, p))
-        return self
+        return parameters
 
     def _checked(self, tensors: Mapping[str, torch.Tensor | None], what: str) -> dict[str, torch.Tensor]:
         """The tensors that are there, if all fit the parameters they are given for."""
@@ -230,8 +281,18 @@ class ModularNorm:
                 raise NormMismatchError(
                     f"{what}[{name!r}] must be a dense floating tensor of shape {list(shape)}, got {describe(t)}{layout}"
                 )
-        _check_finite(given, what)
+        self._check_finite(given, what)
         return given
+
+    def _check_finite(self, tensors: Mapping[str, torch.Tensor], what: str) -> None:
+        first_names = {self.first_names[name]: name for name in tensors}
+        bad = nonfinite({name: local(t) for name, t in tensors.items()})
+        spread = self._spread({first: tensors[name] for first, name in first_names.items()})
+        if spread is not None:
+            (found,) = spread.agree(None, [self.first_names[name] for name in bad])
+            bad = [first_names[first] for first in found]
+        if bad:
+            raise NormMismatchError(f"{what} with entries that are NaN or infinite: {', '.join(map(repr, bad[:4]))}")
 
     def _check_names(self, names: Iterable[str], what: str) -> None:
         unknown = [name for name in names if name not in self.first_names]
@@ -253,24 +314,24 @@ class ModularNorm:
                 raise NormMapKeyError(f"{what} names one tied parameter twice: {seen[first]!r} and {name!r}")
             seen[first] = name
 
+    def __getstate__(self) -> dict[str, Any]:
+        # process groups cannot be copied or pickled
+        return self.__dict__ | {"process_group": None, "_spreads": {}}
+
     def __repr__(self) -> str:
         unreached = f", not reached: {', '.join(self.unreached)}" if self.unreached else ""
         return f"ModularNorm({type(self.model).__name__}, {len(self.targets)} parameters, mode {self.mode!r}{unreached})"
 
 
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+def _unwrapped(model: torch.nn.Module) -> tuple[torch.nn.Module, Any]:
+    """The module inside, and the process group it is replicated in."""
+    group = None
     while True:
         if isinstance(model, ThunderModule):
             model = model._model
         elif isinstance(model, OptimizedModule):
             model = model._orig_mod
         elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model = model.module
+            model, group = model.module, model.process_group
         else:
-            return model
-
-
-def _check_finite(tensors: Mapping[str, torch.Tensor], what: str) -> None:
-    bad = nonfinite(tensors)
-    if bad:
-        raise NormMismatchError(f"{what} with entries that are NaN or infinite: {', '.join(map(repr, bad[:4]))}")
+            return model, group

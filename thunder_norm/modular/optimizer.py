@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
 
 from thunder_norm.context import Mode
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, Method
 from thunder_norm.modular.masses import LIGHT
 from thunder_norm.modular.norm import ModularNorm
-from thunder_norm.modular.steepest import batches, nonfinite, steepest_steps
+from thunder_norm.modular.shards import check_placement, is_spread, local, placed, reshard
+from thunder_norm.modular.steepest import batches, nearest, nonfinite, steepest_steps
 from thunder_norm.tensors import describe
 
 OnBadGradient = Literal["error", "skip"]
@@ -22,10 +24,21 @@ OnBadGradient = Literal["error", "skip"]
 
 @dataclass(frozen=True)
 class _Moving:
-    """A parameter that a step moves, by ``group["lr"] * target`` in its own norm."""
+    """A parameter that a step moves, by ``group["lr"] * target`` in its own norm; of one that is sharded, this rank's shard.
+
+    Attributes:
+        name: its first name.
+        parameter: the parameter, whole.
+        data: what this rank has of it.
+        gradient: the same of its gradient.
+        ball: of its norm.
+        target: of its norm.
+        group: its group's options.
+    """
 
     name: str
     parameter: torch.Tensor
+    data: torch.Tensor
     gradient: torch.Tensor
     ball: Ball
     target: float
@@ -34,6 +47,15 @@ class _Moving:
     @property
     def size(self) -> float:
         return float(self.group["lr"]) * self.target
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """What there is to move, the names of parameters that have no gradient, and of those whose gradient is not finite."""
+
+    moving: list[_Moving]
+    missing: list[str]
+    nonfinite: list[str]
 
 
 class ModularOptimizer(torch.optim.Optimizer):
@@ -49,6 +71,9 @@ class ModularOptimizer(torch.optim.Optimizer):
     orthogonalized, those of one shape in one batch; rows of tables are normalized; gains move by their sign.  To first order, and for
     inputs and parameters of norm 1, the output moves by ``lr`` at most (of mode "bound"; of "typical", about), whatever the width and
     depth, and repeated blocks share one mass: this is why a learning rate transfers between them.  Decay is decoupled and as large as the step: a parameter's norm tends to at most ``1 / weight_decay``.
+
+    Over several processes (DistributedDataParallel, `fully_shard`, any DTensors) each matrix is orthogonalized by one rank, all by all
+    ranks together, and all ranks move alike: `step` is collective, and so is an error.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(3, 4)
@@ -74,6 +99,8 @@ class ModularOptimizer(torch.optim.Optimizer):
         nonfinite_grads: what to do when a gradient has NaN or infinite entries: "error", or "skip" the whole step, counted in
             `skipped_steps`.
         method: how matrices are orthogonalized, "newton_schulz" or "svd" (exact).
+        process_group: ranks that have the same in parameters that are no DTensors, and get the same gradients; by default those of
+            DistributedDataParallel if `model` is, or was when the norm was derived, wrapped in it.
         **example_kwargs: as `example_args`, by name.
 
     Attributes:
@@ -104,6 +131,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         missing_grads: OnBadGradient = "error",
         nonfinite_grads: OnBadGradient = "error",
         method: Method = "newton_schulz",
+        process_group: torch.distributed.ProcessGroup | None = None,
         **example_kwargs: Any,
     ):
         if isinstance(model, ModularNorm):
@@ -118,6 +146,8 @@ class ModularOptimizer(torch.optim.Optimizer):
         self.nonfinite_grads: OnBadGradient = _choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
         self.method: Method = _choice(method, "method", Method)
         self.skipped_steps = 0
+        self._process_group = process_group or self.norm.process_group
+        reshard(self.norm.model)
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
         if params is None:
             params = [(name, p) for name, p in self.norm.model.named_parameters() if p.requires_grad]
@@ -138,6 +168,8 @@ class ModularOptimizer(torch.optim.Optimizer):
                 param_group = param_group | {"params": [self._named(p) for p in ([given] if is_one else given)]}
             _check_options(self.defaults | param_group)
         super().add_param_group(param_group)
+        self._spread: Spread | None = None
+        self._is_spread = self._process_group is not None or any(is_spread(p) for g in self.param_groups for p in g["params"])
 
     def _named(self, given: Any) -> Any:
         """(first name, parameter), under which groups and errors name it."""
@@ -153,6 +185,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                     "another size, .to(...) of a copy, ...) make a new optimizer",
                 )
             )
+        check_placement(self._known[id(p)], p)
         return self._known[id(p)], p
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -170,18 +203,26 @@ class ModularOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            moving = self._moving()
-            if not self._is_finite(moving):
+            found = self._gradients_everywhere() if self._is_spread else self._gradients()
+            self._check_missing(found)
+            if not self._is_finite(found):
                 self.skipped_steps += 1
                 return loss
+            moving = found.moving
             directions = [self._direction(m) for m in moving]
-            for positions in batches([(m.ball, d) for m, d in zip(moving, directions, strict=True)]):
+            # over several processes all at once: their exchanges are few and large
+            together = (
+                [range(len(moving))]
+                if self._is_spread
+                else batches([(m.ball, d) for m, d in zip(moving, directions, strict=True)])
+            )
+            for positions in together:
                 self._move([moving[i] for i in positions], [directions[i] for i in positions])
         return loss
 
-    def _moving(self) -> list[_Moving]:
-        """The parameters to move, checked."""
-        found, missing = [], []
+    def _gradients(self) -> _Gradients:
+        """What this process sees, options and gradients checked."""
+        moving, missing = [], []
         for group in self.param_groups:
             _check_options(group)
             for name, p in zip(group["param_names"], group["params"], strict=True):
@@ -196,21 +237,43 @@ class ModularOptimizer(torch.optim.Optimizer):
                         f"{name!r} was frozen when the norm was derived, and has mass 0: make a new optimizer now that it trains"
                     )
                 if target > 0:
-                    found.append(_Moving(name, p, p.grad, self.norm.balls[name], target, group))
-                    _check_decay(found[-1])
-        if missing and self.missing_grads == "error":
+                    moving.append(_Moving(name, p, local(p), local(p.grad), self.norm.balls[name], target, group))
+                    _check_decay(moving[-1])
+        return _Gradients(moving, missing, nonfinite({m.name: m.gradient for m in moving}))
+
+    def _gradients_everywhere(self) -> _Gradients:
+        """What any rank sees: a gradient that is missing or not finite on one counts for all, and so does an error."""
+        if self._spread is None:
+            parameters = {name: p for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)}
+            self._spread = Spread.of(parameters, self.norm.balls, self._process_group)
+        assert self._spread is not None
+        found, error = _Gradients([], [], []), None
+        try:
+            found = self._gradients()
+        except Exception as e:  # noqa: BLE001 - raised by `agree`, together with all ranks
+            error = e
+        missing, bad = self._spread.agree(error, found.missing, found.nonfinite)
+        # after they agreed, because to place a gradient as its parameter takes all ranks
+        moving = [
+            replace(m, gradient=local(placed(m.parameter.grad, m.parameter))) for m in found.moving if m.name not in missing
+        ]
+        return _Gradients(moving, missing, [name for name in bad if name not in missing])
+
+    def _check_missing(self, found: _Gradients) -> None:
+        if found.missing and self.missing_grads == "error":
             raise GradientError(
                 with_details(
-                    "no parameter has a gradient" if not found else f"no gradient for {', '.join(map(repr, missing[:4]))}",
-                    instead="call backward() on a loss before step()"
-                    if not found
-                    else "missing_grads='skip' leaves parameters alone that a loss did not reach",
+                    f"no gradient for {', '.join(map(repr, found.missing[:4]))}"
+                    if found.moving
+                    else "no parameter has a gradient",
+                    instead="missing_grads='skip' leaves parameters alone that a loss did not reach"
+                    if found.moving
+                    else "call backward() on a loss before step(); an optimizer made before fully_shard(model) has the parameters of then",
                 )
             )
-        return found
 
-    def _is_finite(self, moving: list[_Moving]) -> bool:
-        bad = nonfinite({m.name: m.gradient for m in moving})
+    def _is_finite(self, found: _Gradients) -> bool:
+        bad = found.nonfinite
         if bad and self.nonfinite_grads == "error":
             raise GradientError(
                 with_details(
@@ -228,21 +291,38 @@ class ModularOptimizer(torch.optim.Optimizer):
         state = self.state[m.parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(m.parameter, memory_format=torch.preserve_format)
-        past = state["momentum_buffer"].lerp_(m.gradient, 1 - momentum)
+        past = local(state["momentum_buffer"]).lerp_(m.gradient, 1 - momentum)
         return m.gradient.lerp(past, momentum) if m.group["nesterov"] else past
 
     def _move(self, moving: list[_Moving], directions: list[torch.Tensor]) -> None:
-        """Move parameters of one ball and shape."""
-        steps = steepest_steps([(m.ball, d, m.size) for m, d in zip(moving, directions, strict=True)], self.method)
-        for m, step in zip(moving, steps, strict=True):
+        def steepest(some: list[_Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
+            return steepest_steps([(m.ball, d, m.size) for m, d in zip(some, parts, strict=True)], self.method)
+
+        def projected(some: list[_Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
+            return nearest([(m.ball, p) for m, p in zip(some, parts, strict=True)])
+
+        for m, step in zip(moving, self._mapped(steepest, moving, directions, can_fail=self.method == "svd"), strict=True):
             if m.group["weight_decay"]:
-                m.parameter.mul_(1 - m.size * m.group["weight_decay"])
-            m.parameter.sub_(step)
-        projected = [m for m in moving if m.group["project"]]
-        if projected:
-            nearest = moving[0].ball.project(torch.stack([m.parameter for m in projected]))
-            for m, p in zip(projected, nearest, strict=True):
-                m.parameter.copy_(p)
+                m.data.mul_(1 - m.size * m.group["weight_decay"])
+            m.data.sub_(step)
+        # a step of size 0 moves nothing at all: torch.distributed.checkpoint makes one for the sake of the state
+        outside = [m for m in moving if m.group["project"] and m.size > 0]
+        if outside:
+            for m, p in zip(outside, self._mapped(projected, outside, [m.data for m in outside], can_fail=True), strict=True):
+                m.data.copy_(p)
+
+    def _mapped(
+        self,
+        work: Callable[[list[_Moving], list[torch.Tensor]], list[torch.Tensor]],
+        moving: list[_Moving],
+        tensors: list[torch.Tensor],
+        can_fail: bool,
+    ) -> list[torch.Tensor]:
+        """What becomes of tensors, one for each parameter, all of whose norm's dimensions `work` needs to see."""
+        if self._spread is None:
+            return work(moving, tensors)
+        names = [m.name for m in moving]
+        return self._spread.map(names, tensors, lambda at, parts: work([moving[i] for i in at], parts), can_fail)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load buffers and options of groups, as saved by `state_dict`.
@@ -258,14 +338,19 @@ class ModularOptimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         for group, names in zip(self.param_groups, groups, strict=True):
             group["param_names"] = names
+        for p, state in self.state.items():  # saved by one process, or with other shards
+            state |= {key: placed(t, p) for key, t in state.items() if isinstance(t, torch.Tensor) and t.shape == p.shape}
 
     def __getstate__(self) -> dict[str, Any]:
+        # without the process group, which cannot be copied: a copy is of one process, where nothing is sharded
         kept = ("norm", "missing_grads", "nonfinite_grads", "method", "skipped_steps")
         return super().__getstate__() | {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
+        self._process_group, self._spread = None, None
+        self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])
 
 
 def _choice(value: Any, name: str, choices: Any) -> Any:

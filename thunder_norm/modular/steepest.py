@@ -28,6 +28,15 @@ def steepest_steps(parts: Sequence[tuple[Ball, torch.Tensor, float]], method: Me
     return [found[i] for i in range(len(parts))]
 
 
+def nearest(parts: Sequence[tuple[Ball, torch.Tensor]]) -> list[torch.Tensor]:
+    """``ball.project(t)`` for each (ball, t), in order; those of one shape in one batch."""
+    found: dict[int, torch.Tensor] = {}
+    for positions in batches(parts):
+        of_kind, _ = parts[positions[0]]
+        found |= zip(positions, of_kind.project(torch.stack([parts[i][1] for i in positions])), strict=True)
+    return [found[i] for i in range(len(parts))]
+
+
 def batches(tensors: Sequence[tuple[Ball, torch.Tensor]]) -> list[list[int]]:
     """Positions of the tensors that go through a duality map together.
 

@@ -18,6 +18,7 @@ from thunder_norm.context import Mode
 from thunder_norm.eager import run_eagerly
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.inference import Wanted
+from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.parameters import canonical_dims, tensor_names
 from thunder_norm.sensitivity import sensitivities
 from thunder_norm.tensors import NormedTensor, RMSTensor
@@ -49,7 +50,7 @@ class UnitNorms:
         """
         # norms need values: also where new tensors would be on meta
         on_cpu = torch.device("cpu") if torch.get_default_device().type == "meta" else contextlib.nullcontext()
-        with on_cpu, torch.inference_mode(False), torch.enable_grad():
+        with on_cpu, torch.inference_mode(False), torch.enable_grad(), without_hooks(model):
             return UnitNorms._of(model, args, kwargs, mode)
 
     @staticmethod
@@ -57,14 +58,11 @@ class UnitNorms:
         tensors = _stand_ins(model, args, kwargs)
         devices = {t.device for t in tensors.values()}
         with torch.random.fork_rng(devices={d.index or 0 for d in devices if d.type == "cuda"}):
+            is_untouched = _is_on_meta(args, kwargs)
             args, kwargs = _of_norm_1(model, args, kwargs, is_meta=any(d.type == "meta" for d in devices))
             norms, found, outputs = _run(model, args, kwargs, mode, tensors, {})
-            frozen = {
-                name: wanted.kind.of(tensors[name], wanted.elem_dims)
-                for name, wanted in norms.items()
-                if not model.get_parameter(name).requires_grad and tensors[name].device.type != "meta"
-            }
-            if frozen and mode != "modula":  # in which every norm is 1
+            frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors)
+            if frozen:
                 norms, found, outputs = _run(model, args, kwargs, mode, tensors, frozen)
         names = [name for name, _ in model.named_parameters()]
         return UnitNorms(
@@ -101,16 +99,36 @@ def _default(t: torch.Tensor) -> Wanted:
     return Wanted(RMSTensor, canonical_dims(RMSTensor, None, t.ndim))
 
 
-def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, torch.Tensor]:
-    """Tensors to run with: the parameters' data and copies of buffers, which the model may change; on meta if any input is."""
+def _frozen(model: torch.nn.Module, norms: Mapping[str, Wanted], tensors: Mapping[str, torch.Tensor]) -> dict[str, NormedTensor]:
+    """The frozen parameters that have data, with the norm of it."""
+    found = {name: p.detach() for name, p in model.named_parameters() if name in norms and not p.requires_grad}
+    sizes = {
+        name: norms[name].kind.of(whole(p), norms[name].elem_dims).norm_size
+        for name, p in found.items()
+        if p.device.type != "meta"
+    }
+    return {name: norms[name].around(tensors[name], size.item()) for name, size in sizes.items()}
+
+
+def _is_on_meta(args: tuple, kwargs: dict) -> bool:
     given = [x.backing if isinstance(x, NormedTensor) else x for x in tree_flatten((args, kwargs))[0]]
-    is_meta = any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in given)
+    return any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in given)
+
+
+def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, torch.Tensor]:
+    """Tensors to run with: the parameters' data and copies of buffers, which the model may change.
+
+    On meta if any input is, or if any parameter is sharded: no rank has its data.
+    """
     names = tensor_names(model)
+    is_meta = _is_on_meta(args, kwargs) or any(map(is_spread, names.values()))
     buffers = {id(b) for b in model.buffers()}
 
     def stand_in(t: torch.Tensor) -> torch.Tensor:
         if is_meta:
-            return t.detach().to("meta")
+            return (
+                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") if is_spread(t) else t.detach().to("meta")
+            )
         return t.detach().clone() if id(t) in buffers else t.detach()
 
     made = {id(t): stand_in(t) for t in names.values()}
