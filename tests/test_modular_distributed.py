@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.distributed.checkpoint as dcp
 from ranks import run_ranks
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_model_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -59,7 +61,7 @@ def gradients(model: nn.Module, step: int) -> dict[str, torch.Tensor]:
 
 def give(model: nn.Module, step: int) -> None:
     """Gradients of that step, as the parameters are placed."""
-    for (name, p), g in zip(model.named_parameters(), gradients(model, step).values(), strict=True):
+    for p, g in zip(model.parameters(), gradients(model, step).values(), strict=True):
         p.grad = distribute_tensor(g, p.device_mesh, p.placements) if isinstance(p, DTensor) else g
 
 
@@ -245,3 +247,252 @@ def test_models_that_torch_distributes_train_as_in_one_process():
     with counted() as seen:
         wanted = fit(model, ModularOptimizer(model, TOKENS, **OPTIONS), TOKENS)
     run_ranks(4, check_training, wanted, sorted(seen))
+
+
+def check_partial_gradients(wanted: dict[str, torch.Tensor]) -> None:
+    """Gradients that autograd left as terms of a sum are added up first."""
+    mesh = init_device_mesh("cpu", (2,))
+    model = sharded(net(), mesh, Shard(0))
+    optimizer = ModularOptimizer(model, TOKENS, **OPTIONS)
+    for step in range(2):
+        for p, g in zip(model.parameters(), gradients(model, step).values(), strict=True):
+            p.grad = DTensor.from_local(g / 2, mesh, [Partial()])
+        optimizer.step()
+    assert_same(values(model), wanted, 1e-6)
+
+
+def test_gradients_may_be_placed_otherwise_than_parameters():
+    run_ranks(2, check_partial_gradients, alone(range(2)))
+
+
+# -- errors -------------------------------------------------------------------------------------------------------------
+
+
+def spoil(model: nn.Module, optimizer: ModularOptimizer, how: str) -> None:
+    """On one rank alone."""
+    give(model, 0)
+    rank = dist.get_rank()
+    p = dict(model.named_parameters())["hidden.0.weight"]
+    if how == "nan" and rank == 1:
+        local(p.grad)[0, 0] = math.nan
+    elif how == "missing" and rank == 2:
+        p.grad = None
+    elif how == "option" and rank == 3:
+        optimizer.param_groups[0]["lr"] = -1.0
+
+
+def check_agreement() -> None:
+    for placement in (Shard(0), None):  # None: plain tensors, as under DistributedDataParallel
+        for how, error, text in (
+            ("nan", GradientError, "NaN or infinite: 'hidden.0.weight'"),
+            ("missing", GradientError, "no gradient for 'hidden.0.weight'"),
+            ("option", NormMismatchError, "lr must be a number >= 0, got -1.0"),
+        ):
+            model = net() if placement is None else sharded(net(), init_device_mesh("cpu", (4,)), placement)
+            before = values(model)
+            optimizer = ModularOptimizer(model, TOKENS, process_group=dist.group.WORLD, **OPTIONS)
+            spoil(model, optimizer, how)
+            with pytest.raises(error, match=text) as caught:
+                optimizer.step()
+            assert ("rank 3" in str(caught.value)) == (how == "option" and dist.get_rank() != 3)
+            assert_same(values(model), before)
+            assert not optimizer.state
+            optimizer.param_groups[0]["lr"] = OPTIONS["lr"]
+            assert_same(train(model, optimizer, range(2)), alone(range(2)), 1e-6)  # as if nothing had been
+
+
+def check_skipping() -> None:
+    for placement in (Shard(0), None):
+        for how in ("nan", "missing"):
+            model = net() if placement is None else sharded(net(), init_device_mesh("cpu", (4,)), placement)
+            before = values(model)
+            options = {"missing_grads": "skip", "nonfinite_grads": "skip", "process_group": dist.group.WORLD}
+            optimizer = ModularOptimizer(model, TOKENS, **options, **OPTIONS)
+            spoil(model, optimizer, how)
+            optimizer.step()
+            after = values(model)
+            still = {name for name, t in after.items() if torch.equal(t, before[name])}
+            assert optimizer.skipped_steps == (how == "nan")
+            assert still == (set(before) if how == "nan" else {"hidden.0.weight"})
+
+
+def check_refusals() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    model = net()
+    norm = ModularNorm(model, TOKENS, mode="modula")
+    model.head.weight = nn.Parameter(DTensor.from_local(model.head.weight.detach(), mesh, [Partial()]))
+    with pytest.raises(NormMismatchError, match="'head.weight' has placements .*were not added up"):
+        ModularOptimizer(norm, lr=0.1)
+    with pytest.raises(NormMismatchError, match="this process is not in the process group") if dist.get_rank() else _nothing():
+        model = net()
+        optimizer = ModularOptimizer(model, TOKENS, lr=0.1, process_group=dist.new_group([0]))
+        train(model, optimizer, range(1))
+    model = net()
+    optimizer = ModularOptimizer(model, TOKENS, lr=0.1)
+    fully_shard(model, mesh=mesh)
+    model(TOKENS).sum().backward()
+    with pytest.raises(GradientError, match="made before fully_shard"):
+        optimizer.step()
+
+
+_nothing = contextlib.nullcontext
+
+
+def test_all_ranks_raise_what_one_finds_and_nothing_moves():
+    run_ranks(4, check_agreement)
+
+
+def test_all_ranks_skip_what_one_must():
+    run_ranks(4, check_skipping)
+
+
+def test_what_cannot_be_right_is_refused():
+    run_ranks(2, check_refusals)
+    flattened = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # which needs an accelerator
+    nn.Module.__init__(flattened)
+    with pytest.raises(NormMismatchError, match=r"use fully_shard\(model\)"):
+        ModularNorm(nn.Sequential(flattened), TOKENS)
+
+
+# -- the norm -----------------------------------------------------------------------------------------------------------
+
+
+def check_norm(initialized: dict, projected: dict, steps: dict, size: float) -> None:
+    for mesh, *placements in layouts(dist.get_world_size()).values():
+        model = sharded(net(), mesh, *placements)
+        norm = ModularNorm(model, TOKENS, mode="modula", light=0.1)
+        give(model, 0)
+        grads = {name: p.grad for name, p in model.named_parameters()}
+        found = norm.dualize(grads, 0.5)
+        assert all(found[name].placements == g.placements for name, g in grads.items())
+        assert_same({name: t.full_tensor() for name, t in found.items()}, steps, 1e-6)
+        torch.testing.assert_close(norm(grads).item(), size)
+        with pytest.raises(NormMismatchError, match="not differentiable"):
+            norm.dualize({name: g.requires_grad_() for name, g in grads.items()})
+        # seeds differ: all ranks draw the first one's numbers
+        norm.initialize_(torch.Generator().manual_seed(dist.get_rank()))
+        assert_same(values(model), initialized)
+        before = torch.get_rng_state()
+        norm.initialize_()
+        assert torch.equal(before, torch.get_rng_state()) == (dist.get_rank() > 0)
+        assert_same(everywhere(values(model))[0], values(model))
+        with torch.no_grad():
+            for p, g in zip(model.parameters(), grads.values(), strict=True):
+                p.copy_(g)
+        norm.project_()
+        assert_same(values(model), projected, 1e-6)
+        if dist.get_rank() == 0:
+            local(next(model.parameters())).detach().view(-1)[0] = math.nan
+        with pytest.raises(NormMismatchError, match="entries that are NaN"):
+            norm.project_()
+
+
+def check_derivations(targets: dict, outputs: float) -> None:
+    """Frozen parameters count with the norm of their data; replicas start from the same."""
+    model = frozen(net())
+    for part in (model.hidden, model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (4,)))
+    model(TOKENS)  # leaves the root's parameters gathered
+    norm = ModularNorm(model, TOKENS)
+    assert norm.targets == pytest.approx(targets)
+    assert norm.outputs.norm_size.item() == pytest.approx(outputs)
+    model(TOKENS)
+    norm.initialize_()
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+    assert norm({name: p.detach() for name, p in model.named_parameters() if p.requires_grad}).isfinite()
+    replica = nn.parallel.DistributedDataParallel(net())
+    ModularNorm(replica, TOKENS, mode="modula").initialize_()
+    assert_same(everywhere(values(replica))[0], values(replica))
+
+
+def frozen(model: Net) -> Net:
+    model.hidden[2].requires_grad_(False)
+    return model
+
+
+def test_a_norm_of_sharded_parameters_does_what_it_does_for_whole_ones():
+    model = net()
+    norm = ModularNorm(model, TOKENS, mode="modula", light=0.1)
+    grads = gradients(model, 0)
+    norm.initialize_(torch.Generator().manual_seed(0))
+    initialized = values(model)
+    model.load_state_dict(grads)
+    norm.project_()
+    run_ranks(4, check_norm, initialized, values(model), norm.dualize(grads, 0.5), norm(grads).item())
+
+
+def test_norms_are_derived_from_sharded_models():
+    norm = ModularNorm(frozen(net()), TOKENS)
+    run_ranks(4, check_derivations, norm.targets, norm.outputs.norm_size.item())
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------------------
+
+RESUMED = {**OPTIONS, "project": True, "masses": {"table.weight": 0.0}}
+
+
+def started(model: nn.Module) -> ModularOptimizer:
+    """An optimizer of another model: what it is to have comes from a checkpoint."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+    if dist.is_initialized():
+        for part in (model.hidden, model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return ModularOptimizer(model, TOKENS, **RESUMED)
+
+
+def check_saving(folder: Path) -> None:
+    model = net()
+    optimizer = started(model)
+    train(model, optimizer, range(2))
+    optimizer.param_groups[0]["lr"] = 0.2
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    dcp.save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=folder / "sharded")
+    whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    after = train(model, optimizer, range(2, 4))
+    if dist.get_rank() == 0:
+        torch.save(whole, folder / "whole.pt")
+        torch.save(after, folder / "after.pt")
+
+
+def check_resuming(folder: Path) -> None:
+    model = net()
+    optimizer = started(model)
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    saved = {"model": of_model, "optimizer": of_optimizer}
+    dcp.load(saved, checkpoint_id=folder / "sharded")
+    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    assert_resumed(model, optimizer, folder, 0.0 if dist.get_world_size() == 4 else 1e-6)
+    # what one process saved without any of this
+    model = net()
+    optimizer = started(model)
+    of_model, of_optimizer = torch.load(folder / "alone.pt")
+    set_model_state_dict(model, of_model, options=StateDictOptions(full_state_dict=True))
+    optimizer.load_state_dict(of_optimizer)
+    assert_resumed(model, optimizer, folder, 1e-6)
+
+
+def assert_resumed(model: nn.Module, optimizer: ModularOptimizer, folder: Path, tolerance: float) -> None:
+    of_model, of_optimizer = torch.load(folder / "whole.pt")
+    assert_same(values(model), of_model)
+    state = {name: optimizer.state[p]["momentum_buffer"] for name, p in model.named_parameters() if optimizer.state[p]}
+    assert_same(
+        {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in state.items()},
+        {name: t["momentum_buffer"] for name, t in of_optimizer["state"].items() if t},
+    )
+    assert "table.weight" not in state and len(state) == len(of_model) - 1
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    assert_same(train(model, optimizer, range(2, 4)), torch.load(folder / "after.pt"), tolerance)
+
+
+def test_checkpoints_of_four_ranks_are_resumed_bit_for_bit_and_by_any_number_of_ranks(tmp_path):
+    run_ranks(4, check_saving, tmp_path)
+    model = net()
+    optimizer = started(model)
+    of_model, of_optimizer = torch.load(tmp_path / "whole.pt")
+    set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
+    torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / "alone.pt")
+    assert_resumed(model, optimizer, tmp_path, 1e-6)
+    run_ranks(4, check_resuming, tmp_path)
+    run_ranks(2, check_resuming, tmp_path)

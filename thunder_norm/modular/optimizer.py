@@ -51,9 +51,10 @@ class _Moving:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """What there is to move, the names of parameters that have no gradient, and of those whose gradient is not finite."""
+    """What there is to move, parameters of target 0, names of those that have no gradient, and of those with one not finite."""
 
     moving: list[_Moving]
+    still: list[torch.Tensor]
     missing: list[str]
     nonfinite: list[str]
 
@@ -208,6 +209,8 @@ class ModularOptimizer(torch.optim.Optimizer):
             if not self._is_finite(found):
                 self.skipped_steps += 1
                 return loss
+            for p in found.still:  # an entry for each, however empty: torch.distributed.checkpoint refuses parameters without
+                self.state[p]
             moving = found.moving
             directions = [self._direction(m) for m in moving]
             # over several processes all at once: their exchanges are few and large
@@ -222,7 +225,7 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     def _gradients(self) -> _Gradients:
         """What this process sees, options and gradients checked."""
-        moving, missing = [], []
+        moving, still, missing = [], [], []
         for group in self.param_groups:
             _check_options(group)
             for name, p in zip(group["param_names"], group["params"], strict=True):
@@ -239,7 +242,9 @@ class ModularOptimizer(torch.optim.Optimizer):
                 if target > 0:
                     moving.append(_Moving(name, p, local(p), local(p.grad), self.norm.balls[name], target, group))
                     _check_decay(moving[-1])
-        return _Gradients(moving, missing, nonfinite({m.name: m.gradient for m in moving}))
+                else:
+                    still.append(p)
+        return _Gradients(moving, still, missing, nonfinite({m.name: m.gradient for m in moving}))
 
     def _gradients_everywhere(self) -> _Gradients:
         """What any rank sees: a gradient that is missing or not finite on one counts for all, and so does an error."""
@@ -247,7 +252,7 @@ class ModularOptimizer(torch.optim.Optimizer):
             parameters = {name: p for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)}
             self._spread = Spread.of(parameters, self.norm.balls, self._process_group)
         assert self._spread is not None
-        found, error = _Gradients([], [], []), None
+        found, error = _Gradients([], [], [], []), None
         try:
             found = self._gradients()
         except Exception as e:  # noqa: BLE001 - raised by `agree`, together with all ranks
@@ -257,7 +262,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         moving = [
             replace(m, gradient=local(placed(m.parameter.grad, m.parameter))) for m in found.moving if m.name not in missing
         ]
-        return _Gradients(moving, missing, [name for name in bad if name not in missing])
+        return _Gradients(moving, found.still, missing, [name for name in bad if name not in missing])
 
     def _check_missing(self, found: _Gradients) -> None:
         if found.missing and self.missing_grads == "error":
@@ -285,10 +290,9 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     def _direction(self, m: _Moving) -> torch.Tensor:
         """The gradient, smoothed by momentum; updates the buffer."""
-        momentum = m.group["momentum"]
+        momentum, state = m.group["momentum"], self.state[m.parameter]
         if not momentum:
             return m.gradient
-        state = self.state[m.parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(m.parameter, memory_format=torch.preserve_format)
         past = local(state["momentum_buffer"]).lerp_(m.gradient, 1 - momentum)
