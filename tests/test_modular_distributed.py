@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -12,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_model_state_dict, set_state_dict
@@ -22,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from thunder_norm.errors import GradientError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
-from thunder_norm.modular.distributed import Part, _with_owners
+from thunder_norm.modular.distributed import _parts, _with_owners
 from thunder_norm.modular.shards import local
 from thunder_norm.tensors import RMSToRMSTensor
 
@@ -164,6 +167,28 @@ def check_projection(wanted: dict[str, torch.Tensor]) -> None:
 
 def test_projections_and_exact_steps_are_done_once():
     run_ranks(4, check_projection, alone(range(2), project=True, method="svd"))
+
+
+@given(
+    world=st.integers(1, 5),
+    sides=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=12),
+    is_whole=st.booleans(),
+)
+def test_no_rank_has_more_work_than_the_mean_and_the_costliest_matrix(world, sides, is_whole):
+    ball = duality.ball(RMSToRMSTensor, (-2, -1), torch.Size((2, 2)))
+    tensors = {str(i): torch.empty(sizes) for i, sizes in enumerate(sides)}
+    parts = []
+    for name, t in tensors.items():
+        rows, columns = t.shape
+        step = rows if is_whole else math.ceil(rows / world)
+        boxes = [((min(r * step, rows), min((r + 1) * step, rows)), (0, columns)) for r in range(world)]
+        parts += _parts(name, t, [((0, rows), (0, columns))] * world if is_whole else boxes, ball)
+    owned = _with_owners(parts, dict.fromkeys(tensors, ball), world)
+    loads = [sum(p.cost for p in owned if p.owner == rank) for rank in range(world)]
+    assert [p.name for p in owned] == list(tensors) and all(p.owner in range(world) for p in owned)
+    assert max(loads) <= sum(loads) / world + max(p.cost for p in owned)
+    # a matrix of half the rows and columns is about an eighth of the work
+    assert _parts("", torch.empty(40, 20), [((0, 40), (0, 20))], ball)[0].cost == 2 * 20 * 20 * 20 * 18 * 2
 
 
 # -- training -----------------------------------------------------------------------------------------------------------
@@ -496,3 +521,16 @@ def test_checkpoints_of_four_ranks_are_resumed_bit_for_bit_and_by_any_number_of_
     assert_resumed(model, optimizer, tmp_path, 1e-6)
     run_ranks(4, check_resuming, tmp_path)
     run_ranks(2, check_resuming, tmp_path)
+
+
+def check_example(folder: Path) -> None:
+    main = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "sharded_training.py"))["main"]
+    common = ["--width", "24", "--batch", "32"]
+    for steps in ("5", "10"):
+        accuracy = main([*common, "--steps", steps, "--checkpoint", str(folder)])
+    assert accuracy == main([*common, "--steps", "10"])
+    assert 0.3 < accuracy < 1
+
+
+def test_the_example_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(tmp_path):
+    run_ranks(2, check_example, tmp_path / "checkpoint")
