@@ -40,6 +40,8 @@ def main(given: Sequence[str] | None = None) -> float:
         dist.init_process_group()
     rank, world = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     images, labels = (torch.tensor(t, device=device) for t in load_digits(return_X_y=True))
     images = images.float() / 8 - 1  # entries at most 1
 

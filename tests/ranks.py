@@ -18,10 +18,19 @@ import torch.distributed as dist
 
 # The server imports once what all ranks need, and they are its forks.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["thunder_norm.modular", "torch.distributed.checkpoint.state_dict", "torch.testing"])
+_context.set_forkserver_preload(
+    [
+        "thunder_norm.modular",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.testing",
+        "hypothesis",
+        "pytest",
+        "sklearn.datasets",
+    ]
+)
 
 
-def run_ranks(world: int, check: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+def run_ranks(world: int, check: Callable[..., Any], *args: Any, timeout: float = 600.0) -> list[Any]:
     """``check(*args)`` in each of `world` ranks: what they return, in order.
 
     Raises:
@@ -63,7 +72,7 @@ def _run(rank: int, world: int, folder: Path, outcomes: Any, check: Callable[...
     torch.manual_seed(rank)  # no two ranks draw the same numbers by chance
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world, timeout=timedelta(seconds=300)
     )
     try:
         outcomes.put((rank, None, check(*args)))

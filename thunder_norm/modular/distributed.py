@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -76,6 +76,23 @@ class _Route:
 
 
 @dataclass(frozen=True)
+class _Plan:
+    """What one rank does for some parameters.
+
+    Attributes:
+        here: the parts it works on.
+        to_owners: what it sends and receives before.
+        from_owners: what it sends and receives after.
+        exchanged: the parameters of which anything moves between any ranks.
+    """
+
+    here: list[Part]
+    to_owners: list[_Route]
+    from_owners: list[_Route]
+    exchanged: frozenset[str]
+
+
+@dataclass(frozen=True)
 class _Team:
     """Ranks that hold some parameters together.
 
@@ -85,6 +102,7 @@ class _Team:
         size: how many they are.
         parts: of each parameter.
         device: where the shards are.
+        plans: for the parameters that were asked for so far.
     """
 
     group: Any
@@ -92,6 +110,7 @@ class _Team:
     size: int
     parts: dict[str, list[Part]]
     device: torch.device
+    plans: dict[tuple[str, ...], _Plan] = field(default_factory=dict)
 
     @staticmethod
     def of(group: Any, tensors: Mapping[str, torch.Tensor], balls: Mapping[str, Ball]) -> _Team:
@@ -104,35 +123,46 @@ class _Team:
 
     def collected(self, shards: Mapping[str, torch.Tensor]) -> list[tuple[Part, torch.Tensor]]:
         """The parts this rank works on."""
-        parts = [p for name in shards for p in self.parts[name]]
-        routes = [_Route(p, piece, p.source(piece), p.owner) for p in parts if p.owner is not None for piece in p.pieces]
-        pieces = self._exchange(routes, shards, lambda route: shards[route.part.name])
-        arrived: dict[int, list[tuple[Box, torch.Tensor]]] = {id(p): [] for p in parts}
-        for route, t in pieces:
+        plan = self._plan(tuple(shards))
+        arrived: dict[int, list[tuple[Box, torch.Tensor]]] = {id(p): [] for p in plan.here}
+        for route, t in self._exchange(plan, plan.to_owners, shards, lambda route: shards[route.part.name]):
             arrived[id(route.part)].append((route.piece, t))
-        here = [p for p in parts if self.rank in (p.holders if p.owner is None else (p.owner,))]
-        return [(p, shards[p.name] if p.owner is None else _assembled(p, arrived[id(p)])) for p in here]
+        return [(p, shards[p.name] if p.owner is None else _assembled(p, arrived[id(p)])) for p in plan.here]
 
     def returned(self, shards: Mapping[str, torch.Tensor], made: Sequence[tuple[Part, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """This rank's shards of what was made of the parts, from all ranks."""
-        parts = [p for name in shards for p in self.parts[name]]
+        plan = self._plan(tuple(shards))
         results = {id(p): t for p, t in made}
-        routes = [
-            _Route(p, piece, p.owner, r) for p in parts if p.owner is not None for piece, ranks in p.pieces.items() for r in ranks
-        ]
-        pieces = self._exchange(routes, shards, lambda route: results[id(route.part)][route.part.slices(route.piece)])
-        return {p.name: t for p, t in made if p.owner is None} | {route.part.name: t for route, t in pieces}
+        back = self._exchange(
+            plan, plan.from_owners, shards, lambda route: results[id(route.part)][route.part.slices(route.piece)]
+        )
+        return {p.name: t for p, t in made if p.owner is None} | {route.part.name: t for route, t in back}
+
+    def _plan(self, names: tuple[str, ...]) -> _Plan:
+        if names not in self.plans:
+            parts = [p for name in names for p in self.parts[name]]
+            owned = [p for p in parts if p.owner is not None]
+            to_owners = [_Route(p, piece, p.source(piece), p.owner) for p in owned for piece in p.pieces]
+            back = [_Route(p, piece, p.owner, rank) for p in owned for piece, ranks in p.pieces.items() for rank in ranks]
+            self.plans[names] = _Plan(
+                [p for p in parts if self.rank in (p.holders if p.owner is None else (p.owner,))],
+                [r for r in to_owners if self.rank in (r.source, r.target)],
+                [r for r in back if self.rank in (r.source, r.target)],
+                frozenset(r.part.name for r in (*to_owners, *back) if r.source != r.target),
+            )
+        return self.plans[names]
 
     def _exchange(
-        self, routes: Sequence[_Route], shards: Mapping[str, torch.Tensor], give: Callable[[_Route], torch.Tensor]
+        self,
+        plan: _Plan,
+        routes: Sequence[_Route],
+        shards: Mapping[str, torch.Tensor],
+        give: Callable[[_Route], torch.Tensor],
     ) -> list[tuple[_Route, torch.Tensor]]:
         """What arrives at this rank; one collective for each dtype."""
-        found = [(route, give(route)) for route in routes if route.source == route.target == self.rank]
-        by_dtype: dict[torch.dtype, list[_Route]] = {}
-        for route in routes:
-            if route.source != route.target:
-                by_dtype.setdefault(shards[route.part.name].dtype, []).append(route)
-        for dtype, some in by_dtype.items():
+        found = [(route, give(route)) for route in routes if route.source == route.target]
+        for dtype in dict.fromkeys(t.dtype for name, t in shards.items() if name in plan.exchanged):
+            some = [route for route in routes if route.source != route.target and shards[route.part.name].dtype == dtype]
             outgoing = sorted((route for route in some if route.source == self.rank), key=lambda route: route.target)
             incoming = sorted((route for route in some if route.target == self.rank), key=lambda route: route.source)
             sent = [give(route).reshape(-1) for route in outgoing]

@@ -56,7 +56,8 @@ class ModularNorm:
 
     Attributes:
         model: the model, the one inside if it was wrapped.
-        process_group: of DistributedDataParallel, if the model was wrapped in it.
+        process_group: ranks that hold the same in parameters that are not sharded: those of DistributedDataParallel if the model was
+            wrapped in it, or an optimizer's.
         mode: the mode.
         first_names: every name of a parameter, those of tied ones and of a wrapped model included -> its first name in the model.
         frozen: the parameters that did not require grad.

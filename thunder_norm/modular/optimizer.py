@@ -147,7 +147,8 @@ class ModularOptimizer(torch.optim.Optimizer):
         self.nonfinite_grads: OnBadGradient = _choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
         self.method: Method = _choice(method, "method", Method)
         self.skipped_steps = 0
-        self._process_group = process_group or self.norm.process_group
+        if process_group is not None:
+            self.norm.process_group = process_group  # so that replicas also start from the same
         reshard(self.norm.model)
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
         if params is None:
@@ -170,7 +171,7 @@ class ModularOptimizer(torch.optim.Optimizer):
             _check_options(self.defaults | param_group)
         super().add_param_group(param_group)
         self._spread: Spread | None = None
-        self._is_spread = self._process_group is not None or any(is_spread(p) for g in self.param_groups for p in g["params"])
+        self._is_spread = self.norm.process_group is not None or any(is_spread(p) for g in self.param_groups for p in g["params"])
 
     def _named(self, given: Any) -> Any:
         """(first name, parameter), under which groups and errors name it."""
@@ -250,7 +251,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         """What any rank sees: a gradient that is missing or not finite on one counts for all, and so does an error."""
         if self._spread is None:
             parameters = {name: p for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)}
-            self._spread = Spread.of(parameters, self.norm.balls, self._process_group)
+            self._spread = Spread.of(parameters, self.norm.balls, self.norm.process_group)
         assert self._spread is not None
         found, error = _Gradients([], [], [], []), None
         try:
@@ -353,7 +354,7 @@ class ModularOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
-        self._process_group, self._spread = None, None
+        self._spread = None
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])
 
 
