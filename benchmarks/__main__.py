@@ -17,9 +17,9 @@ warnings.filterwarnings("ignore")  # Thunder's and torch's own, on import and on
 
 import torch  # noqa: E402 - the environment comes first
 
-from benchmarks import machine, models, normed, real_mode, subclasses, timing  # noqa: E402
+from benchmarks import machine, models, modular, normed, real_mode, subclasses, timing  # noqa: E402
 
-SUITES = {"real_mode": real_mode, "normed": normed, "subclasses": subclasses}
+SUITES = {"real_mode": real_mode, "normed": normed, "subclasses": subclasses, "modular": modular}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, GPT-2 with one layer: a few minutes")
     parser.add_argument("--rounds", type=int, help="how often each candidate is timed")
     parser.add_argument("--into", type=Path, help=f"a folder for SUITE.json (default: {RESULTS.name}; with --quick nowhere)")
+    parser.add_argument("--modula", type=Path, metavar="PYTHON", help="an interpreter with jax and modula, for the suite modular")
     options = parser.parse_args()
     unknown = set(options.suites) - set(SUITES)
     if unknown:
@@ -36,13 +37,23 @@ def main() -> None:
 
     amount = (
         models.Options(
-            rounds=5, first_calls=2, mlp_layers=4, gpt2_layers=1, depths=(4, 16), wrapper_depths=(4,), wrapper_widths=(64,)
+            rounds=5,
+            first_calls=2,
+            mlp_layers=4,
+            gpt2_layers=1,
+            depths=(4, 16),
+            wrapper_depths=(4,),
+            wrapper_widths=(64,),
+            gpts=(models.GPTShape(4, 256),),
+            rounds_of_steps=3,
+            modula_gpts=((4, 128),),
         )
         if options.quick
         else models.Options()
     )
     if options.rounds is not None:
-        amount = dataclasses.replace(amount, rounds=options.rounds)
+        amount = dataclasses.replace(amount, rounds=options.rounds, rounds_of_steps=options.rounds)
+    amount = dataclasses.replace(amount, modula_python=options.modula)
     torch.set_num_threads(1)
     folder = options.into or (None if options.quick else RESULTS)
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])

@@ -46,11 +46,18 @@ Clock = Callable[[Callable[[], Any], int], float]
 
 
 def in_turns(
-    candidates: Mapping[str, Callable[[], Any]], rounds: int, seconds: float = 0.02, clock: Clock | None = None
+    candidates: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    seconds: float = 0.02,
+    warm_up: int = 3,
+    clock: Clock | None = None,
 ) -> Measured:
-    """Time each candidate for about `seconds` in each round, in another order each time, after warming all of them up."""
+    """Time each candidate for about `seconds` in each round, in another order each time, after calling each `warm_up` times.
+
+    With `seconds` 0 a round is one call.
+    """
     clock = clock or _time
-    repeats = {name: _repeats(call, seconds, clock) for name, call in candidates.items()}
+    repeats = {name: _repeats(call, seconds, warm_up, clock) for name, call in candidates.items()}
     found: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
     for i in range(rounds):
@@ -71,9 +78,11 @@ def once_in_turns(makers: Mapping[str, Callable[[], Any]], rounds: int) -> Measu
     return Measured(found)
 
 
-def _repeats(call: Callable[[], Any], seconds: float, clock: Clock) -> int:
-    for _ in range(3):
+def _repeats(call: Callable[[], Any], seconds: float, warm_up: int, clock: Clock) -> int:
+    for _ in range(warm_up):
         call()
+    if not seconds:
+        return 1
     return max(1, round(seconds / clock(call, 3)))
 
 
