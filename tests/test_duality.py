@@ -10,7 +10,8 @@ import torch
 
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular import ball, orthogonalize
+from thunder_norm.modular import ball, orthogonal, orthogonalize
+from thunder_norm.modular.steepest import nonfinite, steepest_steps
 
 D = torch.float64
 
@@ -144,6 +145,147 @@ def test_newton_schulz_on_singular_values_of_all_sizes():
     assert (orthogonalize(pairs) - torch.diag_embed(out)).abs().max() == 0
 
 
+def in_six_steps(s: torch.Tensor) -> torch.Tensor:
+    """What becomes of singular values, of Frobenius norm 1: Modula's six steps."""
+    for a, b, c in (
+        (3955, -8306, 5008),
+        (3735, -6681, 3463),
+        (3799, -6499, 3211),
+        (4019, -6385, 2906),
+        (2677, -3029, 1162),
+        (2172, -1833, 682),
+    ):
+        s = (a * s + b * s**3 + c * s**5) / 1024
+    return s
+
+
+def semi_orthogonal(rows: int, columns: int) -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(rows, columns, dtype=D))[0]
+
+
+SPECTRA = {
+    "gaussian": lambda m: torch.linalg.svdvals(torch.randn(m, 2 * m, dtype=D)),
+    "one large": lambda m: torch.cat([torch.ones(1, dtype=D), torch.linspace(0.0031, 0.02, m - 1, dtype=D)]),
+    "one large, equal small": lambda m: torch.cat([torch.ones(1, dtype=D), torch.full((m - 1,), 0.0031, dtype=D)]),
+    "half small": lambda m: torch.cat(
+        [torch.ones(m // 2, dtype=D), torch.full((m - m // 2,), 0.0031 * math.sqrt(m / 2), dtype=D)]
+    ),
+    "all sizes": lambda m: torch.logspace(0, -4, m, dtype=D),
+    "rank deficient": lambda m: torch.cat([torch.ones(m // 2, dtype=D), torch.zeros(m - m // 2, dtype=D)]),
+    "equal": lambda m: torch.ones(m, dtype=D),
+}
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("shape", [(16, 16), (16, 64), (64, 16), (80, 80), (80, 400), (400, 400), (390, 800)])
+def test_float32_keeps_the_accuracy_of_the_polynomial(shape, spectrum):
+    """Steps on the Gram matrix, on x itself, and in blocks: small singular values must not drown beside large ones."""
+    m = min(shape)
+    s = SPECTRA[spectrum](m)
+    s = s / s.norm()
+    u, v = semi_orthogonal(shape[0], m), semi_orthogonal(shape[1], m)
+    found = orthogonalize((u * s @ v.mT).float()).to(D)
+    along = torch.einsum("ik,ij,jk->k", u, found, v)
+    torch.testing.assert_close(along, in_six_steps(s), atol=5e-4, rtol=0)
+    assert along[s >= 0.003].min() >= 0.995
+    assert torch.linalg.svdvals(found)[0] <= 1
+    assert torch.linalg.matrix_norm(found - u * in_six_steps(s) @ v.mT, 2) <= 2e-3
+
+
+@pytest.mark.parametrize("m, n", [(8, 8), (8, 12), (8, 24), (8, 400), (400, 400), (400, 1300)])
+def test_products_are_saved_where_that_is_cheaper_and_change_nothing(m, n):
+    """In float64, where both ways are exact."""
+    x = torch.randn(m, n, dtype=D)
+    plain = orthogonalize(x.clone().requires_grad_()).detach()  # which is to be differentiable
+    torch.testing.assert_close(orthogonalize(x), plain, atol=1e-11, rtol=0)
+    torch.testing.assert_close(orthogonalize(x.mT, size=3.0), 3 * plain.mT, atol=1e-11, rtol=0)
+    torch.testing.assert_close(orthogonalize(torch.stack([x, 2 * x]), size=3.0), 3 * plain.expand(2, m, n), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("m, n", [(8, 8), (8, 24), (400, 400)])
+def test_the_count_of_products_is_the_one_that_is_minimized(m, n):
+    """As torch counts floating point operations, in one batch that leaves out nothing."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(steps: int) -> int:
+        with pytest.MonkeyPatch.context() as patch, FlopCounterMode(display=False) as counter:
+            patch.setattr(orthogonal, "_steps_on_x", lambda m, n: steps)
+            patch.setattr(orthogonal, "_BLOCK", 1000)
+            orthogonalize(torch.randn(m, n))
+        return counter.get_total_flops()
+
+    chosen = orthogonal._steps_on_x(m, n)
+    assert flops(chosen) == min(flops(steps) for steps in range(1, 7))
+
+
+@pytest.mark.parametrize("spectrum", ["gaussian", "one large", "half small", "equal"])
+@pytest.mark.parametrize("shape", [(16, 64), (64, 64), (64, 16)])
+def test_products_in_bfloat16_are_within_one_per_cent(spectrum, shape):
+    m = min(shape)
+    s = SPECTRA[spectrum](m).clamp(min=0.01)
+    u, v = semi_orthogonal(shape[0], m), semi_orthogonal(shape[1], m)
+    g = u * s @ v.mT
+    found = torch.linalg.svdvals(orthogonalize(g.float(), "newton_schulz_bf16").to(D))
+    assert found[-1 if (s / s.norm()).min() >= 0.01 else 0] >= 0.99 and found[0] <= 1.01
+    assert (orthogonalize(g.float(), "newton_schulz_bf16") - orthogonalize(g.float())).norm() > 0  # it is another way
+
+
+@EACH
+@pytest.mark.parametrize("method", ["newton_schulz", "newton_schulz_bf16", "svd"])
+def test_the_size_of_a_step_multiplies_it(name, method):
+    case = CASES[name]
+    g = torch.randn(case.shape)
+    torch.testing.assert_close(case.ball.lmo(g, method, 0.3), 0.3 * case.ball.lmo(g, method), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind, dims", [(RMSTensor, (-1,)), (L2Tensor, (-1,)), (L1Tensor, (-1,)), (LinfTensor, ()), (RMSTensor, (-2,))]
+)
+def test_large_tables_go_through_the_map_in_pieces(kind, dims):
+    g = torch.randn(1537, 203)
+    table = ball(kind, dims, g.shape)
+    pieces = table.pieces(g)
+    assert len(pieces) == (3 if dims != (-2,) else 1)
+    assert torch.equal(torch.cat(list(pieces)), g)
+    whole = table.lmo(g.clone().requires_grad_()).detach()  # which is to be differentiable, in one piece
+    torch.testing.assert_close(table.lmo(g), whole, atol=1e-6, rtol=1e-6)
+
+
+def test_steps_of_many_are_those_of_each():
+    tall, wide, rows = (CASES[name].ball for name in ("tall", "wide", "rows"))
+    parts = [(tall, (9, 4)), (rows, (5, 7)), (wide, (4, 9)), (tall, (9, 4)), (wide, (80, 90)), (wide, (80, 90)), (rows, (5, 7))]
+    parts = [(of_kind, torch.randn(shape), 0.1 * i) for i, (of_kind, shape) in enumerate(parts)]
+    for (of_kind, g, size), step in zip(parts, steepest_steps(parts), strict=True):
+        torch.testing.assert_close(step, size * of_kind.lmo(g), atol=1e-6, rtol=1e-5)
+
+
+def test_entries_that_are_not_finite_are_found_and_large_ones_are_not():
+    largest = torch.finfo(torch.float32).max
+    tensors = {
+        "large": torch.full((3, 4), largest),
+        "large half": torch.full((400,), 6e4, dtype=torch.float16),
+        "infinite": torch.tensor([1.0, math.inf, -math.inf]),
+        "nan": torch.eye(100).index_put((torch.tensor(7), torch.tensor(9)), torch.tensor(math.nan)),
+        "both signs": torch.tensor([largest, -largest]),
+        "empty": torch.empty(0),
+        "half": torch.tensor([1.0, -math.inf], dtype=torch.bfloat16),
+    }
+    assert nonfinite(tensors) == ["infinite", "nan", "half"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("shape", [(8, 8), (8, 24), (80, 300)])
+def test_forward_derivatives_and_vmap_go_through(shape):
+    wide = ball(RMSToRMSTensor, (-2, -1), torch.Size(shape))
+    g, u = torch.randn(3, *shape, dtype=D), torch.randn(3, *shape, dtype=D)
+    _, found = torch.func.jvp(wide.lmo, (g,), (u,))
+    expected = (wide.lmo(g + 1e-6 * u) - wide.lmo(g - 1e-6 * u)) / 2e-6
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(torch.func.vmap(wide.lmo)(g), wide.lmo(g), atol=1e-11, rtol=0)
+    (backward,) = torch.func.vjp(wide.lmo, g)[1](u)
+    torch.testing.assert_close((backward * u).sum(), (found * u).sum(), atol=1e-8, rtol=1e-8)
+
+
 @pytest.mark.parametrize("method", ["newton_schulz", "svd"])
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
 def test_rank_deficient_matrices_keep_their_kernel(shape, method):
@@ -264,5 +406,5 @@ def test_what_is_not_known_is_refused():
 
     with pytest.raises(NormMismatchError, match="Other has no duality map"):
         ball(Other, (-1,), torch.Size((3,)))
-    with pytest.raises(NormMismatchError, match="'newton_schulz' or 'svd'"):
+    with pytest.raises(NormMismatchError, match="one of 'newton_schulz', .*'svd', got 'qr'"):
         orthogonalize(torch.eye(2), "qr")  # type: ignore[arg-type]

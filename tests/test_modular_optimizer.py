@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
-from thunder_norm.modular import ModularNorm, ModularOptimizer, steepest
+from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
 
 
 class Model(nn.Module):
@@ -108,13 +108,30 @@ def test_matrices_of_one_shape_are_orthogonalized_in_one_batch(monkeypatch):
     model, i = made()
     optimizer = ModularOptimizer(model, i, lr=0.1)
     shapes = []
-    real = steepest.OperatorBall.lmo
+    real = duality.OperatorBall.lmo
     monkeypatch.setattr(
-        steepest.OperatorBall, "lmo", lambda self, g, *rest: (shapes.append(tuple(g.shape)), real(self, g, *rest))[1]
+        duality.OperatorBall, "lmo", lambda self, g, *rest: (shapes.append(tuple(g.shape)), real(self, g, *rest))[1]
     )
     backward(model, i)
     optimizer.step()
     assert sorted(shapes) == [(2, 8, 8), (3, 8), (8, 8, 3)]  # one and two; head; the kernel
+
+
+def test_large_tables_move_piece_by_piece_by_the_same_formula():
+    table = torch.nn.Embedding(1400, 200)  # more than two pieces
+    optimizer = ModularOptimizer(table, torch.tensor([1, 2]), lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.5)
+    assert len(optimizer.norm.balls["weight"].pieces(table.weight)) > 1 and optimizer.norm.targets == {"weight": 1.0}
+    expected, past = table.weight.detach().to(torch.float64), torch.zeros(1400, 200, dtype=torch.float64)
+    for _ in range(3):
+        g = torch.randn(1400, 200)
+        g[::3] = 0
+        table.weight.grad = g
+        optimizer.step()
+        past = 0.9 * past + 0.1 * g.to(torch.float64)
+        d = 0.9 * past + 0.1 * g.to(torch.float64)
+        lengths = d.square().mean(1, keepdim=True).sqrt()
+        expected = (1 - 0.3 * 0.5) * expected - 0.3 * d / torch.where(lengths > 0, lengths, 1)
+        torch.testing.assert_close(table.weight.detach().to(torch.float64), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_groups_have_options_of_their_own():
@@ -379,7 +396,7 @@ def test_parameters_that_are_not_the_models_are_refused():
         ({"lr": "fast"}, "lr must be a number"),
         ({"momentum": 1.0}, "momentum must be a number >= 0 and < 1"),
         ({"weight_decay": -0.1}, "weight_decay must be"),
-        ({"method": "qr"}, "method must be one of 'newton_schulz', 'svd'"),
+        ({"method": "qr"}, "method must be one of 'newton_schulz', 'newton_schulz_bf16', 'svd'"),
         ({"missing_grads": "no"}, "missing_grads must be one of 'error', 'skip'"),
         ({"nonfinite_grads": None}, "nonfinite_grads must be one of"),
         ({"mode": "best"}, "mode"),

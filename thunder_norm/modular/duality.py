@@ -11,13 +11,13 @@ stacked along new leading dimensions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled, semi_orthogonal
 from thunder_norm.tensors import (
     L1Tensor,
     L2Tensor,
@@ -28,21 +28,8 @@ from thunder_norm.tensors import (
     RMSToRMSTensor,
 )
 
-Method = Literal["newton_schulz", "svd"]
-
-# Quintic steps x (a + b x^2 + c x^4) for singular values in (0, 1]: after all six, those above 0.003 are within 0.45 % of 1, and none
-# exceeds 0.99934.  The steps and their coefficients are those of Modula's `orthogonalize`.
-_QUINTICS = tuple(
-    (a / 1024, b / 1024, c / 1024)
-    for a, b, c in (
-        (3955, -8306, 5008),
-        (3735, -6681, 3463),
-        (3799, -6499, 3211),
-        (4019, -6385, 2906),
-        (2677, -3029, 1162),
-        (2172, -1833, 682),
-    )
-)
+_LARGE = 2**16  # entries: more than these gain nothing from company
+_PIECE = 2**17  # entries that a CPU's cache holds while several operations go over them
 
 
 @dataclass(frozen=True)
@@ -61,15 +48,23 @@ class Ball:
         """The norm of one tensor, 0-dim, differentiable."""
         return self.kind.of(t, self.elem_dims).norm_size
 
-    def lmo(self, g: torch.Tensor, method: Method = "newton_schulz") -> torch.Tensor:
-        """The tensor D of norm 1 with the largest ``<g, D>``, zero where g is.
+    def lmo(self, g: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
+        """The tensor D of norm `size` with the largest ``<g, D>``, zero where g is; differentiable.
 
         Args:
             g: the gradient, leading dimensions stacked.
-            method: for operators: "newton_schulz" (matrix products alone, singular values up to 0.5 % below 1, less for those of g
-                below 0.003 of its Frobenius norm; differentiable) or "svd" (exact).
+            method: for operators: see `orthogonalize`.
+            size: of the result.
         """
         raise NotImplementedError
+
+    def goes_alone(self, t: torch.Tensor) -> bool:
+        """Whether one such tensor is mapped as fast as one of a stack of them, and need not be copied into a stack."""
+        return t.numel() > _LARGE
+
+    def pieces(self, t: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Views of t on which the ball acts one by one, and which a cache holds: all of t if there is no use in it."""
+        return (t,)
 
     def project(self, t: torch.Tensor) -> torch.Tensor:
         """The tensor of the ball that is nearest to t, in the Euclidean distance."""
@@ -94,16 +89,26 @@ class _VectorBall(Ball):
         moved = t.movedim(dims, last)
         return f(moved.flatten(-len(dims))).reshape(moved.shape).movedim(last, dims)
 
-    def lmo(self, g: torch.Tensor, method: Method = "newton_schulz") -> torch.Tensor:
-        return self._along(self._steepest, _at_least_float32(g)).to(g.dtype)
+    def lmo(self, g: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
+        if not (torch.is_grad_enabled() and g.requires_grad) and len(pieces := self.pieces(g)) > 1:
+            found = torch.empty_like(g)
+            for of_g, piece in zip(pieces, self.pieces(found), strict=True):
+                piece.copy_(self.lmo(of_g, method, size))
+            return found
+        return self._along(lambda rows: self._steepest(rows, size), at_least_float32(g)).to(g.dtype)
+
+    def pieces(self, t: torch.Tensor) -> Sequence[torch.Tensor]:
+        if t.device.type != "cpu" or t.numel() < 2 * _PIECE or -t.ndim in self.elem_dims:
+            return (t,)
+        return t.split(max(1, _PIECE * len(t) // t.numel()))
 
     def project(self, t: torch.Tensor) -> torch.Tensor:
-        return self._along(self._nearest, _at_least_float32(t)).to(t.dtype)
+        return self._along(self._nearest, at_least_float32(t)).to(t.dtype)
 
     def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> torch.Tensor:
         return self._along(self._on_sphere, _normal(shape, generator))
 
-    def _steepest(self, rows: torch.Tensor) -> torch.Tensor:
+    def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
         raise NotImplementedError
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
@@ -119,11 +124,10 @@ class L2Ball(_VectorBall):
     def _radius(self, rows: torch.Tensor) -> float:
         return 1.0
 
-    def _steepest(self, rows: torch.Tensor) -> torch.Tensor:
-        # in float64 squares of float32 neither overflow nor vanish; what is too small to divide by counts as zero
-        size = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64) / self._radius(rows)
-        tiny = torch.finfo(rows.dtype).tiny ** (0.5 if rows.dtype == torch.float64 else 1)
-        return rows / torch.where(size > tiny, size, math.inf).to(rows.dtype)
+    def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+        rows = scaled(rows, -1)
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        return rows * (size * self._radius(rows) / torch.where(length > 0, length, math.inf))
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
         size = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64) / self._radius(rows)
@@ -140,8 +144,8 @@ class RMSBall(L2Ball):
 class LinfBall(_VectorBall):
     """Largest entry: sign(g); entries are clamped.  A start is ones, which as gains or scales change nothing."""
 
-    def _steepest(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.sign()
+    def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+        return rows.sign() * size
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.clamp(-1, 1)
@@ -153,9 +157,9 @@ class LinfBall(_VectorBall):
 class L1Ball(_VectorBall):
     """Sum of absolute values: the largest entry of g takes it all; a projection lowers all entries of a row by the same amount."""
 
-    def _steepest(self, rows: torch.Tensor) -> torch.Tensor:
+    def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
         largest = rows.abs().argmax(-1, keepdim=True)
-        return torch.zeros_like(rows).scatter(-1, largest, rows.gather(-1, largest).sign())
+        return torch.zeros_like(rows).scatter(-1, largest, rows.gather(-1, largest).sign() * size)
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
         # |t_i| - theta where positive; theta makes the sum 1 with the k largest entries, for the largest k that leaves all k positive
@@ -187,12 +191,15 @@ class OperatorBall(Ball):
         """The singular value of a matrix of norm 1."""
         return math.sqrt(matrices.shape[-2] / max(matrices.shape[-1], 1))
 
-    def lmo(self, g: torch.Tensor, method: Method = "newton_schulz") -> torch.Tensor:
+    def lmo(self, g: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
         matrices = self._matrices(g)
-        return self._back(orthogonalize(matrices, method) * self._largest(matrices))
+        return self._back(orthogonalize(matrices, method, size * self._largest(matrices)))
+
+    def goes_alone(self, t: torch.Tensor) -> bool:
+        return goes_alone(self._matrices(t))
 
     def project(self, t: torch.Tensor) -> torch.Tensor:
-        matrices = self._matrices(_at_least_float32(t))
+        matrices = self._matrices(at_least_float32(t))
         if not matrices.numel():
             return t.clone()
         u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
@@ -202,7 +209,7 @@ class OperatorBall(Ball):
 
     def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> torch.Tensor:
         matrices = self._matrices(_normal(shape, generator))
-        return self._back(_semi_orthogonal(matrices) * self._largest(matrices))
+        return self._back(semi_orthogonal(matrices) * self._largest(matrices))
 
 
 @dataclass(frozen=True)
@@ -255,70 +262,6 @@ _BALLS: dict[type[NormedTensor], type[Ball]] = {
 }
 
 
-def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz") -> torch.Tensor:
-    """The matrices [..., m, n] with all singular values (those that are 0 excepted) moved to 1: ``U V^T`` of ``U S V^T``.
-
-    Args:
-        matrices: any number of them; computed in float32 at least, returned in their own dtype.
-        method: as for `Ball.lmo`.
-
-    Raises:
-        NormMismatchError: an unknown method.
-    """
-    if method not in ("newton_schulz", "svd"):
-        raise NormMismatchError(f"method must be 'newton_schulz' or 'svd', got {method!r}")
-    if not matrices.numel():
-        return matrices.clone()
-    x = _scaled(_at_least_float32(matrices), (-2, -1))
-    return (_newton_schulz(x) if method == "newton_schulz" else _polar(x)).to(matrices.dtype)
-
-
-def _newton_schulz(x: torch.Tensor) -> torch.Tensor:
-    is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x  # the Gram matrix is the smaller one
-    x = x / _positive(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True))
-    shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)
-    for a, b, c in _QUINTICS:  # the sums are part of the products
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    x = x.view(shape)
-    return x.mT if is_tall else x
-
-
-def _polar(x: torch.Tensor) -> torch.Tensor:
-    u, s, vh = torch.linalg.svd(x, full_matrices=False)
-    # below it a singular value is rounding: its vectors are arbitrary
-    threshold = s[..., :1] * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
-    return (u * (s > threshold).to(x.dtype).unsqueeze(-2)) @ vh
-
-
-def _semi_orthogonal(gaussian: torch.Tensor) -> torch.Tensor:
-    """Uniformly distributed semi-orthogonal matrices from Gaussian ones."""
-    if not gaussian.numel():
-        return gaussian
-    is_wide = gaussian.shape[-2] < gaussian.shape[-1]
-    q, r = torch.linalg.qr(gaussian.mT if is_wide else gaussian)
-    signs = r.diagonal(dim1=-2, dim2=-1).sign()
-    q = q * torch.where(signs == 0, torch.ones_like(signs), signs).unsqueeze(-2)
-    return q.mT if is_wide else q
-
-
 def _normal(shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
     device = "cpu" if generator is None else generator.device
     return torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
-
-
-def _scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
-    """`t` with largest entry 1 along dims (or all zero): squares neither overflow nor vanish."""
-    if not t.numel():
-        return t
-    largest = t.detach().abs().amax(dims, keepdim=True)
-    return torch.where(largest > 0, t / _positive(largest), torch.zeros_like(t))
-
-
-def _positive(size: torch.Tensor) -> torch.Tensor:
-    return torch.where(size > 0, size, torch.ones_like(size))
-
-
-def _at_least_float32(t: torch.Tensor) -> torch.Tensor:
-    return t.float() if t.dtype.itemsize < 4 else t

@@ -22,8 +22,9 @@ from thunder_norm.context import Mode, check_mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.inference import Wanted
 from thunder_norm.modular.distributed import Spread
-from thunder_norm.modular.duality import Ball, Method, RMSBall, ball
+from thunder_norm.modular.duality import Ball, RMSBall, ball
 from thunder_norm.modular.masses import assign_masses, light_mass
+from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
@@ -170,7 +171,7 @@ class ModularNorm:
             grads: parameter name -> gradient; one that is None is left out of the result.  Of DTensors each matrix is orthogonalized
                 by one rank, and the result is sharded as they are, and not differentiable; collective.
             target_norm: the size of the step.
-            method: how operators are orthogonalized, "newton_schulz" or "svd".
+            method: how operators are orthogonalized: see `orthogonalize`.
 
         Raises:
             NormMapKeyError: as for `__call__`.

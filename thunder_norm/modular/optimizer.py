@@ -12,9 +12,10 @@ import torch
 from thunder_norm.context import Mode
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.modular.distributed import Spread
-from thunder_norm.modular.duality import Ball, Method
+from thunder_norm.modular.duality import Ball
 from thunder_norm.modular.masses import LIGHT
 from thunder_norm.modular.norm import ModularNorm
+from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.shards import check_placement, is_spread, local, placed, reshard
 from thunder_norm.modular.steepest import batches, nearest, nonfinite, steepest_steps
 from thunder_norm.tensors import describe
@@ -99,7 +100,8 @@ class ModularOptimizer(torch.optim.Optimizer):
         missing_grads: what to do when a parameter that the output depends on has no gradient: "error", or "skip" the parameter.
         nonfinite_grads: what to do when a gradient has NaN or infinite entries: "error", or "skip" the whole step, counted in
             `skipped_steps`.
-        method: how matrices are orthogonalized, "newton_schulz" or "svd" (exact).
+        method: how matrices are orthogonalized, "newton_schulz", "newton_schulz_bf16" (several times faster on GPUs) or "svd"
+            (exact); see `orthogonalize`.
         process_group: ranks that have the same in parameters that are no DTensors, and get the same gradients; by default those of
             DistributedDataParallel if `model` is, or was when the norm was derived, wrapped in it.
         **example_kwargs: as `example_args`, by name.
@@ -210,18 +212,14 @@ class ModularOptimizer(torch.optim.Optimizer):
             if not self._is_finite(found):
                 self.skipped_steps += 1
                 return loss
-            for p in found.still:  # an entry for each, however empty: torch.distributed.checkpoint refuses parameters without
-                self.state[p]
+            for p in (*found.still, *(m.parameter for m in found.moving)):
+                self.state[p]  # an entry for each, however empty: torch.distributed.checkpoint refuses parameters without
+            if self._spread is not None:
+                self._move_everywhere(self._spread, found.moving)
+                return loss
             moving = found.moving
-            directions = [self._direction(m) for m in moving]
-            # over several processes all at once: their exchanges are few and large
-            together = (
-                [range(len(moving))]
-                if self._is_spread
-                else batches([(m.ball, d) for m, d in zip(moving, directions, strict=True)])
-            )
-            for positions in together:
-                self._move([moving[i] for i in positions], [directions[i] for i in positions])
+            for positions in batches([(m.ball, m.gradient) for m in moving], [id(m.group) for m in moving]):
+                self._move([moving[i] for i in positions])
         return loss
 
     def _gradients(self) -> _Gradients:
@@ -289,45 +287,53 @@ class ModularOptimizer(torch.optim.Optimizer):
             )
         return not bad
 
-    def _direction(self, m: _Moving) -> torch.Tensor:
-        """The gradient, smoothed by momentum; updates the buffer."""
-        momentum, state = m.group["momentum"], self.state[m.parameter]
-        if not momentum:
-            return m.gradient
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(m.parameter, memory_format=torch.preserve_format)
-        past = local(state["momentum_buffer"]).lerp_(m.gradient, 1 - momentum)
-        return m.gradient.lerp(past, momentum) if m.group["nesterov"] else past
+    def _move(self, moving: list[_Moving]) -> None:
+        """Move parameters of one ball, shape and group.
 
-    def _move(self, moving: list[_Moving], directions: list[torch.Tensor]) -> None:
+        Tables on a CPU go through all operations piece by piece: their pieces stay in its cache.
+        """
+        group, pieces = moving[0].group, moving[0].ball.pieces
+        split = [pieces(m.data) for m in moving], [pieces(m.gradient) for m in moving]
+        buffers = [pieces(self._buffer(m)) for m in moving] if group["momentum"] else split[1]
+        for of_each in zip(*(zip(*tensors, strict=True) for tensors in (*split, buffers)), strict=True):
+            parameters, gradients, past = map(list, of_each)
+            directions = _directions(group, gradients, past)
+            steps = steepest_steps([(m.ball, d, m.size) for m, d in zip(moving, directions, strict=True)], self.method)
+            _shift(group, parameters, steps, [m.size for m in moving])
+        for m, p in _outside(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
+            m.data.copy_(p)
+
+    def _move_everywhere(self, spread: Spread, moving: list[_Moving]) -> None:
+        """Move all parameters at once: the exchanges between processes are few and large."""
+
+        def mapped(
+            some: list[_Moving], tensors: list[torch.Tensor], work: Callable[..., list[torch.Tensor]], can_fail: bool
+        ) -> list[torch.Tensor]:
+            def of_parts(at: list[int], parts: list[torch.Tensor]) -> list[torch.Tensor]:
+                return work([some[i] for i in at], parts)
+
+            return spread.map([m.name for m in some], tensors, of_parts, can_fail)
+
         def steepest(some: list[_Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
-            return steepest_steps([(m.ball, d, m.size) for m, d in zip(some, parts, strict=True)], self.method)
+            return steepest_steps([(m.ball, t, m.size) for m, t in zip(some, parts, strict=True)], self.method)
 
         def projected(some: list[_Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
-            return nearest([(m.ball, p) for m, p in zip(some, parts, strict=True)])
+            return nearest([(m.ball, t) for m, t in zip(some, parts, strict=True)])
 
-        for m, step in zip(moving, self._mapped(steepest, moving, directions, can_fail=self.method == "svd"), strict=True):
-            if m.group["weight_decay"]:
-                m.data.mul_(1 - m.size * m.group["weight_decay"])
-            m.data.sub_(step)
-        # a step of size 0 moves nothing at all: torch.distributed.checkpoint makes one for the sake of the state
-        outside = [m for m in moving if m.group["project"] and m.size > 0]
-        if outside:
-            for m, p in zip(outside, self._mapped(projected, outside, [m.data for m in outside], can_fail=True), strict=True):
-                m.data.copy_(p)
+        past = [self._buffer(m) if m.group["momentum"] else m.gradient for m in moving]
+        directions = [_directions(m.group, [m.gradient], [b])[0] for m, b in zip(moving, past, strict=True)]
+        steps = mapped(moving, directions, steepest, can_fail=self.method == "svd")
+        for m, step in zip(moving, steps, strict=True):
+            _shift(m.group, [m.data], [step], [m.size])
+        for m, p in _outside(moving, lambda outside: mapped(outside, [m.data for m in outside], projected, can_fail=True)):
+            m.data.copy_(p)
 
-    def _mapped(
-        self,
-        work: Callable[[list[_Moving], list[torch.Tensor]], list[torch.Tensor]],
-        moving: list[_Moving],
-        tensors: list[torch.Tensor],
-        can_fail: bool,
-    ) -> list[torch.Tensor]:
-        """What becomes of tensors, one for each parameter, all of whose norm's dimensions `work` needs to see."""
-        if self._spread is None:
-            return work(moving, tensors)
-        names = [m.name for m in moving]
-        return self._spread.map(names, tensors, lambda at, parts: work([moving[i] for i in at], parts), can_fail)
+    def _buffer(self, m: _Moving) -> torch.Tensor:
+        """This process's part of the momentum buffer."""
+        state = self.state[m.parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(m.parameter, memory_format=torch.preserve_format)
+        return local(state["momentum_buffer"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load buffers and options of groups, as saved by `state_dict`.
@@ -356,6 +362,30 @@ class ModularOptimizer(torch.optim.Optimizer):
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
         self._spread = None
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])
+
+
+def _directions(group: Mapping[str, Any], gradients: list[torch.Tensor], past: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients, smoothed by momentum; updates the buffers."""
+    momentum = group["momentum"]
+    if not momentum:
+        return gradients
+    torch._foreach_lerp_(past, gradients, 1 - momentum)
+    return list(torch._foreach_lerp(gradients, past, momentum)) if group["nesterov"] else past
+
+
+def _shift(group: Mapping[str, Any], parameters: list[torch.Tensor], steps: list[torch.Tensor], sizes: list[float]) -> None:
+    """Decay, and a step."""
+    if group["weight_decay"]:
+        torch._foreach_mul_(parameters, [1 - size * group["weight_decay"] for size in sizes])
+    torch._foreach_sub_(parameters, steps)
+
+
+def _outside(
+    moving: list[_Moving], nearest_to: Callable[[list[_Moving]], list[torch.Tensor]]
+) -> Iterable[tuple[_Moving, torch.Tensor]]:
+    """The parameters that are projected, and where to; after a step of size 0, which moves nothing at all, there are none."""
+    outside = [m for m in moving if m.group["project"] and m.size > 0]  # torch.distributed.checkpoint makes such steps
+    return zip(outside, nearest_to(outside), strict=True) if outside else ()
 
 
 def _choice(value: Any, name: str, choices: Any) -> Any:

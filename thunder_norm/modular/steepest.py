@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from thunder_norm.modular.duality import Ball, Method, OperatorBall
-
-_LARGE = 2**16  # entries
+from thunder_norm.modular.duality import Ball
+from thunder_norm.modular.orthogonal import Method
 
 
 def steepest_steps(parts: Sequence[tuple[Ball, torch.Tensor, float]], method: Method = "newton_schulz") -> list[torch.Tensor]:
     """``size * ball.lmo(g)`` for each (ball, g, size), in order.
 
-    Matrices of one shape are orthogonalized in one batch: as many matrix products as for one of them.
+    Tensors of one ball and shape go through it together (see `batches`).
     """
     found: dict[int, torch.Tensor] = {}
     for positions in batches([(of_kind, g) for of_kind, g, _ in parts]):
-        of_kind, first, _ = parts[positions[0]]
+        of_kind, first, size = parts[positions[0]]
         if len(positions) == 1:
-            found[positions[0]] = of_kind.lmo(first, method) * parts[positions[0]][2]
+            found[positions[0]] = of_kind.lmo(first, method, size)
             continue
         steps = of_kind.lmo(torch.stack([parts[i][1] for i in positions]), method)
-        found |= {i: step * parts[i][2] for i, step in zip(positions, steps, strict=True)}
+        sizes = [parts[i][2] for i in positions]
+        found |= zip(positions, torch._foreach_mul(steps.unbind(), sizes), strict=True)
     return [found[i] for i in range(len(parts))]
 
 
@@ -37,27 +37,35 @@ def nearest(parts: Sequence[tuple[Ball, torch.Tensor]]) -> list[torch.Tensor]:
     return [found[i] for i in range(len(parts))]
 
 
-def batches(tensors: Sequence[tuple[Ball, torch.Tensor]]) -> list[list[int]]:
-    """Positions of the tensors that go through a duality map together.
+def batches(tensors: Sequence[tuple[Ball, torch.Tensor]], apart: Sequence[Hashable] | None = None) -> list[list[int]]:
+    """Positions of the tensors that go through a duality map together: of one ball and shape, and equal in `apart`.
 
-    Large ones that are not operators are mapped one by one: as fast, and nothing is copied.
+    On a GPU all matrices of one shape: as many matrix products as for one of them.  Those that are mapped one by one as fast, large
+    ones on a CPU, stay alone: nothing is copied.
     """
     groups: dict[Any, list[int]] = {}
     for i, (of_kind, t) in enumerate(tensors):
-        alone = i if t.numel() > _LARGE and not isinstance(of_kind, OperatorBall) else None
-        groups.setdefault((of_kind, t.shape, t.dtype, t.device, alone), []).append(i)
+        alone = i if of_kind.goes_alone(t) else None
+        groups.setdefault((of_kind, t.shape, t.dtype, t.device, alone, apart and apart[i]), []).append(i)
     return list(groups.values())
 
 
 @torch.no_grad()
 def nonfinite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names of those with an entry that is NaN or infinite; one transfer a device."""
+    """The names of those with an entry that is NaN or infinite; one transfer a device.
+
+    A sum is read once, and is not finite if an entry is not.  If it is not, entries are looked at: finite ones may overflow in a sum.
+    """
     per_device: dict[torch.device, list[str]] = {}
     for name, t in tensors.items():
         if t.numel():
             per_device.setdefault(t.device, []).append(name)
-    bad = []
+    suspected = []
     for names in per_device.values():
-        finite = torch.stack([tensors[name].isfinite().all() for name in names]).tolist()
-        bad += [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
-    return bad
+        sums = torch.stack([tensors[name].sum(dtype=_summed_in(tensors[name])) for name in names]).isfinite().tolist()
+        suspected += [name for name, is_finite in zip(names, sums, strict=True) if not is_finite]
+    return [name for name in suspected if not tensors[name].isfinite().all()]
+
+
+def _summed_in(t: torch.Tensor) -> torch.dtype:
+    return torch.float32 if t.dtype.itemsize < 4 else t.dtype
