@@ -42,7 +42,7 @@ class Options:
         GPTShape(12, 768),
         GPTShape(12, 768, is_tied=False),
     )
-    rounds_of_steps: int = 7
+    rounds_of_steps: int = 7  # of width 256; wider ones three, of many seconds each
     modula_python: Path | None = None  # an interpreter that has JAX and Modula
     modula_gpts: tuple[tuple[int, int], ...] = ((4, 128), (4, 256), (12, 256))  # layers, width
 
