@@ -1,0 +1,107 @@
+"""The example: what its numbers mean, that its peers are torch's, a quick run of all of it, and its page in the docs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return importlib.import_module("learning_rate_transfer")
+
+
+@pytest.fixture
+def views(example):
+    return importlib.import_module("transfer_views")
+
+
+def run(*args: str | Path) -> str:
+    command = [sys.executable, ROOT / "examples" / "learning_rate_transfer.py", *args]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=900).stdout
+
+
+def test_the_best_rate_is_the_bottom_of_a_parabola(views):
+    lrs = [2.0**k for k in range(-4, 3)]
+    curve = views.Curve(lrs, [math.exp(0.3 * (math.log2(lr) + 1.3) ** 2 - 2) for lr in lrs])
+    assert curve.best == pytest.approx(-1.3) and curve.is_inside
+    assert curve.at(-1.3) == pytest.approx(math.exp(-2)) and curve.at(0.4) == pytest.approx(math.exp(0.3 * 1.7**2 - 2))
+    falling = views.Curve(lrs, [1 / lr for lr in lrs])
+    assert falling.best == 2 and not falling.is_inside
+    diverged = views.Curve([1.0, 2.0, 4.0], [2.0, 1.0, math.inf])
+    assert diverged.best == 1 and diverged.at(0.8) == pytest.approx(2**0.2) and diverged.at(1.9) == math.inf
+
+
+def test_spreads_and_what_moving_a_rate_costs(views):
+    lrs = [2.0**k for k in range(-6, 7)]
+
+    def sweep(width, *bottoms):  # one a seed
+        losses = [[math.exp((math.log2(lr) - b) ** 2) for b in bottoms] for lr in lrs]
+        return views.Sweep("mlp", "", "AdamW", width, 2, 1, lrs, losses)
+
+    line = views.Line([sweep(16, 2.0, 2.0), sweep(32, 0.5, 1.5), sweep(64, -1.0, -1.0)])
+    assert line.best == pytest.approx([2, 1, -1]) and line.spread == pytest.approx(3)
+    assert line.moved == pytest.approx(math.exp(9)) and line.lowest[0] == pytest.approx(1)
+    assert line.noise == pytest.approx(math.sqrt(2 * 0.5**2 / 3))
+
+
+def test_muon_in_float32_is_torchs_up_to_the_rounding_of_bfloat16(example):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"blocks": nn.Linear(12, 24), "head": nn.Conv2d(24, 3, 3)})
+    alone = nn.Parameter(model["blocks"].weight.detach().clone())
+    before = alone.detach().clone()
+    ours, torchs = example.Muon(model, 0.1), torch.optim.Muon([alone], lr=0.1, momentum=0.9, weight_decay=0)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    alone.grad = model["blocks"].weight.grad.clone()
+    ours.step()
+    torchs.step()
+    step, wanted = model["blocks"].weight - before, alone - before
+    assert (step - wanted).norm() < 0.02 * wanted.norm()
+    assert [len(g["params"]) for g in ours.param_groups] == [1, 3]
+
+
+def test_models_begin_at_norm_1_and_the_same_for_all_optimizers(example):
+    norm = example._norm("text", "", 16, 2)
+    example.initialize(norm, "norm 1", 5)
+    first = {name: p.detach().clone() for name, p in norm.model.named_parameters()}
+    sizes = {name: norm.balls[name].norm(p).item() for name, p in first.items()}
+    assert all(size == pytest.approx(0 if name.endswith("bias") else 1, abs=1e-4) for name, size in sizes.items())
+    example.initialize(norm, "norm 1", 6)
+    example.initialize(norm, "norm 1", 5)
+    assert all(torch.equal(p, first[name]) for name, p in norm.model.named_parameters())
+    assert norm.mass == pytest.approx(5 + 3 + 0.1 * 3)  # blocks; two tables and the head; its bias and the last layer norm
+
+
+@pytest.mark.slow
+def test_a_quick_run_learns_with_every_optimizer_and_is_drawn_again(example, views, tmp_path):
+    printed = run("--quick", "--results", tmp_path / "r.json", "--plot", tmp_path / "p.png")
+    sweeps = views.load(tmp_path / "r.json")
+    assert {(s.task, s.optimizer) for s in sweeps} == {(t, o) for t in example.DEFAULT for o in example.OPTIMIZERS}
+    for s in sweeps:
+        lowest = min(v for row in s.losses for v in row)
+        assert lowest < 0.8 * example.TASKS[s.task].chance, (s.task, s.optimizer, s.width, s.losses)
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    assert run("--draw", tmp_path / "r.json") == printed
+
+
+def test_the_docs_have_the_tables_of_the_results(views):
+    sweeps = views.load(ROOT / "docs" / "learning_rate_transfer.json")
+    page = (ROOT / "docs" / "learning_rate_transfer.md").read_text(encoding="utf-8")
+    for table in views.tables(s for s in sweeps if not s.variant).split("\n\n"):
+        assert table in page
+    assert all(len(row) == 3 for s in sweeps for row in s.losses)
+    assert "torch" in json.loads((ROOT / "docs" / "learning_rate_transfer.json").read_text(encoding="utf-8"))["versions"]
