@@ -43,17 +43,17 @@ class Variant:
     """One thing done in another way."""
 
     form: Form = Form()
-    mode: Any = "modula"
-    is_tared: bool = True  # the residual blocks have one mass together, whatever their number
+    mode: Any = "typical"
+    has_shared_mass: bool = True  # the residual blocks have the mass of one together, whatever their number
     initial: str = "norm 1"
 
 
 VARIANTS = {
     "": Variant(),
-    "mass 1 for each matrix": Variant(is_tared=False),
-    "mode typical": Variant(mode="typical"),
+    "mass 1 for each matrix": Variant(has_shared_mass=False),
+    "mode modula": Variant(mode="modula"),
     "x + f(x), 1/sqrt(head)": Variant(form=Form(0.0, 0.5)),
-    "x + f(x), 1/sqrt(head), mode typical": Variant(form=Form(0.0, 0.5), mode="typical"),
+    "x + f(x), 1/sqrt(head), mode modula": Variant(form=Form(0.0, 0.5), mode="modula"),
     "torch's initialisation": Variant(initial="torch's"),
 }
 
@@ -121,17 +121,15 @@ def _norm(task: str, variant: str, width: int, depth: int) -> ModularNorm:
     chosen, how = TASKS[task], VARIANTS[variant]
     model = chosen.model(width, depth, how.form)
     x, _ = chosen.batch(torch.Generator().manual_seed(0))
-    masses = {"blocks": chosen.blocks_mass} if how.is_tared else None
+    repeated = {"blocks": chosen.blocks_mass * (1 if how.has_shared_mass else depth)}
+    masses = repeated if how.mode == "modula" or not how.has_shared_mass else None
     return ModularNorm(model, x, masses=masses, light=0.1, mode=how.mode)
 
 
 @torch.no_grad()
 def initialize(norm: ModularNorm, initial: str, seed: int) -> None:
     if initial == "norm 1":
-        norm.initialize_(torch.Generator().manual_seed(seed))
-        for name, p in norm.model.named_parameters():
-            if name.endswith("bias"):
-                p.zero_()
+        norm.initialize_(torch.Generator().manual_seed(seed), zero_biases=True)
     else:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
