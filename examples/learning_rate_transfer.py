@@ -106,7 +106,7 @@ OPTIMIZERS = {
 }
 # powers of 2
 GRIDS = {
-    "mlp": {"ModularOptimizer": range(-4, 2), "AdamW": range(-9, -2), "Muon": range(-6, 0)},
+    "mlp": {"ModularOptimizer": range(-3, 4), "AdamW": range(-9, -2), "Muon": range(-6, 0)},
     "conv": {"ModularOptimizer": range(-2, 4), "AdamW": range(-7, 0), "Muon": range(-5, 2)},
     "text": {"ModularOptimizer": range(-2, 4), "AdamW": range(-9, -2), "Muon": range(-6, 1)},
 }
