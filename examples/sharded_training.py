@@ -48,7 +48,7 @@ def main(given: Sequence[str] | None = None) -> float:
     with torch.device("meta"):
         sizes = (64, args.width, args.width, 10)
         model = nn.Sequential(*(part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())))[:-1]
-    norm = ModularNorm(model, torch.empty(1, 64, device="meta"), mode="modula", light=0.1)
+    norm = ModularNorm(model, torch.empty(1, 64, device="meta"), mode="typical", light=0.1)
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)

@@ -30,6 +30,8 @@ from thunder_norm.modular.distributed import _parts, _with_owners
 from thunder_norm.modular.shards import local
 from thunder_norm.tensors import RMSToRMSTensor
 
+pytestmark = pytest.mark.slow  # ranks are forks of a server that imports torch first
+
 OPTIONS = {"lr": 0.3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
 TOKENS = torch.arange(24).reshape(4, 6) % 11
 
@@ -98,9 +100,9 @@ def counted() -> Iterator[list[tuple[int, ...]]]:
     """The shapes of all matrices that this process orthogonalizes, one entry each."""
     seen: list[tuple[int, ...]] = []
 
-    def counting(matrices, method="newton_schulz"):
+    def counting(matrices, *args):
         seen.extend([tuple(matrices.shape[-2:])] * math.prod(matrices.shape[:-2]))
-        return original(matrices, method)
+        return original(matrices, *args)
 
     original = duality.orthogonalize
     with mock.patch.object(duality, "orthogonalize", counting):
@@ -213,7 +215,7 @@ def with_ddp(mine: torch.Tensor) -> tuple:
 
 
 def with_ddp_around_a_model_with_a_norm(mine: torch.Tensor) -> tuple:
-    norm = ModularNorm(exact(), TOKENS, mode="modula", light=0.1)
+    norm = ModularNorm(exact(), TOKENS, mode="typical", light=0.1)
     model = nn.parallel.DistributedDataParallel(norm.model)
     return model, ModularOptimizer(norm, process_group=model.process_group, **OPTIONS), mine
 
@@ -227,7 +229,7 @@ def with_fully_shard(mine: torch.Tensor) -> tuple:
 
 def with_fully_shard_of_a_model_with_a_norm(mine: torch.Tensor) -> tuple:
     model = exact()
-    norm = ModularNorm(model, TOKENS, mode="modula", light=0.1)
+    norm = ModularNorm(model, TOKENS, mode="typical", light=0.1)
     fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
     return model, ModularOptimizer(norm, **OPTIONS), mine
 
@@ -386,7 +388,7 @@ def test_what_cannot_be_right_is_refused():
 def check_norm(initialized: dict, projected: dict, steps: dict, size: float) -> None:
     for mesh, *placements in list(layouts(dist.get_world_size()).values())[1::2]:
         model = sharded(net(), mesh, *placements)
-        norm = ModularNorm(model, TOKENS, mode="modula", light=0.1)
+        norm = ModularNorm(model, TOKENS, mode="typical", light=0.1)
         give(model, 0)
         grads = {name: p.grad for name, p in model.named_parameters()}
         found = norm.dualize(grads, 0.5)
@@ -413,7 +415,12 @@ def check_norm(initialized: dict, projected: dict, steps: dict, size: float) -> 
             norm.project_()
 
 
-def check_derivations(targets: dict, outputs: float) -> None:
+def blocks() -> nn.Sequential:
+    """Of which the repeated ones share a mass."""
+    return nn.Sequential(nn.Linear(6, 4), *(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
+
+
+def check_derivations(targets: dict, outputs: float, of_blocks: dict) -> None:
     """Frozen parameters count with the norm of their data; replicas start from the same."""
     model = frozen(net())
     for part in (model.hidden, model):
@@ -426,6 +433,10 @@ def check_derivations(targets: dict, outputs: float) -> None:
     norm.initialize_()
     assert all(isinstance(p, DTensor) for p in model.parameters())
     assert norm({name: p.detach() for name, p in model.named_parameters() if p.requires_grad}).isfinite()
+    model = blocks()
+    for part in (model[2], model):
+        fully_shard(part)
+    assert ModularNorm(model, torch.randn(2, 6)).targets == pytest.approx(of_blocks)
     replica = nn.parallel.DistributedDataParallel(net())
     norm = ModularNorm(replica, TOKENS, mode="modula")
     norm.initialize_()
@@ -443,7 +454,7 @@ def frozen(model: Net) -> Net:
 
 def test_a_norm_of_sharded_parameters_does_what_it_does_for_whole_ones():
     model = net()
-    norm = ModularNorm(model, TOKENS, mode="modula", light=0.1)
+    norm = ModularNorm(model, TOKENS, mode="typical", light=0.1)
     grads = gradients(model, 0)
     norm.initialize_(torch.Generator().manual_seed(0))
     initialized = values(model)
@@ -454,7 +465,7 @@ def test_a_norm_of_sharded_parameters_does_what_it_does_for_whole_ones():
 
 def test_norms_are_derived_from_sharded_models():
     norm = ModularNorm(frozen(net()), TOKENS)
-    run_ranks(4, check_derivations, norm.targets, norm.outputs.norm_size.item())
+    run_ranks(4, check_derivations, norm.targets, norm.outputs.norm_size.item(), ModularNorm(blocks(), torch.randn(2, 6)).targets)
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------------------

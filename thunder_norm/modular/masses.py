@@ -28,6 +28,7 @@ from thunder_norm.annotations import annotations_of
 from thunder_norm.context import Mode
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.inference import Wanted
+from thunder_norm.modular.shards import own_class
 from thunder_norm.tensors import RMSToRMSTensor
 
 LIGHT = 0.1
@@ -81,7 +82,7 @@ def repetitions(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> 
         alike: dict[Any, list[str]] = {}
         for name, child in container.named_children():
             if next(child.children(), None) is not None:
-                key = type(child), frozenset(name for name, _ in child.named_parameters(remove_duplicate=False))
+                key = own_class(child), frozenset(name for name, _ in child.named_parameters(remove_duplicate=False))
                 alike.setdefault(key, []).append(f"{path}.{name}" if path else name)
         for paths in alike.values():
             for name in frozenset().union(*(_inside(p, tied) for p in paths)):

@@ -240,8 +240,8 @@ class ModularNorm:
         """Draw every parameter that is not frozen anew, of norm exactly 1 (up to rounding in its dtype), in place.
 
         Operators become semi-orthogonal matrices times ``sqrt(out / in)``, kernels such in every tap, tables, biases and other tensors
-        of an RMS norm random rows of norm 1, tensors of a largest entry (gains, scales) ones.  Collective if parameters are sharded or
-        the model was wrapped in DistributedDataParallel: all ranks draw the first one's numbers.
+        of an RMS norm random rows of norm 1, tensors of a largest entry (gains, scales) ones.  Collective if parameters are sharded, or
+        replicated (`process_group`): all ranks draw the first one's numbers.
 
         Args:
             generator: of random numbers.

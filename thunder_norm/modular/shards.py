@@ -112,6 +112,11 @@ def reshard(model: torch.nn.Module) -> None:
             module.reshard()
 
 
+def own_class(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """A module's class, without the one that `fully_shard` put before it."""
+    return next(cls for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
+
+
 @contextlib.contextmanager
 def without_hooks(model: torch.nn.Module) -> Iterator[None]:
     """The model's forward without what torch.distributed does around it: the plain program, on whole tensors."""
