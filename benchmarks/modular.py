@@ -157,7 +157,7 @@ class _Recorded(TorchDispatchMode):
         self.calls: list[tuple[Any, list[tuple[tuple[int, ...], tuple[int, ...]]]]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name.removeprefix("aten::") in _PRODUCTS:
+        if func._schema.name.removeprefix("aten::").removesuffix("_") in _PRODUCTS:
             self.calls.append((func, [(tuple(a.shape), a.stride()) for a in args if isinstance(a, torch.Tensor)]))
         return func(*args, **(kwargs or {}))
 
