@@ -6,6 +6,8 @@ import copy
 import io
 import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -226,6 +228,13 @@ def test_copies_step_like_the_original(copied: Callable):
         o.step()
     assert all(torch.equal(p, values(other_model)[name]) for name, p in values(model).items())
     assert other.param_groups[0]["params"][0] is not optimizer.param_groups[0]["params"][0]
+
+
+def test_the_kind_of_a_grouped_kernel_is_pickled_by_a_name_that_any_process_knows():
+    pickled = pickle.dumps(ModularNorm(nn.Conv1d(6, 6, 3, groups=3), torch.randn(2, 6, 5)))
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer).norms['weight'].kind.groups)"
+    found = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True, check=True)
+    assert found.stdout.strip() == b"3", found.stderr
 
 
 def test_loading_the_state_of_other_parameters_is_refused():

@@ -355,7 +355,8 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
             return RMSToRMSConvTensor
         if groups not in cls._by_groups:
             name = f"RMSToRMSConvTensor_groups{groups}"
-            cls._by_groups[groups] = type(name, (RMSToRMSConvTensor,), {"groups": groups, "__doc__": cls.__doc__})
+            body = {"groups": groups, "__doc__": cls.__doc__, "__module__": __name__}
+            cls._by_groups[groups] = type(name, (RMSToRMSConvTensor,), body)
         return cls._by_groups[groups]
 
     @classmethod
@@ -428,3 +429,11 @@ def describe(t: Any) -> str:
     if isinstance(t, list | tuple):
         return f"{type(t).__name__}({', '.join(map(describe, t))})"
     return type(t).__name__ if t is not None else "None"
+
+
+def __getattr__(name: str) -> Any:
+    """The kinds of grouped kernels by name: pickles, in which classes are names, come from processes that had made them."""
+    prefix, _, groups = name.partition("_groups")
+    if prefix == RMSToRMSConvTensor.__name__ and groups.isdecimal():
+        return RMSToRMSConvTensor.grouped(int(groups))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
