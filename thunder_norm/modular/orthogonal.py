@@ -31,7 +31,7 @@ _QUINTICS = tuple(
     )
 )
 
-_SMALL = 64  # rows of a matrix whose products take less time than calling them: those are batched on a CPU too
+_SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
 _BLOCK = 192  # rows of a block that is worth a product of its own, on a CPU
 
 
