@@ -107,7 +107,7 @@ OPTIMIZERS = {
 # powers of 2
 GRIDS = {
     "mlp": {"ModularOptimizer": range(-3, 4), "AdamW": range(-9, -2), "Muon": range(-6, 0)},
-    "conv": {"ModularOptimizer": range(-2, 4), "AdamW": range(-7, 0), "Muon": range(-5, 2)},
+    "conv": {"ModularOptimizer": range(0, 6), "AdamW": range(-7, 0), "Muon": range(-5, 2)},
     "text": {"ModularOptimizer": range(-2, 4), "AdamW": range(-9, -2), "Muon": range(-6, 1)},
 }
 GRIDS["small"] = GRIDS["mlp"]
