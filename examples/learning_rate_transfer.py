@@ -1,13 +1,12 @@
 """Does the best learning rate stay where it is when a model gets wider or deeper?
 
-Sweeps of learning rates at four widths and three depths, three seeds each, for ModularOptimizer, AdamW and torch.optim.Muon on three
+Sweeps of learning rates at four widths and three depths, three seeds each, for ModularOptimizer, AdamW and torch.optim.Muon on four
 tasks (transfer_tasks.py).  Prints tables, in Markdown, writes all losses as JSON and draws them:
 
-    python examples/learning_rate_transfer.py [--quick] [--tasks mlp conv text] [--results r.json] [--plot p.png]
+    python examples/learning_rate_transfer.py [--quick] [--tasks small mlp conv text] [--results r.json] [--plot p.png]
 
 The model, its initialisation (`ModularNorm.initialize_`, biases at 0), its batches, momentum 0.9, no weight decay and a learning rate that
-falls linearly to 0 are the same for all.  ``--draw r.json`` draws and prints results of before; ``--variant`` changes one thing, and compares two
-depths.
+falls linearly to 0 are the same for all.  ``--draw r.json`` draws and prints results of before; ``--variant`` changes one thing, on four models.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ VARIANTS = {
     "mass 1 for each matrix": Variant(has_shared_mass=False),
     "mode modula": Variant(mode="modula"),
     "x + f(x), 1/sqrt(head)": Variant(form=Form(0.0, 0.5)),
-    "x + f(x), 1/sqrt(head), mode modula": Variant(form=Form(0.0, 0.5), mode="modula"),
     "torch's initialisation": Variant(initial="torch's"),
 }
 
@@ -111,8 +109,8 @@ GRIDS = {
     "text": {"ModularOptimizer": range(-2, 4), "AdamW": range(-9, -2), "Muon": range(-6, 1)},
 }
 GRIDS["small"] = GRIDS["mlp"]
-FAR = range(-2, 9, 2)  # for variants, of which some have small targets
-DEFAULT = ("mlp", "conv", "text")  # tasks
+FAR = range(-3, 4)  # for variants
+DEFAULT = ("small", "mlp", "conv", "text")  # tasks
 
 
 @lru_cache(maxsize=2)
@@ -177,7 +175,7 @@ def planned(tasks: Sequence[str], optimizers: Sequence[str], variant: str, is_qu
         if is_quick:
             sizes = [(width, 2) for width in task.widths[:3:2]]
         elif variant:
-            sizes = [(task.width, depth) for depth in (task.depths[0], task.depths[-1])]
+            sizes = [sizes[0], (task.width, task.depths[0]), sizes[len(task.widths) - 1], sizes[-1]]
         for width, depth in sizes:
             for optimizer in optimizers:
                 powers = FAR if variant and optimizer == "ModularOptimizer" else GRIDS[name][optimizer]

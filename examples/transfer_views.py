@@ -145,43 +145,29 @@ def lines(sweeps: Iterable[Sweep]) -> dict[tuple[str, str, str], tuple[Line, Lin
 
 
 def tables(sweeps: Iterable[Sweep]) -> str:
-    """Best learning rates and losses, in Markdown."""
+    """Best learning rates (``!``: at an end of the sweep) and losses over widths, and over depths, in Markdown."""
     found = lines(sweeps)
     parts = []
-    for i, what in enumerate(("width", "depth")):
-        chosen = {key: pair[i] for key, pair in found.items() if len(pair[i].sweeps) > 1}
-        if not chosen:
-            continue
-        count = max(len(line.sweeps) for line in chosen.values())
-        end = "widest" if what == "width" else "deepest"
-        other = "narrowest" if what == "width" else "shallowest"
-        sizes = [f"size {j + 1}" for j in range(count)]
-        heads = ["task", "optimizer", f"{what}s"]
-        rates = [*heads, *(f"best lr, {s}" for s in sizes), "spread in octaves", "seeds"]
-        losses = [*heads, *(f"loss, {s}" for s in sizes), f"{end} at the {other}'s lr"]
-        parts += [
-            _table(rates, [_rates(key, line, what) for key, line in chosen.items()]),
-            _table(losses, [_losses(key, line, what) for key, line in chosen.items()]),
-        ]
+    for i, (size, largest, smallest) in enumerate((("width", "widest", "narrowest"), ("depth", "deepest", "shallowest"))):
+        heads = ("task", "optimizer", f"{size}s", "best lr", "spread in octaves", "seeds")
+        heads = (*heads, "loss there", f"{largest} at the {smallest}'s lr")
+        rows = [_row(key, pair[i], size) for key, pair in found.items() if len(pair[i].sweeps) > 1]
+        parts += [_table(heads, rows)] if rows else []
     return "\n\n".join(parts)
 
 
-def _heads(key: tuple[str, str, str], line: Line, what: str) -> list[str]:
+def _row(key: tuple[str, str, str], line: Line, size: str) -> list[str]:
     task, variant, optimizer = key
     return [
         TASKS[task].title,
         f"{optimizer}, {variant}" if variant else optimizer,
-        ", ".join(str(getattr(s, what)) for s in line.sweeps),
+        ", ".join(str(getattr(s, size)) for s in line.sweeps),
+        ", ".join(f"{2**b:.2g}{'' if s.curve().is_inside else '!'}" for b, s in zip(line.best, line.sweeps, strict=True)),
+        f"{line.spread:.2f}",
+        f"± {line.noise:.2f}",
+        ", ".join(f"{v:.3g}" for v in line.lowest),
+        f"{line.moved:.3g}",
     ]
-
-
-def _rates(key: tuple[str, str, str], line: Line, what: str) -> list[str]:
-    best = [f"{2**b:.2g}{'' if s.curve().is_inside else ' (end)'}" for b, s in zip(line.best, line.sweeps, strict=True)]
-    return [*_heads(key, line, what), *best, f"{line.spread:.2f}", f"± {line.noise:.2f}"]
-
-
-def _losses(key: tuple[str, str, str], line: Line, what: str) -> list[str]:
-    return [*_heads(key, line, what), *(f"{v:.3g}" for v in line.lowest), f"{line.moved:.3g}"]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -213,18 +199,24 @@ def draw(path: Path, sweeps: Iterable[Sweep]) -> None:
             widths, depths = found[task, "", optimizer]
             _draw_line(ax, widths, "width", plt.get_cmap("viridis"), "-")
             _draw_line(ax, Line(depths.sweeps[1:]), "depth", plt.get_cmap("autumn"), "--")
-            ax.set(xscale="log", yscale="log", ylim=(None, 2 * TASKS[task].chance))
             ax.set_xscale("log", base=2)
+            ax.set_yscale("log")
             ax.axhline(TASKS[task].chance, color="gray", lw=0.6, ls=":")
             ax.set_title(f"{TASKS[task].title}: {optimizer}", fontsize=10)
             ax.grid(alpha=0.25)
             if optimizer == optimizers[-1]:
                 ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
         row[0].set_ylabel("final loss")
+        lowest = min(v for pair in (found.get((task, "", o)) for o in optimizers) for v in _all_lowest(pair))
+        row[0].set_ylim(0.85 * lowest, 1.05 * TASKS[task].chance)
     for ax in axes[-1]:
         ax.set_xlabel("learning rate")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _all_lowest(pair: tuple[Line, Line] | None) -> list[float]:
+    return [v for line in pair or () for v in line.lowest]
 
 
 def _draw_line(ax, line: Line, what: str, colours: Callable, style: str) -> None:
