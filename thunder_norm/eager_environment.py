@@ -19,7 +19,7 @@ from thunder_norm.inference import Candidate, Inferred, Use, Wanted, disagree
 from thunder_norm.parameters import Derived, Leaves, Policy, canonical_dims, derived_norm, stated_kind
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
 
-_LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, dispatch) if m.__file__)
+LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, dispatch) if m.__file__)
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ def user_line() -> str | None:
     frame = sys._getframe()  # from here outwards: the whole stack, with its lines, is long
     while frame is not None:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        if not file.startswith(_LIBRARIES) and not file.startswith("<"):
+        if not file.startswith(LIBRARIES) and not file.startswith("<"):
             return f"{file}:{line}:  {linecache.getline(file, line, frame.f_globals).strip()}"
         frame = frame.f_back
     return None

@@ -38,6 +38,34 @@ class UnsupportedOpError(ThunderNormError, NotImplementedError):
     """An operation on a wrapper subclass cannot be represented in a trace (in-place on an alias, data dependent, ...)."""
 
 
+class TransformError(ThunderNormError, ValueError):
+    """Arguments of a function transform do not fit: in_dims, argnums, shapes of tangents, a loss that is no scalar, ..."""
+
+
+class TransformTypeError(ThunderNormError, TypeError):
+    """A function transform was given the wrong type of thing: integers to differentiate, a result that is no tensor, ..."""
+
+
+class MissingTransformRuleError(ThunderNormError, NotImplementedError):
+    """An operation has no rule for a function transform, and none can be derived for it."""
+
+
+class WrongDerivativeError(TransformError, AssertionError):
+    """A derivative is not the one that differences of the function's values show."""
+
+
+class DataDependentError(ThunderNormError, RuntimeError):
+    """A transformed function needs the value of a tensor while it is traced: a branch on it, ``item()``, ..."""
+
+
+class CheckpointError(ThunderNormError, ValueError):
+    """What to checkpoint cannot be found, or no choice of it keeps to the memory budget."""
+
+
+class TransformLevelError(ThunderNormError, TypeError):
+    """A value of one function transform is used where that transform is not in effect."""
+
+
 class UnsoundRuleError(ThunderNormError, AssertionError):
     """A search found inputs for which a norm rule claims too little.
 
@@ -52,6 +80,10 @@ class UnsoundRuleError(ThunderNormError, AssertionError):
 
 class LooseRuleError(UnsoundRuleError):
     """A search found nothing near what a norm rule claims, although the rule says that it is attained."""
+
+
+class ProfileError(ThunderNormError, ValueError):
+    """A program cannot be profiled as asked for, or a rule for profiles is registered twice or for nothing that can be called."""
 
 
 class VersionError(ThunderNormError, ImportError):

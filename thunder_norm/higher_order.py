@@ -26,8 +26,8 @@ class Replay:
     """A computation trace, restricted to some of its outputs, as a differentiable function run by torch."""
 
     def __init__(self, trace: TraceCtx, outputs: Sequence[TensorProxy]):
-        self._trace = trace
-        self._outputs = tuple(outputs)
+        self.trace = trace
+        self.outputs = tuple(outputs)
         self._function: Callable | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -55,9 +55,9 @@ class Replay:
         return [next(by_input) if t.requires_grad else None for t in inputs]
 
     def _compile(self) -> Callable:
-        new = from_trace(self._trace)
-        *body, returned = self._trace.bound_symbols
-        new.bound_symbols = [*body, returned.from_bsym(args=(self._outputs,), output=self._outputs)]
+        new = from_trace(self.trace)
+        *body, returned = self.trace.bound_symbols
+        new.bound_symbols = [*body, returned.from_bsym(args=(self.outputs,), output=self.outputs)]
         return _executable(dce(new)).python_callable(include_decorators=False)
 
 

@@ -100,7 +100,7 @@ class NormMap:
             )
         sizes = self.dynamic_dims.sizes(leaves, self.example_leaves)
         norms = self._norms_in_call(normed_state_dict)
-        given = Sizes(norms.values())
+        given = self.sizes_given(normed_state_dict)
         key = (
             tuple(map(self._signature, range(len(leaves)), leaves)),
             (normed_state_dict is None, tuple(norms), given.signature),
@@ -112,6 +112,10 @@ class NormMap:
             self._last, self._last_key = self._programs[key], key
         self._last_call = leaves, normed_state_dict
         return self._last(leaves, given, sizes)
+
+    def sizes_given(self, normed_state_dict: Mapping[str, Any] | None) -> Sizes:
+        """The sizes of the norms given for parameters, in this call and when the norm map was built."""
+        return Sizes(self._norms_in_call(normed_state_dict).values())
 
     def _norms_in_call(self, normed_state_dict: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The norms given for parameters, in this call and when the norm map was built."""
@@ -255,10 +259,14 @@ class Program:
         for own, theirs in zip(self.plan.outputs, variant.plan.outputs, strict=True):
             own.learn(theirs, other)
 
+    def inputs(self, leaves: list[Any], given: Sizes | None) -> list[torch.Tensor]:
+        """What the compiled computation takes, in order."""
+        pool = [] if given is None else [*given.norm_sizes, *given.perturbation_sizes]
+        return [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
+
     def __call__(self, leaves: list[Any], given: Sizes | None, sizes: dict[str, int]) -> Any:
         """Run on the scalars of the arguments."""
-        pool = [] if given is None else [*given.norm_sizes, *given.perturbation_sizes]
-        inputs = [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
+        inputs = self.inputs(leaves, given)
         if self.scalars is not None:
             result = self.scalars(self.plan.replay, inputs)
         elif self.entry.backward_fn is None:

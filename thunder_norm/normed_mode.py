@@ -192,7 +192,7 @@ class NormAcquisition(Acquisition):
         ):
             args, kwargs = self._with_annotated(args), self._with_annotated(kwargs)
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-            if any(is_wrapper(t) for t in tensors):
+            if isinstance(fn, type) or any(is_wrapper(t) for t in tensors):  # a constructor says the norm itself
                 return fn(*args, **kwargs)
             if tensors and all(self._is_parameter_fake(t) for t in tensors):
                 if not all(map(self.is_measured, tensors)):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, TypeVar
 
 from thunder_norm.errors import NormMismatchError
 
@@ -30,11 +31,44 @@ def track(iterable: Iterable[T], description: str = "", total: int | None = None
     return _track(iterable, description, len(iterable) if total is None and isinstance(iterable, Sized) else total)
 
 
-def _track(iterable: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+def is_shown() -> bool:
+    """Whether standard error is a terminal, so that there are progress bars."""
     is_terminal = getattr(sys.stderr, "isatty", lambda: False)
-    if not is_terminal():
-        yield from iterable
+    return is_terminal()
+
+
+@contextlib.contextmanager
+def counting(description: str, total: int | None) -> Iterator[Callable[[], None]]:
+    """A progress bar for a block that calls what it is given at each step; silent when standard error is no terminal.
+
+    >>> with counting("walking", total=2) as step:
+    ...     step()
+    ...     step()
+
+    Args:
+        description: stands before the bar.
+        total: how many steps there will be, if that is known.
+    """
+    if not is_shown():
+        yield _ignore
         return
+    with _bar() as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda: bar.advance(task)
+
+
+def _ignore() -> None:
+    """What a step does where nothing is shown."""
+
+
+def _track(iterable: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    with counting(description, total) as step:
+        for item in iterable:
+            yield item
+            step()
+
+
+def _bar() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -45,8 +79,4 @@ def _track(iterable: Iterable[T], description: str, total: int | None) -> Iterat
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(description, total=total)
-        for item in iterable:
-            yield item
-            progress.advance(task)
+    return Progress(*columns, console=Console(stderr=True))

@@ -89,7 +89,7 @@ def rich_table(report: NormReport, max_rows: int | None = None, width: int = 160
         cells = {
             "module": row.module,
             "op": row.op,
-            "line": _short(row.location),
+            "line": short_location(row.location),
             "kind": f"{row.kind}{list(row.elem_dims)}",
             "shape": "x".join(map(str, row.shape)),
         }
@@ -153,7 +153,7 @@ def figure(report: NormReport) -> Any:
     return drawn
 
 
-def _short(location: str) -> str:
+def short_location(location: str) -> str:
     """``model.py:41`` of ``/path/to/model.py:41:  text``."""
     path, _, rest = location.partition(":")
     return f"{Path(path).name}:{rest.partition(':')[0]}" if location else ""

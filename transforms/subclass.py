@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from thunder.core.proxies import TensorProxy
 from thunder.core.transform_common import Transform
 
-from thunder_norm.subclass import boundary, boundary_passes, patches
+from thunder_norm.subclass import boundary, boundary_passes, patches, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
@@ -31,9 +32,12 @@ class SubclassTransform(Transform):
     Raises (when the jitted function is called):
         UnsupportedSubclassError: a class does not follow the protocol.
         UnsupportedOpError: an operation on a wrapper has no place in a trace.
+        DataDependentError: the program needs the value of a tensor.
     """
 
     interprets_subclasses = True
+    refuses_values = True
+    names_inputs = True
 
     def __init__(self) -> None:
         patches.install()
@@ -56,6 +60,7 @@ class SubclassTransform(Transform):
             return prologue_trace, computation_trace, epilogue_trace
         acquisition.is_finished = True
         acquisition.raise_if_refused()
+        values.check_numbers(computation_trace)
         joint = differentiate(acquisition, computation_trace) if acquisition.differentiates else None
         traces = prologue_trace, computation_trace, epilogue_trace
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
@@ -66,6 +71,8 @@ class SubclassTransform(Transform):
                 check_random(computation)
             computation = broadcast_scalars(computation)
             return self.transform_lowered(acquisition, (prologue, computation, epilogue))
+        if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
+            computation = broadcast_scalars(computation)
         return prologue, computation, epilogue
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:

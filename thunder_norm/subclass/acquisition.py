@@ -59,6 +59,9 @@ class Acquisition:
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
         self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
         self._num_scanned = 0
+        self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
+        self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
+        self.inside_levels: set[int] = set()  # the fakes of wrappers made in those
         self.mentions_wrappers = False  # the program's code names a wrapper class it may construct
         self.refusal: Exception | None = None  # why this program cannot be traced, even if it catches the error itself
         self.pending: Exception | None = None  # an error met where the interpreter cannot take one; raised at its next call
@@ -110,7 +113,7 @@ class Acquisition:
 
     def differentiate(self) -> None:
         """From now on torch's autograd runs on the fakes: there is a wrapper that requires grad."""
-        if self.differentiates:
+        if self.differentiates or self.is_transformed:
             return
         self.differentiates = self.watches = self.has_wrappers = True
         for fake, proxy in list(self._proxy_of.values()):
@@ -118,7 +121,7 @@ class Acquisition:
 
     def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
         """Whether a plain tensor that requires grad meets wrappers without any: eager has a gradient, and it is the class's."""
-        if self.differentiates or not is_grad_enabled():
+        if self.num_levels or self.differentiates or not is_grad_enabled():  # transforms differentiate inner tensors
             return False
         proxies = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, TensorProxy)]
         fakes = [p.fake for p in proxies if isinstance(p, SubclassProxy)]
@@ -299,6 +302,8 @@ class Acquisition:
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
         self._subclass_proxies[id(proxy.fake)] = proxy
+        if self.num_levels:
+            self.inside_levels.add(id(proxy.fake))
         self.has_wrappers = self.watches = True
         return proxy
 

@@ -7,6 +7,7 @@ broadcast written down the reduction is its transpose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from thunder.core import prims, utils
@@ -27,14 +28,17 @@ _ELEMENTWISE = frozenset(
 def broadcast_scalars(trace: TraceCtx) -> TraceCtx:
     """The same computation with every 0-dim CPU operand of an n-dim elementwise primitive broadcast first."""
     new = from_trace(trace)
-    new.bound_symbols = []
-    with tracectx(new):
-        rewritten = [s for bsym in trace.bound_symbols for s in _rewrite(bsym)]
-    if all(a is b for a, b in zip(rewritten, trace.bound_symbols, strict=False)) and len(rewritten) == len(trace.bound_symbols):
+    new.bound_symbols = broadcast_scalars_of(trace.bound_symbols, new)
+    if all(a is b for a, b in zip(new.bound_symbols, trace.bound_symbols, strict=False)):
         return trace
-    new.bound_symbols = rewritten
     new.set_provenance(TraceProvenance("Broadcast of 0-dim CPU operands"))
     return new
+
+
+def broadcast_scalars_of(bsyms: Sequence[BoundSymbol], trace: TraceCtx) -> list[BoundSymbol]:
+    """The same for some operations; `trace` names what is new."""
+    with tracectx(trace):
+        return [s for bsym in bsyms for s in _rewrite(bsym)]
 
 
 def _rewrite(bsym: BoundSymbol) -> list[BoundSymbol]:

@@ -150,7 +150,8 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
         if not _makes_wrappers(acquisition, apply, given, kwargs):
             return None
     values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
-    if is_grad_enabled() and any(isinstance(v, TensorProxy) and acquisition.requires_grad(v) for v in values):
+    is_torchs = is_grad_enabled() and not acquisition.num_levels
+    if is_torchs and any(isinstance(v, TensorProxy) and acquisition.requires_grad(v) for v in values):
         acquisition.differentiate()
     return lambda cls, *inputs, **options: operation_of(acquisition, apply)(*inputs, **options)
 

@@ -13,6 +13,7 @@ from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.boundary_passes import declare_arguments
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, UNFLATTEN, OperationId
@@ -40,7 +41,10 @@ def with_readable_names(
     acquisition.readable_names = {variable.proxy.name: p for variable, p in renamed.items()}
     if not renamed:
         return computation, epilogue
-    return _swapped(computation, renamed), None if epilogue is None else _swapped(epilogue, renamed)
+    if epilogue is not None:
+        epilogue = _swapped(epilogue, renamed)
+        declare_arguments(epilogue, "epilogue")
+    return _swapped(computation, renamed), epilogue
 
 
 def _wishes(acquisition: Acquisition, trace: TraceCtx) -> Iterator[tuple[TensorProxy, str]]:

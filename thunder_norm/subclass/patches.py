@@ -1,12 +1,16 @@
 """Every change made to Thunder, in one place.
 
 Two module globals of ``thunder.core.jit_ext`` are replaced by functions that first ask whether one of our transforms is in use
-for the compilation at hand, and otherwise call the original with the same arguments.  Nothing else of Thunder is changed.
+for the compilation at hand, and otherwise call the original with the same arguments.  While a rule that a user registered for a
+function transform runs, and only then, ``TensorProxy`` has a ``__torch_function__``, so that the rule can be written in torch's
+functions.  Nothing else of Thunder is changed.
 
 =====================  ==================================================  ==============================================
 global                 upstream line it relies on (lightning-thunder 0.2.6)  why there is no official hook
 =====================  ==================================================  ==============================================
-proxy                  JitCtx.proxify: ``p = proxy(uvalue, name=...)``       what stands for an input tensor is fixed there
+proxy                  JitCtx.proxify: ``p = proxy(uvalue, name=...)``       what stands for an input tensor is fixed there,
+                                                                           and its name, ``t_0_0.weight`` for an entry
+                                                                           "0.weight" of a dict, which no program can have
 general_jit_lookaside  thunder_general_jit: ``fn_lookaside=...``             registered lookasides are looked up by function,
                                                                            after Thunder's own; constructors of unknown
                                                                            classes and unknown functions never get there
@@ -16,10 +20,14 @@ general_jit_lookaside  thunder_general_jit: ``fn_lookaside=...``             reg
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import thunder.torch as ltorch
 import torch
 from thunder.core import compile_data, jit_ext
 from thunder.core.compile_data import get_compile_data
@@ -27,14 +35,15 @@ from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, VersionError
-from thunder_norm.subclass import attributes, interpret, operations
+from thunder_norm.errors import ThunderNormError, TransformError, UnsupportedOpError, UnsupportedSubclassError, VersionError
+from thunder_norm.subclass import attributes, interpret, operations, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
+_IS_OURS = "_thunder_norm_is_ours"
 
 _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
@@ -49,6 +58,17 @@ def active_transform() -> Any | None:
     return None
 
 
+def is_ours() -> bool:
+    """Whether any transform of ours is in use for the current compilation (each installs the patches)."""
+    ctx = jit_ext.get_jit_ctx()
+    found = getattr(ctx, _IS_OURS, None)
+    if found is None:
+        transforms = getattr(get_compile_data(), "transforms", None) or ()
+        found = any(getattr(t, "refuses_values", False) for t in transforms)
+        setattr(ctx, _IS_OURS, found)
+    return found
+
+
 def current_acquisition() -> Acquisition | None:
     """The state of the acquisition at hand: None if no transform of ours is in use."""
     ctx = jit_ext.get_jit_ctx()
@@ -57,6 +77,9 @@ def current_acquisition() -> Acquisition | None:
         transform = active_transform()
         found = None if transform is None else transform.new_acquisition()
         setattr(ctx, _ATTRIBUTE, found)
+        for watching in getattr(get_compile_data(), "transforms", None) or ():
+            if hasattr(watching, "watch_acquisition"):
+                watching.watch_acquisition(ctx.computation_trace)
         if found is not None:
             found.user_names = ctx._proxy_swapmap
             setattr(get_compile_data(), _ATTRIBUTE, found)
@@ -78,17 +101,26 @@ def is_interpreted() -> bool:
     return getattr(get_compile_data(), _INTERPRETED, False)
 
 
+def current_stats() -> Any:
+    """The lists that the current compilation writes its traces into.
+
+    Relies on ``thunder.core.compile_data._compile_data`` holding the pair (compile data, compile stats).
+    """
+    _, stats = compile_data._compile_data.get()
+    return stats
+
+
 def forget_earlier_traces() -> None:
     """Drop the traces recorded so far for this compilation: they precede the lowering and still mention wrappers.
 
-    Relies on ``thunder.core.compile_data._compile_data`` holding the pair (compile data, compile stats), and on ``jit``
-    appending what a transform returns to ``cs.last_traces`` after the call.
+    Relies on ``jit`` appending what a transform returns to ``cs.last_traces`` after the call.
     """
-    _, stats = compile_data._compile_data.get()
-    stats.last_traces.clear()
+    current_stats().last_traces.clear()
 
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
+    if name is not None and not name.isidentifier() and _needs_names():
+        name = _free_name(re.sub(r"\W", "_", name))
     acquisition = current_acquisition() if isinstance(x, torch.Tensor) else None
     if acquisition is None:
         return _original_proxy(x, name=name, history=history)
@@ -108,10 +140,24 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     return p
 
 
+def _needs_names() -> bool:
+    return any(getattr(t, "names_inputs", False) for t in getattr(get_compile_data(), "transforms", None) or ())
+
+
+def _free_name(name: str) -> str:
+    trace = jit_ext.get_jit_ctx().computation_trace
+    free = (candidate for n in itertools.count() if not trace.has_name(candidate := f"{name}_{n}" if n else name))
+    return next(free)
+
+
 def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
     acquisition = getattr(jit_ext.get_jit_ctx(), _ATTRIBUTE, None) or current_acquisition()
     if acquisition is None:
-        return _original_lookaside(fn, *args, **kwargs)
+        return (values.refusal(fn, args) if is_ours() else None) or _original_lookaside(fn, *args, **kwargs)
+    if not acquisition.meets_wrappers:
+        refused = values.refusal(fn, args)
+        if refused is not None:
+            return refused
     if not acquisition.is_started:
         acquisition.is_started = True
         wrappers = _wrappers_given(fn, args)
@@ -175,6 +221,26 @@ def _begin(acquisition: Acquisition, args: tuple[WrappedValue, ...]) -> None:
         acquisition.begin(*values)
     except ThunderNormError as e:  # see `_proxy`
         acquisition.pending = acquisition.refuse(e)
+
+
+@contextmanager
+def torch_functions_on_proxies() -> Iterator[None]:
+    """Let torch's functions, called on proxies meanwhile, record Thunder's operations."""
+    if "__torch_function__" in vars(TensorProxy):  # a rule inside a rule
+        yield
+        return
+    setattr(TensorProxy, "__torch_function__", classmethod(_record))  # noqa: B010 - pyright knows no such attribute
+    try:
+        yield
+    finally:
+        delattr(TensorProxy, "__torch_function__")
+
+
+def _record(cls: type, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    operation = ltorch._torch_to_thunder_function_map.get(function)
+    if operation is None:
+        raise TransformError(f"{getattr(function, '__qualname__', function)} is not an operation that Thunder records")
+    return operation(*args, **(kwargs or {}))
 
 
 def check_patch_points() -> None:

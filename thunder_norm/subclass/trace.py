@@ -86,7 +86,8 @@ def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> Subclass
     """The proxy of a wrapper found inside another one (nested wrappers share their leaves)."""
     proxy = acquisition.register(SubclassProxy(fake, acquisition))
     leaves = acquisition.bound_leaves[id(fake)] = leaf_proxies(acquisition, fake)
-    _append_top_level(UNFLATTEN.bind(*leaves, output=proxy))
+    if not acquisition.num_levels:  # else it lives in a program of its own, and its result is announced when that is written
+        _append_top_level(UNFLATTEN.bind(*leaves, output=proxy))
     return proxy
 
 
@@ -154,6 +155,11 @@ def _rebind(acquisition: Acquisition) -> None:
     for proxy in acquisition.subclass_proxies():
         leaves = leaf_proxies(acquisition, proxy.fake)
         if any(p is not q for p, q in zip(acquisition.bound_leaves[id(proxy.fake)], leaves, strict=True)):
+            if acquisition.num_levels and id(proxy.fake) not in acquisition.inside_levels:
+                raise UnsupportedOpError("a function under a transform changes a wrapper in place that it did not make")
+            if acquisition.num_levels:
+                acquisition.bound_leaves[id(proxy.fake)] = leaves
+                continue
             acquisition.bound_leaves[id(proxy.fake)] = leaves
             _append_top_level(REBIND.bind(proxy, *leaves, output=None))
 

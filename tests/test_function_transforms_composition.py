@@ -1,0 +1,159 @@
+"""Transforms of functions inside each other, in any order, against torch.func, JAX's numbers and the laws they obey."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thunder_norm.transforms as T
+from tests.transform_oracles import assert_same, float64
+
+X, M = float64(4), float64(3, 4)
+
+
+def g(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x.roll(1)).sum().exp() + (x / x.square().mean().sqrt()).prod()
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(M @ x)
+
+
+# Each is written once, for torch.func or for ours.
+PROGRAMS: dict[str, Any] = {
+    "vmap(grad)": lambda T: T.vmap(T.grad(g))(M),
+    "grad(vmap)": lambda T: T.grad(lambda m: T.vmap(g)(m).prod())(M),
+    "grad(vmap(grad))": lambda T: T.grad(lambda m: T.vmap(T.grad(g))(m).square().sum())(M),
+    "grad of grad of grad": lambda T: T.grad(lambda x: T.grad(lambda x: T.grad(g)(x).sum())(x).sum())(X),
+    "jvp(grad)": lambda T: T.jvp(T.grad(g), (X,), (X + 1,)),
+    "grad(jvp)": lambda T: T.grad(lambda x: T.jvp(g, (x,), (X + 1,))[1])(X),
+    "jvp(jvp)": lambda T: T.jvp(lambda x: T.jvp(g, (x,), (X,))[1], (X,), (X + 1,)),
+    "vmap(jvp)": lambda T: T.vmap(lambda x, dx: T.jvp(f, (x,), (dx,))[1])(M, M + 1),
+    "jvp(vmap)": lambda T: T.jvp(T.vmap(f), (M,), (M + 1,)),
+    "vmap(vmap)": lambda T: T.vmap(T.vmap(lambda a, b: a * b, in_dims=(0, None)), in_dims=(None, 0))(X, M),
+    "vmap(vjp)": lambda T: T.vmap(lambda x, ct: T.vjp(f, x)[1](ct))(M, M[:, :3]),
+    "vmap of a pullback": lambda T: T.vmap(T.vjp(f, X)[1])(torch.eye(3, dtype=torch.float64)),
+    "jvp of a pullback": lambda T: T.jvp(lambda ct, x: T.vjp(f, x)[1](ct)[0], (X[:3], X), (X[1:], M[0])),
+    "jacrev": lambda T: T.jacrev(f)(X),
+    "jacfwd": lambda T: T.jacfwd(f)(X),
+    "hessian": lambda T: T.hessian(g)(X),
+    "jacrev(jacrev)": lambda T: T.jacrev(T.jacrev(g))(X),
+    "jacrev(jacfwd)": lambda T: T.jacrev(T.jacfwd(g))(X),
+    "vmap(hessian)": lambda T: T.vmap(T.hessian(g))(M),
+    "hessian(vmap)": lambda T: T.hessian(lambda m: T.vmap(lambda x: x.sin().prod())(m).prod())(M[:2, :2]),
+    "hessian of a norm": lambda T: T.hessian(lambda x: x.abs().pow(4).sum().pow(0.25))(X),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_composition(name: str) -> None:
+    assert_same(PROGRAMS[name](T), PROGRAMS[name](torch.func))
+
+
+def _trees(transforms: Any, jacobian: str) -> Any:
+    def h(p: dict, x: torch.Tensor) -> Any:
+        return {"u": p["a"] * x, "v": (p["m"] @ x).exp()}, x * 2
+
+    return getattr(transforms, jacobian)(h, argnums=(0, 1), has_aux=True)({"a": X + 1, "m": M}, X)
+
+
+@pytest.mark.parametrize("jacobian", ["jacrev", "jacfwd"])
+def test_jacobians_of_trees(jacobian: str) -> None:
+    assert_same(_trees(T, jacobian), _trees(torch.func, jacobian))
+
+
+def test_hessian_of_several_arguments() -> None:
+    def h(p: dict, x: torch.Tensor) -> torch.Tensor:
+        return (p["a"] * x).sin().sum() + (p["m"] @ x).exp().prod()
+
+    p = {"a": X + 1, "m": M}
+    assert_same(T.hessian(h, argnums=(0, 1))(p, X), torch.func.hessian(h, argnums=(0, 1))(p, X))
+
+
+@pytest.mark.parametrize("jacobian", [T.jacrev, T.jacfwd])
+def test_chunks_of_a_jacobian_give_the_same(jacobian: Any) -> None:
+    assert_same(jacobian(f, chunk_size=2)(X), jacobian(f)(X))
+
+
+def test_jacobians_of_what_draws_numbers_agree_in_one_run() -> None:
+    def noisy(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.dropout(a, 0.5) * b, b
+
+    (rows, aux) = T.jacfwd(noisy, argnums=(0, 1), has_aux=True)(torch.ones(40), torch.full((40,), 3.0))
+    mask = rows[1].diagonal() > 0  # the derivative by b is the dropped out a
+    assert torch.equal(rows[0].diagonal() > 0, mask) and 5 < mask.sum() < 35 and torch.equal(aux, torch.full((40,), 3.0))
+
+
+def test_the_gradient_of_the_norm_of_per_sample_gradients_is_jax_s() -> None:
+    """The worked example of functorch's design: what it prints was computed by JAX."""
+
+    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return ((a + b) * b).sum()
+
+    def norm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        da, db = T.vmap(T.grad(loss, argnums=(0, 1)))(a, b)
+        return (da * da + db * db).sum()
+
+    a = torch.tensor([[0.4556, 0.6323, 0.3489, 0.4017], [0.0223, 0.1689, 0.2939, 0.5185]])
+    b = torch.tensor([[0.6977, 0.8000, 0.1610, 0.2823], [0.6816, 0.9152, 0.3971, 0.8742]])
+    da, db = T.grad(norm, argnums=(0, 1))(a, b)
+    torch.testing.assert_close(da[0], torch.tensor([3.7020, 4.4646, 1.3418, 1.9326]), rtol=0, atol=1e-4)
+    assert_same((da, db), (2 * (a + 2 * b), 2 * b + 4 * (a + 2 * b)), rtol=1e-6)
+
+
+def test_per_sample_gradients_of_a_module() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.GELU(), torch.nn.LayerNorm(5), torch.nn.Linear(5, 1)).double()
+    params = {k: v.detach() for k, v in net.named_parameters()}
+    x, y = float64(6, 4), float64(6, 1)
+
+    def loss(params: dict, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.func.functional_call(net, params, (x,)) - y).square().mean()
+
+    found = T.vmap(T.grad(loss), in_dims=(None, 0, 0))(params, x, y)
+    assert_same(found, torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, x, y))
+
+
+shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+seeds = st.integers(0, 100)
+few = hypothesis.settings(max_examples=4)
+
+
+@few
+@hypothesis.given(shapes, seeds)
+def test_two_batch_dimensions_in_either_order(shape: tuple[int, int, int], seed: int) -> None:
+    x = float64(*shape, seed=seed)
+    twice = T.vmap(T.vmap(lambda x: (x / x.sum()).cumsum(0)))
+    once = T.vmap(T.vmap(lambda x: (x / x.sum()).cumsum(0), in_dims=0, out_dims=0), in_dims=1, out_dims=1)
+    assert_same(twice(x), once(x))
+
+
+@few
+@hypothesis.given(st.integers(1, 5), seeds)
+def test_transposes_and_symmetry(size: int, seed: int) -> None:
+    x, u, v = (float64(size, seed=seed + i) for i in range(3))
+    w = float64(size, size, seed=seed)
+
+    def h(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(w @ x, 0) * x.norm()
+
+    tangent, (cotangent,) = T.jvp(h, (x,), (u,))[1], T.vjp(h, x)[1](v)
+    torch.testing.assert_close(tangent @ v, cotangent @ u)
+    matrix = T.hessian(lambda x: h(x).square().sum())(x)
+    torch.testing.assert_close(matrix, matrix.T)
+    torch.testing.assert_close(T.jacrev(h)(x) @ u, tangent)
+
+
+@few
+@hypothesis.given(st.integers(1, 5), seeds, st.floats(-2, 2), st.floats(-2, 2))
+def test_pushforward_and_pullback_are_linear(size: int, seed: int, a: float, b: float) -> None:
+    x, u, v = (float64(size, seed=seed + i) for i in range(3))
+    push = T.vmap(lambda u: T.jvp(torch.sin, (x,), (u,))[1])
+    pull = T.vmap(lambda u: T.vjp(torch.sin, x)[1](u)[0])
+    for linear in (push, pull):
+        whole, first, second = linear(torch.stack([a * u + b * v, u, v]))
+        torch.testing.assert_close(whole, a * first + b * second)

@@ -1,0 +1,181 @@
+"""Ways back that torch has kernels for, in every transform, against torch.func in float64."""
+
+from __future__ import annotations
+
+import pytest
+import thunder
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm import transforms
+from thunder_norm.transforms import grad, jacrev, vmap
+
+torch.manual_seed(0)
+X = torch.randn(3, 2, 5, dtype=torch.float64)
+W, B = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+WEIGHT = torch.randn(4, 5, dtype=torch.float64)
+TARGETS = torch.tensor([[0, 4], [-100, 2], [3, 3]])
+
+
+def weighted(y):
+    return (y * (1 + torch.arange(y.numel()) / 32).reshape(y.shape)).sin().sum()
+
+
+FUNCTIONS = {
+    "gelu": lambda x, w, b: weighted(F.gelu(x * w) + b),
+    "gelu, tanh": lambda x, w, b: weighted(F.gelu(x * w, approximate="tanh") + b),
+    "softmax": lambda x, w, b: weighted(torch.softmax(x * w, -1) * b),
+    "softmax, first dimension": lambda x, w, b: weighted(torch.softmax(x * w, 0) * b),
+    "log_softmax": lambda x, w, b: weighted(torch.log_softmax(x * w, -1) * b),
+    "layer_norm": lambda x, w, b: weighted(F.layer_norm(x, (5,), w, b)),
+    "layer_norm, weight by keyword": lambda x, w, b: weighted(F.layer_norm(x, (5,), weight=w) * b),
+    "layer_norm, no bias": lambda x, w, b: weighted(F.layer_norm(x, (5,), w) * b),
+    "layer_norm, two dimensions": lambda x, w, b: weighted(F.layer_norm(x * w, (2, 5)) * b),
+    "linear": lambda x, w, b: weighted(F.linear(x * w + b, WEIGHT)),
+    "linear, one vector": lambda x, w, b: weighted(F.linear(x[0] * w, WEIGHT * b, b[:4])),
+}
+
+
+def close(ours, theirs):
+    for a, b in zip(tree_leaves(ours), tree_leaves(theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_dims"),
+    [
+        *((name, (0, 0, 0)) for name in FUNCTIONS),
+        *((name, (0, None, None)) for name in ("softmax", "layer_norm", "linear")),
+        *((name, (None, 0, None)) for name in ("gelu", "layer_norm", "linear, one vector")),
+    ],
+)
+def test_per_sample_gradients_are_those_of_torch(name, in_dims):
+    f = FUNCTIONS[name]
+    args = [v if d is None or v.ndim == 3 else torch.stack([v, 2 * v, v - 1]) for v, d in zip((X, W, B), in_dims, strict=True)]
+    if in_dims[0] is None:
+        args[0] = X[0]
+
+    def made_by(library):
+        return library.vmap(library.grad(f, argnums=(0, 1, 2)), in_dims=in_dims)(*args)
+
+    close(made_by(transforms), made_by(torch.func))
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector"])
+def test_second_derivatives_are_those_of_torch(name):
+    f = FUNCTIONS[name]
+
+    def made_by(library):
+        forward_over_reverse = library.jvp(library.grad(f, argnums=1), (X[0], W, B), (X[1], W.sin(), B.cos()))
+        return forward_over_reverse, library.jacrev(library.grad(f, argnums=0), argnums=1)(X[0], W, B)
+
+    close(made_by(transforms), made_by(torch.func))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "in_dims", "is_vector"),
+    [
+        ("mean", (0, 0), True),
+        ("mean", (0, 0), False),
+        ("sum", (0, None), False),
+        ("none", (None, 0), False),
+        ("mean", (None, 0), True),
+    ],
+)
+def test_cross_entropies_of_samples(reduction, in_dims, is_vector):
+    logits, targets = (X[:, 0], TARGETS[:, 0]) if is_vector else (X, TARGETS)
+    args = [v if d is not None else v[0] for v, d in zip((logits, targets), in_dims, strict=True)]
+
+    def loss(x, y):
+        return weighted(F.cross_entropy(x, y, reduction=reduction))
+
+    def made_by(library):
+        return library.vmap(library.grad(loss), in_dims=in_dims)(*args)
+
+    close(made_by(transforms).nan_to_num(7.0), made_by(torch.func).nan_to_num(7.0))
+
+
+def test_lower_precision_stays_what_it_is():
+    half = X[0].bfloat16()
+    gradient = grad(lambda x: F.layer_norm(x, (5,), W.bfloat16()).float().square().sum())(half)
+    expected = torch.func.grad(lambda x: F.layer_norm(x, (5,), W).square().sum())(X[0])
+    assert gradient.dtype is torch.bfloat16
+    torch.testing.assert_close(gradient.double(), expected, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("f", "kernel"),
+    [
+        (lambda x: F.gelu(x).sum(), "torch_gelu_backward"),
+        (lambda x: torch.softmax(x, -1).square().sum(), "torch_softmax_backward"),
+        (lambda x: F.layer_norm(x, (5,)).square().sum(), "torch_standardize_backward"),
+        (lambda x: torch.log_softmax(x, -1).square().sum(), "_log_softmax_backward_data"),
+    ],
+)
+def test_one_kernel_of_torch_runs_for_the_whole_batch(f, kernel):
+    per_sample = vmap(grad(f))
+    per_sample(X)
+    program = str(thunder.last_traces(per_sample)[-1])
+    program = "\n".join(line for line in program.splitlines() if not line.lstrip().startswith("#"))
+    assert program.count(f"{kernel}(") == 1
+    assert not any(f"torch.{part}(" in program for part in ("exp", "erf", "rsqrt"))
+
+
+def test_gradients_of_a_weight_are_products_without_matrices_where_a_sample_is_one_vector():
+    per_sample = vmap(grad(lambda w, x: F.linear(x, w).square().sum()), in_dims=(None, 0))
+    close(per_sample(WEIGHT, X[:, 0]), torch.stack([2 * torch.outer(WEIGHT @ x, x) for x in X[:, 0]]))
+    assert "torch.matmul" not in str(thunder.last_traces(per_sample)[-1])
+
+
+def test_a_dimension_of_size_one_costs_no_second_operation():
+    f = vmap(lambda x, y: x[:, None] * y[None])
+    close(f(X[:, 0], X[:, 1]), X[:, 0, :, None] * X[:, 1, None])
+    assert "expand" not in str(thunder.last_traces(f)[-1])
+
+
+# -- what a call looks at ----------------------------------------------------------------------------------------------
+
+
+def test_entries_with_dots_in_their_names_may_be_unused_or_tangents():
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    direction = {name: p.cos() for name, p in parameters.items()} | {"0_weight": torch.zeros(())}  # its name is taken, too
+
+    def f(p, x):
+        return torch.func.functional_call(net, p, (x,))
+
+    def pushed(library, p, dp, x):
+        return library.jvp(lambda q: f(q, x), (p,), ({name: dp[name] for name in p},))
+
+    jacobian = vmap(jacrev(f, argnums=1), in_dims=(None, 0))(parameters, X[0])  # does not need the last bias
+    close(jacobian, torch.func.vmap(torch.func.jacrev(f, argnums=1), in_dims=(None, 0))(parameters, X[0]))
+    ours = thunder.jit(lambda p, dp, x: pushed(transforms, p, dp, x))(parameters, direction, X[0])
+    close(ours, pushed(torch.func, parameters, direction, X[0]))
+
+
+def test_parameters_that_others_stand_for_are_not_looked_at_and_others_are():
+    net = torch.nn.Linear(5, 4).double()
+    replacing = {"weight": WEIGHT}
+
+    def f(p, x):
+        return torch.func.functional_call(net, p, (x,)).square().sum()
+
+    def both(p, x):
+        return f(p, x) + (net.weight * net.bias[:, None]).sum() * x.sum()
+
+    for function, looked_at in ((f, ["bias"]), (both, ["bias", "weight"])):
+        gradient = grad(function, argnums=1)
+        close(gradient(replacing, X[0]), torch.func.grad(function, argnums=1)(replacing, X[0]))
+        guards = str(thunder.last_prologue_traces(gradient)[-1])
+        assert [name for name in ("bias", "weight") if f"get_parameter('{name}')" in guards] == looked_at
+
+
+def test_tensors_of_containers_that_torch_registered_are_found():
+    from collections import OrderedDict
+
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = torch.tensor([3.0, 4.0])
+    found = grad(lambda d, y: (d["x"] ** 3 * y**2).sum(), argnums=1)(OrderedDict(x=x), y)
+    (mixed,) = torch.autograd.grad(found.sum(), x)
+    close(mixed, 6 * x.detach() ** 2 * y)

@@ -1,0 +1,128 @@
+"""Transforms of functions over norm maps, normed tensors and wrapper subclasses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import thunder
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+import thunder_norm.transforms as T
+from tests.transform_oracles import assert_same, float64
+from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map
+from thunder_norm.errors import TransformError, TransformTypeError
+from thunder_norm.transforms import SubclassTransform
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)) * self.up(x))
+
+
+def _norm_map() -> Any:
+    with torch.device("meta"):
+        return build_norm_map(Block(), torch.empty(4, 8, device="meta"), parameters="unit")
+
+
+def _size(norm_map: Any, x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return norm_map(RMSTensor(x), normed_state_dict={"up.weight": RMSToRMSTensor(up)}).norm_size
+
+
+def test_norm_maps_batched_and_differentiated() -> None:
+    norm_map = _norm_map()
+    function, sizes = T.function_of_sizes(norm_map, RMSTensor(1.5), normed_state_dict={"up.weight": RMSToRMSTensor(2.0)})
+    assert len(sizes) == 2
+    assert_same(function(sizes)[0], _size(norm_map, torch.tensor(1.5), torch.tensor(2.0)))
+
+    batch = {name: torch.stack([t, 2 * t, 0.5 * t]) for name, t in sizes.items()}
+    loop = torch.stack([_size(norm_map, 1.5 * k, 2.0 * k) for k in torch.tensor([1.0, 2.0, 0.5])])
+    assert_same(T.vmap(function)(batch)[0], loop)
+
+    given = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.5, 2.0)]
+    gradient = torch.autograd.grad(_size(norm_map, *given), given, create_graph=True)
+    found = T.grad(lambda s: function(s)[0])(sizes)
+    assert_same(list(found.values()), [g.detach() for g in gradient])
+    rows = [torch.autograd.grad(g, given, retain_graph=True, allow_unused=True) for g in gradient]
+    hessian = T.hessian(lambda s: function(s)[0])(sizes)
+    assert_same([[v for v in row.values()] for row in hessian.values()], [list(row) for row in rows])
+    tangents = {name: torch.ones_like(t) for name, t in sizes.items()}
+    assert_same(T.jvp(function, (sizes,), (tangents,))[1][0], sum(gradient).detach())
+
+
+def test_a_norm_map_s_function_names_its_inputs() -> None:
+    function, sizes = T.function_of_sizes(_norm_map(), RMSTensor(1.5))
+    with pytest.raises(TransformError, match=next(iter(sizes))):
+        function({})
+
+
+A, B, W = float64(3, 4), float64(3, 4, seed=1), float64(4, 4)
+
+
+def _on_two(t: TwoTensor) -> TwoTensor:
+    return torch.tanh(t @ W) * 2 + t
+
+
+def _made_inside(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    t = _on_two(TwoTensor(a, b))
+    return t.a, t.b
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ W) * 2 + x
+
+
+def test_vmap_of_a_program_of_wrappers() -> None:
+    found = T.vmap(_on_two)(TwoTensor(A, B))
+    assert type(found) is TwoTensor
+    assert_same((found.a, found.b), (_plain(A), _plain(B)))
+    assert_same(T.vmap(_made_inside)(A, B), (_plain(A), _plain(B)))
+
+
+def test_gradients_of_a_program_of_wrappers() -> None:
+    gradient = T.grad(lambda t: _on_two(t).a.square().sum())(TwoTensor(A, B))
+    assert type(gradient) is TwoTensor
+    expected = torch.func.grad(lambda x: _plain(x).square().sum())(A)
+    assert_same((gradient.a, gradient.b), (expected, torch.zeros_like(B)))
+    per_sample = T.vmap(T.grad(lambda a, b: _made_inside(a, b)[0].square().sum()))(A, B)
+    assert_same(per_sample, expected)
+
+
+def test_a_loss_may_be_a_wrapper() -> None:
+    def loss(t: torch.Tensor) -> torch.Tensor:
+        return (t * t.sum()).square().mean()
+
+    t = TwoTensor(A, B)
+    found, expected = T.grad(loss)(t), torch.func.grad(loss)(t)
+    assert_same((found.a, found.b), (expected.a, expected.b))
+    normed = T.grad(lambda x: torch.tanh(x).mean())(RMSTensor(0.25, backing=A))
+    assert_same(normed.backing, torch.func.grad(lambda x: torch.tanh(x).mean())(A))
+    with pytest.raises(TransformTypeError, match=r"a TwoTensor of torch.float64 \(3, 4\)"):
+        T.grad(lambda t: t * 2)(t)
+
+
+def test_wrappers_around_a_transformed_function_in_a_jitted_one() -> None:
+    def f(t: TwoTensor, s: torch.Tensor) -> tuple[TwoTensor, torch.Tensor]:
+        doubled = T.vmap(lambda t: t * 2)(t * s) + t
+        return doubled, T.grad(lambda s: (t * s).b.sum())(s)
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    s = torch.tensor(3.0, dtype=torch.float64)
+    found, gradient = jitted(TwoTensor(A, B), s)
+    assert_same((found.a, found.b, gradient), (7 * A, 7 * B, B.sum()))
+
+
+def test_gradient_of_a_norm() -> None:
+    def size(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(F.linear(x, W)).norm_size ** 2
+
+    gradient = T.grad(size)(RMSTensor(2.0, backing=A))
+    x = RMSTensor(2.0, backing=A, norm_size_requires_grad=True)
+    assert type(gradient) is RMSTensor
+    assert_same(gradient.norm_size, torch.autograd.grad(size(x), x.norm_size)[0])

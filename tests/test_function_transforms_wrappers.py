@@ -1,0 +1,116 @@
+"""Transformed functions of wrapper subclasses in torch's autograd: connected as eager is, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import thunder
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+import thunder_norm.transforms as T
+from tests.transform_oracles import assert_same, float64
+from thunder_norm import RMSTensor
+from thunder_norm.errors import TransformError
+
+A = float64(3, 4)
+W = float64(4)
+
+
+def two() -> Any:
+    return TwoTensor(A.clone(), A * 2).requires_grad_()
+
+
+def _cubes(t: torch.Tensor) -> torch.Tensor:
+    return (t * t * t).sum()
+
+
+def test_gradients_of_wrappers_are_differentiated_again() -> None:
+    t = two()
+    gradient = T.grad(_cubes)(t)
+    (second,) = torch.autograd.grad(gradient.sum(), t)
+    assert type(second) is TwoTensor
+    assert_same((gradient.a, gradient.b, second.a, second.b), (3 * A**2, 12 * A**2, 6 * A, 12 * A))
+
+
+def test_several_wrappers_one_of_which_requires_no_grad() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y).sin()
+
+    fixed, t, expected = TwoTensor(A, A), two(), two()
+    T.vmap(f)(t, fixed).sum().backward()
+    f(expected, fixed).sum().backward()
+    assert_same((t.grad.a, t.grad.b), (expected.grad.a, expected.grad.b))
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "in jit"])
+def test_a_plain_tensor_that_requires_grad_meets_wrappers(transform: str) -> None:
+    w = W.clone().requires_grad_()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (TwoTensor(x, x) * w).a.square().sum()
+
+    programs = {
+        "grad": T.grad(loss),
+        "vmap": T.vmap(loss),
+        "jvp": lambda x: T.jvp(loss, (x,), (x,))[1],
+        "in jit": thunder.jit(lambda x: T.grad(loss)(x), transforms=[T.SubclassTransform()]),
+    }
+    expected = {
+        "grad": lambda x, w: 2 * x * w * w,
+        "vmap": lambda x, w: (x * w).square().sum(1),
+        "jvp": lambda x, w: 2 * (x * w).square().sum(),
+        "in jit": lambda x, w: 2 * x * w * w,
+    }
+    found, known = programs[transform](A), expected[transform](A, w)
+    assert_same(found, known)
+    assert_same(torch.autograd.grad(found.sin().sum(), w), torch.autograd.grad(known.sin().sum(), w))
+
+
+def test_sizes_of_norms_are_connected() -> None:
+    weight = float64(5, 4).requires_grad_()
+    x = RMSTensor(torch.tensor(2.0, dtype=torch.float64, requires_grad=True), backing=A)
+
+    def size(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(F.linear(x, weight)).norm_size ** 3
+
+    gradient = T.grad(size)(x).norm_size
+    (expected,) = torch.autograd.grad(size(x), x.norm_size, create_graph=True)
+    assert_same(gradient, expected)
+    assert_same(*(torch.autograd.grad(g, [x.norm_size, weight]) for g in (gradient, expected)))
+    batched = T.vmap(lambda t: torch.tanh(t) * 3)(TwoTensor(A, A))
+    assert not batched.requires_grad
+
+
+def test_parameters_beside_the_arguments_are_connected_to_any_order() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
+    parameters = list(net.parameters())
+
+    def derivatives(f: Any) -> list:
+        found, loss = [], f(A).square().sum()
+        for _ in range(3):
+            gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+            found += gradients
+            loss = sum(g.square().sum() for g in gradients)
+        return found
+
+    assert_same(derivatives(T.vmap(net)), derivatives(net))
+    p = W.clone().requires_grad_()
+    assert T.vmap(lambda x: (x.sum(), p), out_dims=(0, None))(A)[1] is p
+
+
+def test_what_would_lose_gradients_is_refused() -> None:
+    hidden = two()
+    with pytest.raises(TransformError, match="a TwoTensor that requires grad and is not among its arguments"):
+        T.grad(lambda x: (x * hidden).sum())(TwoTensor(A, A))
+    with torch.no_grad():
+        assert_same(T.grad(lambda x: (x * hidden).sum())(TwoTensor(A, A)).b, 2 * A)
+    jitted = thunder.jit(lambda t: T.grad(_cubes)(t), transforms=[T.SubclassTransform()])
+    with pytest.raises(TransformError, match="wrappers that require grad"):
+        jitted(two())
+    met_inside = thunder.jit(lambda x: T.grad(lambda x: (x * hidden).a.sum())(x), transforms=[T.SubclassTransform()])
+    with pytest.raises(TransformError, match="wrappers that require grad"):
+        met_inside(A)
+    assert_same(jitted(two().detach()).a, 3 * A**2)

@@ -1,0 +1,340 @@
+"""Which of torch's own operators the function transforms carry, in agreement with torch.
+
+    python -m tests.transform_coverage vmap --write     measure all operators, one by one, and write tests/transform_coverage/vmap.txt
+    python -m tests.transform_coverage vmap NAME ...    measure those whose name contains one of the words; --write replaces their rows
+
+Tried is every differentiable operator of torch's database that Thunder traces right, with its first two sample inputs, in float64.
+It passed if the transform agrees with the reference, is refused if one of our errors says why, and fails otherwise.
+
+    grad        the gradient of a scalar function of the results with respect to all floating tensors; reference torch.func.grad
+    jvp         in a random direction of all floating tensors; reference torch.func.jvp, or two reverse modes where it has no rule
+    vmap        over all tensors, over the first one, over the last one; reference one sample after the other
+    vmap_grad   that gradient over a batch; reference torch.func.grad of one sample after the other
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import thunder
+import torch
+from torch.testing._internal import common_methods_invocations
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+import thunder_norm.transforms as ours
+from thunder_norm.errors import ThunderNormError
+from thunder_norm.function_transforms.vmap import vmap
+
+if __name__ == "__main__":
+    from tests.op_coverage import LARGEST, SAMPLES, Case, call_source, function_of_source, op_name, program
+else:
+    from op_coverage import LARGEST, SAMPLES, Case, call_source, function_of_source, op_name, program
+
+LISTS = Path(__file__).parent / "transform_coverage"
+BATCH = 3
+
+# Operators that round to fewer digits: a batch may be summed in another order.
+ROUNDING = {"bfloat16": 2**-7, "half": 2**-10}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A transformed function with arguments, and what it must return."""
+
+    function: Callable
+    reference: Callable
+    args: tuple[torch.Tensor, ...]
+
+    def check(self, rtol: float | None = None) -> bool:
+        """Raise AssertionError if they disagree, what the transform raises otherwise; False if there is no reference."""
+        with without_seeds():
+            try:
+                want = tensors_of(self.reference(*self.args))
+            except Exception:  # noqa: BLE001 - there is nothing to agree with
+                return False
+            got = tensors_of(self.function(*self.args))
+        assert len(got) == len(want), f"{len(got)} results, expected {len(want)}"
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=rtol, atol=None if rtol is None else rtol, equal_nan=True)
+        return True
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    return [v for v in tree_leaves(tree) if isinstance(v, torch.Tensor)]
+
+
+def without_seeds() -> Any:
+    """The database seeds inside the operators that draw numbers."""
+    return mock.patch.object(common_methods_invocations, "wrapper_set_seed", lambda f, *args, **kwargs: f(*args, **kwargs))
+
+
+def cases(op: Any) -> list[Case]:
+    """The first samples of an operator that hold a tensor."""
+    torch.manual_seed(0)
+    found = []
+    for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), SAMPLES):
+        leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
+        tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
+        if tensors and sum(t.numel() for t in tensors) <= LARGEST and all(t.layout is torch.strided for t in tensors):
+            found.append(Case(op_name(op), op.op, tuple(leaves), spec))
+    return found
+
+
+def inputs(case: Case) -> list[torch.Tensor]:
+    """The tensors of a case."""
+    return [v.detach().clone() for v in case.leaves if isinstance(v, torch.Tensor)]
+
+
+def is_traced_right(case: Case) -> bool:
+    """Whether eager gives the same result twice, made of tensors, and Thunder the same."""
+    function = program([case])
+    try:
+        with without_seeds(), torch.no_grad():
+            first, second = function(*inputs(case)), function(*inputs(case))
+            traced = thunder.jit(function)(*inputs(case))
+        if not all(isinstance(v, torch.Tensor) for v in tree_leaves(first)):
+            return False
+        for other in (second, traced):
+            torch.testing.assert_close(tensors_of(other), tensors_of(first), equal_nan=True)
+    except Exception:  # noqa: BLE001 - whatever goes wrong is not the transform's
+        return False
+    return bool(tensors_of(first))
+
+
+def samples_of(t: torch.Tensor, dim: int) -> torch.Tensor:
+    """A batch of different tensors where the operator is defined: smaller ones for floating tensors, or more of the same."""
+    factors = [1 - 0.125 * i for i in range(BATCH)] if t.is_floating_point() or t.is_complex() else [1] * BATCH
+    return torch.stack([t * f if f != 1 else t for f in factors], dim)
+
+
+def vmap_trials(case: Case) -> Iterator[Trial]:
+    """All tensors with a batch dimension, then only the first, as its last one, then only the last."""
+    function, given = program([case]), inputs(case)
+    dims: list[tuple[int | None, ...]] = [(0,) * len(given), (-1, *(None,) * (len(given) - 1))]
+    if len(given) > 1:
+        dims.append((*(None,) * (len(given) - 1), 0))
+    for in_dims in dims:
+        args = tuple(t if d is None else samples_of(t, d) for t, d in zip(given, in_dims, strict=True))
+        # operators that could draw numbers, but are told not to
+        yield Trial(vmap(function, in_dims, randomness="different"), one_by_one(function, in_dims), args)
+
+
+def one_by_one(function: Callable, in_dims: Sequence[int | None]) -> Callable:
+    """The function for each sample, in a loop."""
+
+    def looped(*args: torch.Tensor) -> list[torch.Tensor]:
+        results = []
+        for i in range(BATCH):
+            results.append(
+                tensors_of(function(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True))))
+            )
+        return [torch.stack(column) for column in zip(*results, strict=True)]
+
+    return looped
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A case as the text of a function of its tensors ``t0``, ``t1``, ... , with results that derivatives are defined for."""
+
+    call: str
+    constants: dict[str, Any]
+    case: Case
+    tensors: tuple[torch.Tensor, ...]
+    floating: tuple[int, ...]  # positions of the floating ones among them
+    results: tuple[str, ...]  # where they are in what the operator returns: "r[0]" for the first one of a tuple
+    real: tuple[str, ...]  # those of them that are real
+
+    @staticmethod
+    def of(case: Case) -> Source:
+        """The case as text."""
+        constants: dict[str, Any] = {}
+        tensors = inputs(case)
+        call = call_source("operator", case, (f"t{i}" for i in range(len(tensors))), constants)
+        with without_seeds():
+            found = named_tensors(program([case])(*inputs(case))[0])
+        results = tuple(name for name, t in found if t.is_floating_point() or t.is_complex())
+        real = tuple(name for name, t in found if t.is_floating_point())
+        floating = tuple(i for i, t in enumerate(tensors) if t.is_floating_point())
+        return Source(call, constants, case, tuple(tensors), floating, results, real)
+
+    def names(self, positions: Iterable[int] | None = None, prefix: str = "t") -> str:
+        """The names of tensors, as arguments; of all by default."""
+        return ", ".join(f"{prefix}{i}" for i in (range(len(self.tensors)) if positions is None else positions))
+
+    def function(self, text: str, transforms: Any) -> Callable:
+        """The function that `text` defines, with transforms from torch.func or from here."""
+        names = {"operator": self.case.function, "torch": torch}
+        names |= {name: getattr(transforms, name) for name in ("grad", "jvp", "vmap") if hasattr(transforms, name)}
+        return function_of_source(text, names, dict(self.constants))
+
+    def gradient(self) -> str:
+        """The text of a function of all tensors: gradients with respect to the floating ones."""
+        loss = " + ".join(f"({r} * torch.cos({r})).sum() * {1 + i}" for i, r in enumerate(self.real))
+        return f"""
+def run({self.names()}):
+    def loss({self.names(self.floating)}):
+        r = {self.call}
+        return {loss}
+    return grad(loss, argnums={tuple(range(len(self.floating)))})({self.names(self.floating)})
+"""
+
+
+def named_tensors(tree: Any, name: str = "r") -> list[tuple[str, torch.Tensor]]:
+    """The tensors in a result, each with the expression for it."""
+    if isinstance(tree, torch.Tensor):
+        return [(name, tree)]
+    items = enumerate(tree) if isinstance(tree, tuple | list) else ()
+    return [found for i, item in items for found in named_tensors(item, f"{name}[{i}]")]
+
+
+def grad_trials(case: Case) -> Iterator[Trial]:
+    """The gradient of a scalar function of the real results."""
+    source = Source.of(case)
+    if source.floating and source.real:
+        text = source.gradient()
+        yield Trial(thunder.jit(source.function(text, ours)), source.function(text, torch.func), source.tensors)
+
+
+def jvp_trials(case: Case) -> Iterator[Trial]:
+    """Results and tangents in a random direction."""
+    source = Source.of(case)
+    if not (source.floating and source.results):
+        return
+    points, tangents = source.names(source.floating), source.names(source.floating, "d")
+    text = f"""
+def run({source.names()}, {tangents}):
+    def function({points}):
+        r = {source.call}
+        return ({"".join(f"{r}, " for r in source.results)})
+    return jvp(function, ({points},), ({tangents},))
+"""
+    torch.default_generator.manual_seed(1)
+    directions = [torch.randn_like(source.tensors[i]) for i in source.floating]
+    reference = source.function(text, _Reference)
+    yield Trial(thunder.jit(source.function(text, ours)), reference, (*source.tensors, *directions))
+
+
+class _Reference:
+    """torch.func.jvp, or two reverse modes: the transpose of the transpose."""
+
+    @staticmethod
+    def jvp(function: Callable, primals: tuple, tangents: tuple) -> tuple:
+        try:
+            return torch.func.jvp(function, primals, tangents)
+        except NotImplementedError:
+            return torch.autograd.functional.jvp(function, primals, tangents)
+
+
+def vmap_grad_trials(case: Case) -> Iterator[Trial]:
+    """The gradient over a batch of all floating tensors, then of the first one, as its last dimension."""
+    source = Source.of(case)
+    if not (source.floating and source.real):
+        return
+    text = source.gradient().replace("def run(", "def gradient(")
+    body = text.replace("\n", "\n    ")
+    for batched, dim in ((source.floating, 0), (source.floating[:1], -1)):
+        in_dims = tuple(dim if i in batched else None for i in range(len(source.tensors)))
+        batch = f"def run({source.names()}):{body}\n    return vmap(gradient, in_dims={in_dims}, randomness='different')({source.names()})"
+        args = tuple(t if d is None else samples_of(t, d) for t, d in zip(source.tensors, in_dims, strict=True))
+        single = source.function(source.gradient(), torch.func)
+        yield Trial(thunder.jit(source.function(batch, ours)), one_by_one(single, in_dims), args)
+
+
+TRIALS: dict[str, Callable[[Case], Iterator[Trial]]] = {
+    "grad": grad_trials,
+    "jvp": jvp_trials,
+    "vmap": vmap_trials,
+    "vmap_grad": vmap_grad_trials,
+}
+
+
+def measure(transform: str, op: Any) -> tuple[str, str]:
+    """(verdict, reason) for one operator: "skipped" where there is nothing to try, "passed", "refused" or "failed"."""
+    traced = [case for case in cases(op) if is_traced_right(case)]
+    if not traced:
+        return "skipped", ""
+    worst = ("skipped", "")
+    for trial in itertools.chain.from_iterable(map(TRIALS[transform], traced)):
+        try:
+            if trial.check(ROUNDING.get(op_name(op))) and worst[0] == "skipped":
+                worst = ("passed", "")
+        except ThunderNormError as e:
+            worst = ("refused", described(e))
+        except Exception as e:  # noqa: BLE001 - any failure is a result here
+            return "failed", described(e)
+    return worst
+
+
+def described(error: Exception) -> str:
+    """The headline of an error; the rest says where, which is not the operator's."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
+
+
+def is_tried(op: Any) -> bool:
+    """Whether an operator is differentiable in float64 on the CPU."""
+    return op.supports_autograd and op.supports_dtype(torch.float64, "cpu")
+
+
+def write(transform: str, results: dict[str, tuple[str, str]]) -> None:
+    """Write what was found about these operators into the list, and count again."""
+    rows = {name: f"{verdict}  ({reason})" if reason else verdict for name, (verdict, reason) in results.items()}
+    rows = {name: row for name, row in (listed_rows(transform) | rows).items() if row != "skipped"}
+    counts = [
+        f"{sum(row.split()[0] == verdict for row in rows.values())} {verdict}" for verdict in ("passed", "refused", "failed")
+    ]
+    lines = [f"# {transform}: {len(rows)} operators tried, {', '.join(counts)}"]
+    lines += [f"{name}: {row}" for name, row in sorted(rows.items())]
+    LISTS.mkdir(exist_ok=True)
+    (LISTS / f"{transform}.txt").write_text("\n".join(lines) + "\n")
+
+
+def listed_rows(transform: str) -> dict[str, str]:
+    """What the list says of each operator."""
+    path = LISTS / f"{transform}.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
+
+
+def listed(transform: str, verdict: str) -> list[str]:
+    """The names of the operators that the list gives this verdict."""
+    return [name for name, row in listed_rows(transform).items() if row.split()[0] == verdict]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("transform", choices=TRIALS)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--go-on", action="store_true")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_intermixed_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    results = {}
+    known = listed_rows(options.transform) if options.go_on else {}
+    for op in op_db:
+        name = op_name(op)
+        if is_tried(op) and name not in known and (not options.names or any(n in name for n in options.names)):
+            start = time.time()
+            results[name] = measure(options.transform, op)
+            if options.write or options.go_on:
+                write(options.transform, {name: results[name]})
+            if results[name][0] in ("failed", "refused") or options.names:
+                print(f"{name}: {': '.join(results[name])}  [{time.time() - start:.1f} s]", file=sys.stderr, flush=True)
+    for verdict in ("passed", "refused", "failed"):
+        print(f"{sum(r[0] == verdict for r in results.values())} {verdict}")
+
+
+if __name__ == "__main__":
+    main()

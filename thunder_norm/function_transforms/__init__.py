@@ -1,0 +1,1 @@
+"""Function transforms: programs made from programs, trace to trace."""

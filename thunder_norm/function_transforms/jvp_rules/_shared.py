@@ -1,0 +1,112 @@
+"""What rules of several families have in common.
+
+Rules call Thunder's own operations (``thunder.clang``, ``thunder.prims``): what they emit is transformed again by an outer
+transform.  A tangent of None is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thunder import clang
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+
+from thunder_norm.function_transforms.registry import register_jvp
+
+
+def plus(a: TensorProxy | None, b: TensorProxy | None) -> TensorProxy | None:
+    """The sum of two tangents."""
+    if a is None or b is None:
+        return b if a is None else a
+    return clang.add(a, b)
+
+
+def minus(a: TensorProxy | None, b: TensorProxy | None) -> TensorProxy | None:
+    """The difference of two tangents."""
+    if b is None:
+        return a
+    return clang.neg(b) if a is None else clang.sub(a, b)
+
+
+def times(tangent: TensorProxy | None, factor: Any) -> TensorProxy | None:
+    """A tangent times a tensor or a number."""
+    return None if tangent is None else clang.mul(tangent, factor)
+
+
+def over(tangent: TensorProxy | None, divisor: Any) -> TensorProxy | None:
+    """A tangent divided by a tensor or a number."""
+    return None if tangent is None else clang.true_divide(tangent, divisor)
+
+
+def or_zeros(tangent: TensorProxy | None, primal: Any) -> Any:
+    """A tangent as a tensor, or the number zero for a number."""
+    if tangent is not None:
+        return tangent
+    return clang.full_like(primal, 0) if isinstance(primal, TensorProxy) else type(primal)(0)
+
+
+def restored(reduced: TensorProxy, like: TensorProxy, dims: Sequence[int]) -> TensorProxy:
+    """A result of a reduction over `dims`, broadcast to the shape of what was reduced."""
+    kept = tuple(d for d in range(like.ndim) if d not in dims)
+    return prims.broadcast_in_dim(reduced, tuple(like.shape), kept)
+
+
+def factors(x: TensorProxy, dims: Sequence[int]) -> TensorProxy:
+    """What a product over `dims` multiplies, along dimension 0."""
+    kept = tuple(d for d in range(x.ndim) if d not in dims)
+    shape = (math.prod(x.shape[d] for d in dims), *(x.shape[d] for d in kept))
+    return clang.reshape(clang.transpose(x, (*dims, *kept)), shape)
+
+
+def halves(x: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy | None]:
+    """The first and the second half along dimension 0, and the last row if their number is odd."""
+    n = x.shape[0]
+    return _rows(x, 0, n // 2), _rows(x, n // 2, n // 2 * 2), _rows(x, n - 1, n) if n % 2 else None
+
+
+def _rows(x: TensorProxy, start: int, end: int) -> TensorProxy:
+    return prims.slice_prim(x, [start, *[0] * (x.ndim - 1)], [end, *x.shape[1:]], [1] * x.ndim)
+
+
+def register_linear(operation: Symbol, *arguments: int) -> None:
+    """Rule of an operation that is linear in `arguments` together: the tangent is the operation on their tangents."""
+
+    def rule(primals: tuple, tangents: tuple, **kwargs: Any) -> tuple:
+        pushed = list(primals)
+        for i in arguments:
+            pushed[i] = or_zeros(tangents[i], primals[i])
+        return operation(*primals, **kwargs), operation(*pushed, **kwargs)
+
+    register_jvp(operation)(rule)
+
+
+def register_multilinear(operation: Symbol, *arguments: int) -> None:
+    """Rule of an operation that is linear in each of `arguments` by itself: one term for each."""
+
+    def rule(primals: tuple, tangents: tuple, **kwargs: Any) -> tuple:
+        out, total = operation(*primals, **kwargs), None
+        for i in arguments:
+            if tangents[i] is not None:
+                total = plus(total, operation(*primals[:i], tangents[i], *primals[i + 1 :], **kwargs))
+        return out, total
+
+    register_jvp(operation)(rule)
+
+
+def register_constant(operation: Symbol) -> None:
+    """Rule of an operation whose derivative is zero wherever it has one."""
+    register_jvp(operation)(lambda primals, tangents, **kwargs: (operation(*primals, **kwargs), None))
+
+
+def register_pointwise(operation: Symbol, derivative: Callable[[TensorProxy, TensorProxy], Any]) -> None:
+    """Rule of a function of one variable: ``derivative(x, f(x))`` is f'(x)."""
+
+    def rule(primals: tuple, tangents: tuple) -> tuple:
+        out = operation(*primals)
+        return out, clang.mul(tangents[0], derivative(primals[0], out))
+
+    register_jvp(operation)(rule)

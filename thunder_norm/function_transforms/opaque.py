@@ -1,0 +1,316 @@
+"""Operations that Thunder cannot take apart: torch runs them, and torch.func transforms what torch runs.
+
+``derived("jvp", operation)`` is the symbol that runs ``torch.func.jvp`` of an operation; it is such an operation itself, so that
+transforms nest.  Its metadata follows from that of the operation, without running anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import devices, dtypes, prims
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx
+from thunder.core.transforms import register_grad
+from thunder.extend import OperatorExecutor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from thunder_norm.errors import MissingTransformRuleError, with_details
+from thunder_norm.function_transforms.locations import location_of
+from thunder_norm.function_transforms.replay import is_differentiable
+
+# Runs what is derived here.  Never in an executor list: only what is written here carries it.
+opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
+
+# They draw numbers, which a second run does not repeat.
+_RANDOM = frozenset(
+    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d empty_like feature_alpha_dropout "
+    "fractional_max_pool2d fractional_max_pool3d gumbel_softmax multinomial native_dropout normal poisson rand rand_like "
+    "randint randint_like randn randn_like randperm rrelu".split()
+)
+
+
+class Operation(NamedTuple):
+    """An operation that torch runs.
+
+    ``run(*args, **kwargs)`` takes torch tensors, ``meta(*args, **kwargs)`` proxies; the tensors of what both return, flattened,
+    correspond.
+    """
+
+    name: str
+    run: Callable
+    meta: Callable
+    is_random: bool = False
+
+
+class Derivation(NamedTuple):
+    """How a transform makes an operation of another one: `run` and `meta` take those of the other one first."""
+
+    run: Callable
+    meta: Callable
+
+
+_derivations: dict[str, Derivation] = {}
+_symbols: dict[tuple[str, Operation], Symbol] = {}  # what was derived, by transform and operation
+_operations: dict[Hashable, Operation] = {}  # what was derived, by the id of its symbol
+
+
+def derivation(transform: str, meta: Callable) -> Callable[[Callable], Callable]:
+    """Say what a transform makes of an operation, as a decorator of what runs it."""
+
+    def register(run: Callable) -> Callable:
+        _derivations[transform] = Derivation(run, meta)
+        return run
+
+    return register
+
+
+def derived(transform: str, operation: Operation) -> Symbol:
+    """The symbol for a transformed operation."""
+    found = _symbols.get((transform, operation))
+    return _register(transform, operation) if found is None else found
+
+
+def _register(transform: str, operation: Operation) -> Symbol:
+    base = f"{transform}_{operation.name}"
+    names = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(1)))
+    name = next(n for n in names if n not in opaque_executor.opmap)  # two operations may have one name
+    how = _derivations[transform]
+    run = functools.partial(how.run, operation.run)
+    meta = functools.partial(how.meta, operation.meta)
+    tags = [prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE] if operation.is_random else None
+    symbol = opaque_executor.register_operator(name, meta=meta, fn=_on_torch_types(run), tags=tags)
+    _symbols[transform, operation] = symbol
+    _operations[symbol.id] = Operation(name, run, meta, operation.is_random)
+    if not operation.is_random:  # for Thunder's own automatic differentiation of a program that holds it
+        register_grad(symbol, _vjp_rule(symbol, _operations[symbol.id]))
+    return symbol
+
+
+def operation_of(bsym: BoundSymbol) -> Operation | None:
+    """The operation that a bound symbol without a decomposition stands for; None if torch is not what runs it."""
+    sym = bsym.sym
+    if sym.id in _operations:
+        return _operations[sym.id]
+    run = (bsym._call_ctx or {}).get(sym.name) or getattr(sym.meta, "__torchfn", None) or _torch_function(sym)
+    if run is None:
+        return None
+    name = str(sym.id if isinstance(sym.id, str) else sym.name).replace(".", "_")
+    return _operation(name, run, sym.meta, sym.name in _RANDOM or _is_tagged_random(sym))
+
+
+@functools.cache
+def _operation(name: str, run: Callable, meta: Callable, is_random: bool) -> Operation:
+    return Operation(name, _on_torch_types(run), meta, is_random)
+
+
+def _is_tagged_random(sym: Symbol) -> bool:
+    return prims.OpTags.RANDOM_OP in (sym.tags or ())
+
+
+@functools.cache
+def _by_id() -> dict[Hashable, Callable]:
+    """Torch's functions by the id of their symbols; a function of a module before a method of torch.Tensor."""
+    known = [
+        (f, s)
+        for f, s in ltorch._torch_to_thunder_function_map.items()
+        if isinstance(s, Symbol) and s.id is not None and callable(f)  # a few have names instead
+    ]
+    known.sort(key=lambda pair: str(pair[1].id).rpartition(".")[2] != getattr(pair[0], "__name__", ""))
+    found: dict[Hashable, Callable] = {}
+    for function, symbol in known:
+        found.setdefault(symbol.id, function)
+    return found
+
+
+def _torch_function(sym: Symbol) -> Callable | None:
+    if not isinstance(sym.id, str):
+        return None
+    value: Any = torch
+    for part in sym.id.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value if callable(value) and sym.id.startswith("torch.") and value is not torch else _by_id().get(sym.id)
+
+
+def _on_torch_types(run: Callable) -> Callable:
+    """`run` for arguments in which Thunder's dtypes and devices may stand, as they do after all passes but one."""
+
+    def on_torch_types(*args: Any, **kwargs: Any) -> Any:
+        return run(*tree_map(_to_torch, args), **tree_map(_to_torch, kwargs))
+
+    return on_torch_types
+
+
+def _to_torch(value: Any) -> Any:
+    if isinstance(value, dtypes.dtype):
+        return dtypes.to_torch_dtype(value)
+    if isinstance(value, NumberProxy):
+        return value.value
+    return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
+
+
+def flat_tensors(tree: Any, kind: type = torch.Tensor) -> tuple:
+    """The tensors in a tree, in order."""
+    return tuple(v for v in tree_flatten(tree)[0] if isinstance(v, kind))
+
+
+def flat_proxies(tree: Any) -> tuple[TensorProxy, ...]:
+    """The tensor proxies in a tree, in order."""
+    return flat_tensors(tree, TensorProxy)
+
+
+def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:
+    """The operations of a transformed trace that are transformed by torch.func when they run, with the user's line.
+
+    >>> import thunder, torch
+    >>> fallbacks(thunder.trace()(lambda x: x + 1, torch.ones(2)))
+    []
+    """
+    found = []
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id in _operations:
+            found.append((bsym.sym.name, location_of(bsym)))
+    return found
+
+
+# Their annotations do not say that what they return depends on has_aux.
+_jvp: Any = torch.func.jvp
+_vjp: Any = torch.func.vjp
+
+
+def _is_float(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _meta_jvp(meta: Callable, args: tuple, kwargs: dict, tangents: Sequence[TensorProxy | None]) -> tuple[TensorProxy, ...]:
+    results = flat_proxies(meta(*args, **kwargs))
+    return *results, *(TensorProxy(like=p) for p in results if is_differentiable(p))
+
+
+@derivation("jvp", _meta_jvp)
+def _run_jvp(run: Callable, args: tuple, kwargs: dict, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    """All results, then the tangents of the floating ones; `tangents` has one, or None, for each tensor in (args, kwargs)."""
+    points = flat_tensors((args, kwargs))
+    moving = tuple(i for i, t in enumerate(tangents) if t is not None)
+    function = _function_of(run, (args, kwargs), moving)
+    results, pushed = _push(function, tuple(points[i] for i in moving), tuple(tangents[i] for i in moving))
+    return *results, *pushed
+
+
+def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence[int]) -> Callable:
+    """`run` as a function of the tensors at some positions: (its floating results, all its results)."""
+    leaves, spec = tree_flatten(arguments)
+    positions = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+
+    def function(*values: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        given = list(leaves)
+        for i, v in zip(varying, values, strict=True):
+            given[positions[i]] = v
+        args, kwargs = tree_unflatten(given, spec)
+        results = flat_tensors(run(*args, **kwargs))
+        return tuple(t for t in results if _is_float(t)), results
+
+    return function
+
+
+def _push(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
+    """Results and tangents; by two reverse modes where torch has no forward mode for an operation."""
+    try:
+        _, pushed, results = _jvp(function, points, directions, has_aux=True)
+    except NotImplementedError:
+        floating, pull, results = _vjp(function, *points, has_aux=True)
+        _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
+        (pushed,) = push(directions)
+    return results, pushed
+
+
+def _meta_vjp(meta: Callable, args: tuple, kwargs: dict, cotangents: Sequence[TensorProxy | None]) -> tuple[TensorProxy, ...]:
+    return tuple(TensorProxy(like=p) for p in flat_proxies((args, kwargs)) if is_differentiable(p))
+
+
+@derivation("vjp", _meta_vjp)
+def _run_vjp(run: Callable, args: tuple, kwargs: dict, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    """Gradients of all floating tensors in (args, kwargs); `cotangents` has one, or None, for each floating result."""
+    points = flat_tensors((args, kwargs))
+    varying = tuple(i for i, t in enumerate(points) if _is_float(t))
+    function = _function_of(run, (args, kwargs), varying)
+    results, pull, _ = _vjp(function, *(points[i] for i in varying), has_aux=True)
+    return pull(tuple(torch.zeros_like(t) if g is None else g for t, g in zip(results, cotangents, strict=True)))
+
+
+def _meta_vmap(
+    meta: Callable, axis_size: int, randomness: str, in_dims: Sequence[int | None], args: tuple, kwargs: dict
+) -> tuple[TensorProxy, ...]:
+    leaves, spec = tree_flatten((args, kwargs))
+    dims = iter(in_dims)
+    samples = [_sample(v, next(dims)) if isinstance(v, TensorProxy) else v for v in leaves]
+    sample_args, sample_kwargs = tree_unflatten(samples, spec)
+    results = flat_proxies(meta(*sample_args, **sample_kwargs))
+    return tuple(TensorProxy(like=p, shape=(axis_size, *p.shape)) for p in results)
+
+
+def _sample(p: TensorProxy, dim: int | None) -> TensorProxy:
+    return p if dim is None else TensorProxy(like=p, shape=(*p.shape[:dim], *p.shape[dim + 1 :]))
+
+
+@derivation("vmap", _meta_vmap)
+def _run_vmap(
+    run: Callable, axis_size: int, randomness: str, in_dims: Sequence[int | None], args: tuple, kwargs: dict
+) -> tuple[torch.Tensor, ...]:
+    """All results, with the batch dimension first; `in_dims` has one, or None, for each tensor in (args, kwargs).
+
+    One sample after the other where torch has no batching rule.
+    """
+    tensors = flat_tensors((args, kwargs))
+    batched = tuple(i for i, d in enumerate(in_dims) if d is not None)
+    function = _function_of(run, (args, kwargs), batched)
+    dims, values = tuple(in_dims[i] for i in batched), tuple(tensors[i] for i in batched)
+    try:
+        return torch.func.vmap(lambda *values: function(*values)[1], dims, randomness=randomness)(*values)
+    except RuntimeError as e:
+        if "Batching rule not implemented" not in str(e):
+            raise
+    results = [function(*(v.select(d, i) for v, d in zip(values, dims, strict=True)))[1] for i in range(axis_size)]
+    return tuple(torch.stack(column) for column in zip(*results, strict=True))
+
+
+def torch_vjp_rule(bsym: BoundSymbol) -> Callable | None:
+    """The vjp rule of an operation that torch runs, as Thunder writes such rules, between ``get_grad`` and ``put_grad``.
+
+    None if torch is not what runs it.
+
+    Raises:
+        MissingTransformRuleError: it draws numbers, and torch's formula would draw others.
+    """
+    operation = operation_of(bsym)
+    if operation is None:
+        return None
+    if operation.is_random:
+        raise MissingTransformRuleError(
+            with_details(
+                f"{bsym.sym.name} draws numbers and has no vjp rule",
+                operation=str(bsym.sym.id),
+                at=location_of(bsym),
+                why="torch's formula for its gradient would run it again, with other numbers",
+                to_add_one=f"thunder_norm.transforms.register_vjp({str(bsym.sym.id)!r})(forward, backward); see CONTRIBUTING.md",
+            )
+        )
+    return _vjp_rule(bsym.sym, operation)
+
+
+def _vjp_rule(symbol: Symbol, operation: Operation) -> Callable:
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        result = symbol(*args, **kwargs)
+        cotangents = tuple(prims.get_grad(p) for p in flat_proxies(result) if is_differentiable(p))
+        inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
+        for p, g in zip(inputs, derived("vjp", operation)(args, kwargs, cotangents), strict=True):
+            prims.put_grad(p, g)
+        return result
+
+    return rule

@@ -1,0 +1,309 @@
+"""What a transformed program can do without, so that it reads as one would write it by hand.
+
+One pass forwards resolves each operation to the proxy it equals, if there is one: copies, conversions to the same dtype, ``x * 1``,
+``x + 0``, what was computed before.  Tensors that hold one number (the cotangent of a loss is one) stay numbers until something needs
+the tensor.  One pass backwards drops what nothing uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from numbers import Number
+from typing import Any, NamedTuple
+
+import thunder.torch as ltorch
+from thunder.core import dtypes, prims
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.trace import get_tracectx
+from torch.utils._pytree import tree_flatten, tree_map
+
+Ids = prims.PrimIDs
+
+_KEPT = {prims.OpTags.DONT_DCE, prims.OpTags.RANDOM_OP}
+_COPIES = frozenset({Ids.SHALLOW_COPY})
+_VIEWS_OF_UNIFORM = frozenset(
+    {Ids.BROADCAST_IN_DIM, Ids.RESHAPE, Ids.SQUEEZE, Ids.TRANSPOSE, Ids.SLICE, Ids.CONVERT_ELEMENT_TYPE}
+)
+
+
+class BackwardId(NamedTuple):
+    """The id of the way back of an operation, see `grouping`."""
+
+    operation: Any
+    shape: tuple  # which arguments get gradients, which results are used
+
+    def __str__(self) -> str:
+        return f"{self.operation}_backward"
+
+
+def tidied(bsyms: Sequence[BoundSymbol], result: Any) -> tuple[list[BoundSymbol], Any]:
+    """The operations that `result` needs, without those that do nothing or do something again, and `result` after that."""
+    tidy = _Tidy()
+    for b in bsyms:
+        tidy.add(b)
+    result = tree_map(tidy.resolved, result)
+    needed = {p.name for p in tree_flatten(result)[0] if isinstance(p, Proxy)}
+    return without_dead_code(tidy.kept, needed), result
+
+
+def without_dead_code(bsyms: Sequence[BoundSymbol], needed: set[str]) -> list[BoundSymbol]:
+    """The operations that make something named in `needed`, or something those use."""
+    needed = set(needed)
+    kept = []
+    for b in reversed(bsyms):
+        if has_tags(b, {prims.OpTags.DONT_DCE}) or any(p.name in needed for p in b.flat_proxy_outs):
+            needed.update(p.name for p in b.flat_proxy_args)
+            kept.append(b)
+    return kept[::-1]
+
+
+class _Tidy:
+    def __init__(self) -> None:
+        self.kept: list[BoundSymbol] = []
+        self.swaps: dict[Variable, Proxy] = {}
+        self.uniform: dict[str, Number] = {}  # tensors that hold one number everywhere
+        self.made: dict[Hashable, BoundSymbol] = {}
+        self.maker: dict[str, BoundSymbol] = {}
+
+    def resolved(self, v: Any) -> Any:
+        """What a value is called now."""
+        while isinstance(v, Proxy) and variableify(v) in self.swaps:
+            v = self.swaps[variableify(v)]
+        return v
+
+    def add(self, b: BoundSymbol) -> None:
+        b = b.from_bsym_swap_proxies(self.swaps, skip_output=True)
+        if _is_effect(b):
+            self._keep(b)
+            return
+        if isinstance(b.sym.id, BackwardId) and any(isinstance(a, Proxy) and a.name in self.uniform for a in b.args):
+            for part in b.subsymbols:
+                self.add(part)
+            return
+        inside = self._with_numbers(core(b))
+        same = self._equal_to(inside)
+        if same is not None and _may_stand_for(same, inside.output):
+            self.swaps[variableify(inside.output)] = same
+            return
+        number = self._uniform_value(inside)
+        if number is not None:
+            self.uniform[inside.output.name] = number
+        simpler = self._simpler(core(b), inside)
+        if simpler is not None:
+            b = simpler
+        key = _key(core(b))
+        before = self.made.get(key) if key is not None else None
+        if before is not None and _same_outputs(before, b):
+            for old, new in zip(b.flat_proxy_outs, before.flat_proxy_outs, strict=True):
+                self.swaps[variableify(old)] = new
+            return
+        if key is not None:
+            self.made[key] = b
+        self._keep(b)
+
+    def _with_numbers(self, b: BoundSymbol) -> BoundSymbol:
+        """Arithmetic with a broadcast tensor that holds one number, as arithmetic with the number."""
+        *before, last = b.subsymbols or [b]
+        is_arithmetic = last.sym.id in (Ids.MUL, Ids.ADD, Ids.SUB, Ids.DIV) and _same_proxies(last.output, b.output)
+        if not before or not is_arithmetic or not all(s.sym.id is Ids.BROADCAST_IN_DIM for s in before):
+            return b
+        numbers = {s.output.name: self.uniform.get(s.args[0].name) for s in before}
+        if any(n is None for n in numbers.values()):
+            return b
+        args = [numbers.get(a.name, a) if isinstance(a, Proxy) else a for a in last.args]
+        return last.from_bsym(args=tuple(args))
+
+    def _keep(self, b: BoundSymbol) -> None:
+        self.kept.append(b)
+        for p in b.flat_proxy_outs:
+            self.maker.setdefault(p.name, b)
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def _number(self, v: Any) -> Number | None:
+        if isinstance(v, Proxy):
+            return self.uniform.get(v.name)
+        return v if isinstance(v, int | float) and not isinstance(v, bool) else None
+
+    def _uniform_value(self, b: BoundSymbol) -> Number | None:
+        out = b.output
+        if not isinstance(out, TensorProxy):
+            return None
+        if b.sym.id is Ids.FULL:
+            value = b.args[1]
+            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if b.sym.id in _VIEWS_OF_UNIFORM and isinstance(b.args[0], TensorProxy):
+            return self.uniform.get(b.args[0].name)
+        operation = _ARITHMETIC.get(b.sym.id)
+        numbers = [self._number(a) for a in b.args]
+        if operation is not None and dtypes.is_float_dtype(out.dtype) and all(n is not None for n in numbers):
+            try:
+                return operation(*numbers)
+            except ArithmeticError:
+                return None
+        return None
+
+    # -- what an operation equals -------------------------------------------------------------------------------------
+
+    def _equal_to(self, b: BoundSymbol) -> TensorProxy | None:
+        """The proxy that has the value an operation computes, if there is one."""
+        if b.sym.id in _COPIES:
+            return b.args[0]
+        if b.sym.id in (Ids.BROADCAST_IN_DIM, Ids.RESHAPE, Ids.CONVERT_ELEMENT_TYPE, Ids.TRANSPOSE):
+            return self._view(b)
+        if b.sym.id in (Ids.MUL, Ids.ADD):
+            neutral = 1 if b.sym.id is Ids.MUL else 0
+            for value, other in (b.args, b.args[::-1]):
+                if self._number(value) == neutral and isinstance(other, TensorProxy):
+                    return other
+        if b.sym.id is Ids.SUB and self._number(b.args[1]) == 0:
+            return b.args[0]
+        if b.sym.id in (Ids.DIV, Ids.POW) and self._number(b.args[1]) == 1:
+            return b.args[0]
+        if b.sym.id is Ids.NEG:
+            before = self.maker.get(b.args[0].name)
+            if before is not None and core(before).sym.id is Ids.NEG:
+                return core(before).args[0]
+        return None
+
+    def _view(self, b: BoundSymbol) -> TensorProxy | None:
+        a = b.args[0]
+        before = self.maker.get(a.name)
+        source = None if before is None else core(before)
+        if b.sym.id is Ids.TRANSPOSE:
+            if tuple(b.args[1]) == tuple(range(a.ndim)):
+                return a
+            if source is not None and source.sym.id is Ids.TRANSPOSE:
+                first, second = source.args[1], b.args[1]
+                if [first[i] for i in second] == list(range(a.ndim)):
+                    return source.args[0]
+            return None
+        if _is_like(a, b.output):
+            return a
+        if b.sym.id is Ids.RESHAPE and source is not None and source.sym.id is Ids.RESHAPE and _is_like(source.args[0], b.output):
+            return source.args[0]
+        return None
+
+    # -- shorter ways to write it -------------------------------------------------------------------------------------
+
+    def _simpler(self, whole: BoundSymbol, b: BoundSymbol) -> BoundSymbol | None:
+        """The same operation with a number in place of a tensor that holds one number; a broadcast that repeats nothing as such."""
+        if whole.sym.id is Ids.BROADCAST_IN_DIM:
+            return _as_unsqueeze(whole)
+        if b.sym.id not in (Ids.MUL, Ids.ADD, Ids.SUB, Ids.DIV) or not isinstance(b.output, TensorProxy):
+            return None
+        left, right = b.args
+        for value, other, is_left in ((left, right, True), (right, left, False)):
+            number = self._number(value)
+            if number is None or not isinstance(other, TensorProxy) or self._number(other) is not None:
+                continue
+            if (not isinstance(value, TensorProxy) and b is whole) or not _is_like(other, b.output):
+                continue
+            if is_left and b.sym.id is Ids.MUL:
+                return _recorded(b, ltorch.mul, other, number)
+            if is_left and b.sym.id is Ids.ADD:
+                return _recorded(b, ltorch.add, other, number)
+            if not is_left:
+                function = {Ids.MUL: ltorch.mul, Ids.ADD: ltorch.add, Ids.SUB: ltorch.sub, Ids.DIV: ltorch.true_divide}[b.sym.id]
+                return _recorded(b, function, other, number)
+        return None
+
+
+def _as_unsqueeze(b: BoundSymbol) -> BoundSymbol | None:
+    """A broadcast that only puts in one dimension of size 1, which executors would otherwise write as two operations."""
+    a, _, dims = b.args
+    added = [d for d in range(b.output.ndim) if d not in dims]
+    if len(added) != 1 or a.numel != b.output.numel or b.output.shape[added[0]] != 1:
+        return None
+    return _recorded(b, ltorch.unsqueeze, a, added[0])
+
+
+_ARITHMETIC: dict[Any, Callable] = {
+    Ids.MUL: lambda a, b: a * b,
+    Ids.ADD: lambda a, b: a + b,
+    Ids.SUB: lambda a, b: a - b,
+    Ids.DIV: lambda a, b: a / b,
+    Ids.NEG: lambda a: -a,
+}
+
+
+def core(b: BoundSymbol) -> BoundSymbol:
+    """The one operation that a composite consists of, if it does nothing else: ``prims.mul`` for ``torch.mul``."""
+    while b.subsymbols:
+        parts = without_dead_code(b.subsymbols, {p.name for p in b.flat_proxy_outs}) if len(b.subsymbols) > 1 else b.subsymbols
+        if len(parts) != 1 or not _same_proxies(parts[0].output, b.output):
+            break
+        b = parts[0]
+    if len(b.subsymbols) > 1 and isinstance(b.output, TensorProxy):
+        # a chain of copies around one operation, as in a sum whose dtype is that of its argument
+        real = [core(s) for s in b.subsymbols]
+        if all(s.sym.id in _COPIES for s in real):
+            source: Any = b.output
+            by_output = {s.output.name: s.args[0] for s in real}
+            while isinstance(source, Proxy) and source.name in by_output:
+                source = by_output[source.name]
+            return prims.shallow_copy.bind(source, output=b.output)
+    return b
+
+
+def _same_proxies(a: Any, b: Any) -> bool:
+    return isinstance(a, Proxy) and isinstance(b, Proxy) and a.name == b.name
+
+
+def _is_effect(b: BoundSymbol) -> bool:
+    return has_tags(b, _KEPT) or any(_is_effect(s) for s in b.subsymbols) or not b.flat_proxy_outs
+
+
+def _is_like(p: TensorProxy, q: TensorProxy) -> bool:
+    return tuple(p.shape) == tuple(q.shape) and p.dtype == q.dtype and p.device == q.device
+
+
+def _may_stand_for(p: Any, out: Any) -> bool:
+    """Whether uses of `out` may become uses of `p`: they look the same to a program, and to reverse mode."""
+    if not isinstance(p, TensorProxy) or not isinstance(out, TensorProxy) or not _is_like(p, out):
+        return False
+    return (ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags) == (ProxyTag.DETACHED_AUTOGRAD_GRAPH in out.tags)
+
+
+def _same_outputs(a: BoundSymbol, b: BoundSymbol) -> bool:
+    pairs = list(zip(a.flat_outs, b.flat_outs, strict=False))
+    return len(a.flat_outs) == len(b.flat_outs) and all(_may_stand_for(p, q) for p, q in pairs)
+
+
+def _key(b: BoundSymbol) -> Hashable | None:
+    """Equal for operations that compute the same."""
+    try:
+        key = (b.sym.id or b.sym.name, _tree_key(b.args), _tree_key(b.kwargs))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _tree_key(tree: Any) -> Hashable:
+    leaves, spec = tree_flatten(tree)
+    return str(spec), tuple((type(v).__name__, v.name) if isinstance(v, Proxy) else _number_key(v) for v in leaves)
+
+
+def _number_key(v: Any) -> Hashable:
+    if isinstance(v, float) and math.isnan(v):
+        return "nan"
+    return type(v).__name__, math.copysign(1, v) if isinstance(v, float) else 0, v
+
+
+def _recorded(b: BoundSymbol, function: Callable, *args: Any) -> BoundSymbol | None:
+    """`function` of `args` as a bound symbol that makes the output of `b`."""
+    trace = get_tracectx()
+    saved = list(trace.scopes)
+    written: list[BoundSymbol] = []
+    trace.push_scope(written)
+    try:
+        out = function(*args)
+    finally:
+        trace.scopes[:] = saved
+    if len(written) != 1 or not _is_like(out, b.output):
+        return None
+    new = written[0].from_bsym_swap_proxies({variableify(out): b.output})
+    return new.from_bsym(source_filename=b.source_filename, source_positions=b.source_positions)

@@ -1,0 +1,159 @@
+"""Running a program again inside the trace that is open: what the evaluators of all transforms have in common."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+from typing import Any
+
+from thunder.core import dtypes, prims
+from thunder.core.proxies import NumberProxy, Proxy, ProxyTag, TensorProxy, Variable, variableify
+from thunder.core.pytree import tree_flatten, tree_map
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, get_tracectx
+
+from thunder_norm.errors import TransformError, TransformLevelError, with_details
+from thunder_norm.function_transforms.locations import at_line_of, location_of
+
+_BOOKKEEPING = frozenset(
+    {
+        prims.PrimIDs.UNPACK_TRIVIAL,
+        prims.PrimIDs.UNPACK_SEQUENCE,
+        prims.PrimIDs.UNPACK_EMPTY_DICT,
+        prims.PrimIDs.UNPACK_KEY,
+        prims.PrimIDs.RETURN,
+        prims.PrimIDs.DEL,
+        prims.PrimIDs.COMMENT,
+    }
+)
+
+_AUTOMATIC_NAME = re.compile(r"[a-z]+\d+(_\d+)?")  # what Thunder calls a proxy that the program gave no name
+
+
+def is_bookkeeping(bsym: BoundSymbol) -> bool:
+    """Whether a bound symbol computes nothing: it unpacks, returns, or switches a mode whose effect its neighbours show."""
+    tags = bsym.sym.tags or ()
+    return bsym.sym.id in _BOOKKEEPING or prims.OpTags.CTX_MANAGER_ENTER_EXIT_OP in tags
+
+
+def returned(trace: TraceCtx) -> tuple:
+    """What a flat program returns, flat."""
+    return tuple(tree_flatten(trace.output)[0])
+
+
+def is_differentiable(value: Any) -> bool:
+    """Whether a value is a tensor that derivatives are defined for."""
+    return isinstance(value, TensorProxy) and dtypes.is_inexact_dtype(value.dtype)
+
+
+def is_detached(bsym: BoundSymbol) -> bool:
+    """Whether an operation stands where gradients are disabled, so that reverse mode takes its results for constants."""
+    return any(ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags for p in bsym.flat_proxy_outs)
+
+
+def detach(*trees: Any) -> None:
+    """Have reverse mode take these results for constants."""
+    for p in tree_flatten(trees)[0]:
+        if isinstance(p, TensorProxy):
+            p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
+
+
+def at_the_line_of(bsym: BoundSymbol) -> AbstractContextManager[None]:
+    """Everything that is emitted inside comes from the user's line of `bsym`."""
+    return at_line_of(get_tracectx(), bsym)
+
+
+class Values:
+    """The values that the proxies of a program stand for in the trace that is open.
+
+    With `renew` results get new proxies, as they must in another trace than the program's own, or the second time; without, they
+    keep those of the program, and with them the names that the user gave them.
+
+    Raises TransformLevelError for a tensor that the program neither takes nor makes.
+    """
+
+    def __init__(self, *, renew: bool = True) -> None:
+        self.renew = renew
+        self._values: dict[str, Any] = {}
+
+    def __contains__(self, proxy: Proxy) -> bool:
+        return proxy.name in self._values
+
+    def __setitem__(self, proxy: Proxy, value: Any) -> None:
+        self._values[proxy.name] = value
+
+    def get(self, proxy: Any) -> Any:
+        """The value of a proxy, None if it has none; anything else stands for itself."""
+        return self._values.get(proxy.name) if isinstance(proxy, Proxy) else proxy
+
+    def read(self, tree: Any) -> Any:
+        """`tree` with every proxy replaced by its value."""
+        return tree_map(self._read, tree)
+
+    def _read(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Proxy) or (leaf.name not in self._values and isinstance(leaf, NumberProxy)):
+            return leaf
+        if leaf.name not in self._values and isinstance(leaf, TensorProxy):
+            raise TransformLevelError(
+                with_details(
+                    f"the tensor {leaf.name} belongs to another function transform than the one that uses it",
+                    shape=tuple(leaf.shape),
+                    why="a value must not outlive the call of the transformed function that made it, except as its result",
+                )
+            )
+        return self._values.get(leaf.name, leaf)
+
+    def bind(self, bsym: BoundSymbol, made: Any, written: list[BoundSymbol]) -> dict[Variable, Proxy]:
+        """Take `made`, by what is `written` for it, for the results of `bsym`, and write that into the open trace.
+
+        Returns which proxies of what was written were replaced by those of the program.
+        """
+        outputs, made = tree_flatten(bsym.output)[0], tree_flatten(made)[0]
+        if len(outputs) != len(made):
+            raise TransformError(
+                with_details(
+                    f"a rule for {bsym.sym.id} returned {len(made)} results, the operation returns {len(outputs)}",
+                    at=location_of(bsym),
+                )
+            )
+        kept: dict[Variable, Proxy] = {}
+        new = {p.name for b in written for p in b.flat_proxy_outs}
+        for p, v in zip(outputs, made, strict=True):
+            if isinstance(p, TensorProxy) and isinstance(v, TensorProxy):
+                if not self.renew and v.name in new and _is_like(p, v):
+                    kept.setdefault(variableify(v), p)
+                    v = kept[variableify(v)]
+                self._values[p.name] = v
+            elif isinstance(p, Proxy):
+                self._values[p.name] = v
+        get_tracectx().peek_scope().extend(b.from_bsym_swap_proxies(kept) for b in written)
+        return kept
+
+    def copy(self, bsym: BoundSymbol) -> None:
+        """Do an operation again, as it is, on the values of its arguments.
+
+        The bound symbol is copied: its meta function, which may be slow or hold on to what it saw first, is not run again.
+        """
+        get_tracectx().peek_scope().append(self._copied(bsym))
+
+    def _copied(self, bsym: BoundSymbol) -> BoundSymbol:
+        args, kwargs = self.read(bsym.args), self.read(bsym.kwargs)
+        subsymbols = [self._copied(sub) for sub in bsym.subsymbols]
+        for p in bsym.flat_proxy_outs:
+            if p.name not in self._values:
+                self._values[p.name] = renewed(p) if self.renew else p
+        return bsym.from_bsym(args=args, kwargs=kwargs, output=self.read(bsym.output), subsymbols=subsymbols)
+
+
+def _is_like(p: TensorProxy, q: TensorProxy) -> bool:
+    return tuple(p.shape) == tuple(q.shape) and p.dtype == q.dtype and p.device == q.device
+
+
+def renewed(proxy: Proxy) -> Proxy:
+    """A new proxy with the same metadata, and the same name where it is free and was given by the program."""
+    name = None if _AUTOMATIC_NAME.fullmatch(proxy.name) else proxy.name
+    if name is not None and get_tracectx().has_name(name):
+        name = None
+    new = proxy.replace(name=name, history=None)
+    new.tags.update(proxy.tags)
+    return new

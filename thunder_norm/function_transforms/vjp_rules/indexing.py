@@ -1,0 +1,67 @@
+"""Operations that move elements, and that write them by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import thunder.torch as ltorch
+from thunder import clang
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.function_transforms.registry import register_vjp
+
+register_vjp(prims.flip)(lambda a, dims: (prims.flip(a, dims), dims), lambda dims, g: (prims.flip(g, dims), None))
+
+register_vjp(prims.view)(
+    lambda a, shape: (prims.view(a, shape), tuple(a.shape)), lambda shape, g: (clang.reshape(g, shape), None)
+)
+
+
+def _index_add(a: TensorProxy, index: TensorProxy, value: TensorProxy, dim: int) -> tuple[TensorProxy, tuple]:
+    return prims.index_add(a, index, value, dim), (index, dim)
+
+
+def _index_add_backward(saved: tuple, g: TensorProxy) -> tuple:
+    index, dim = saved
+    return g, None, prims.take(g, index, dim), None
+
+
+register_vjp(prims.index_add)(_index_add, _index_add_backward)
+
+
+def _index_put(
+    a: TensorProxy, indices: Sequence[TensorProxy], values: TensorProxy, accumulate: bool
+) -> tuple[TensorProxy, tuple]:
+    return prims.index_put(a, indices, values, accumulate), (indices, values, accumulate)
+
+
+def _index_put_backward(saved: tuple, g: TensorProxy) -> tuple:
+    """What is overwritten gets nothing."""
+    indices, values, accumulate = saved
+    to_a = g if accumulate else prims.index_put(g, indices, clang.full_like(values, 0), False)
+    return to_a, None, ltorch.getitem(g, tuple(indices)), None
+
+
+register_vjp(prims.index_put)(_index_put, _index_put_backward)
+
+
+def _embedding_backward(
+    grad: TensorProxy, indices: TensorProxy, num_weights: int, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
+) -> tuple[TensorProxy, tuple]:
+    out = prims.embedding_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq, sparse)
+    return out, (indices, padding_idx, scale_grad_by_freq)
+
+
+def _embedding_backward_backward(saved: tuple, g: TensorProxy) -> tuple:
+    """The rows that the indices name, nothing for the padding."""
+    indices, padding_idx, scale_grad_by_freq = saved
+    if scale_grad_by_freq:
+        raise NotImplementedError("embedding with scale_grad_by_freq cannot be differentiated twice")
+    rows = prims.embedding(indices, g)
+    if padding_idx is not None and padding_idx >= 0:
+        rows = clang.where(clang.unsqueeze(clang.eq(indices, padding_idx), -1), 0.0, rows)
+    return rows, *(None,) * 5
+
+
+register_vjp(prims.embedding_backward)(_embedding_backward, _embedding_backward_backward)
