@@ -1,4 +1,4 @@
-"""What is timed on a GPU: models in real and normed mode, norm maps, wrapper subclasses, the optimizer."""
+"""What is timed on a GPU: models in real and normed mode, norm maps, wrapper subclasses, the optimizer, per-sample gradients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import thunder
 import torch
 from torch import nn
 
-from benchmarks import models
+from benchmarks import function_transforms, models
 from benchmarks.devices import Device
-from thunder_norm import RMSTensor, build_norm_map, normed
+from thunder_norm import RMSTensor, build_norm_map, normed, transforms
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform, SubclassTransform
 
@@ -256,10 +256,44 @@ def optimizer(amount: Amount) -> Iterator[Comparison]:
     )
 
 
+def per_sample_gradients(amount: Amount) -> Iterator[Comparison]:
+    """vmap(grad) of a model's loss: ours with and without a fusing executor, torch.func in eager and compiled."""
+    device = amount.device.name
+    for model, shape, batches in (
+        (function_transforms.mlp(), (32,), (64,) if amount.is_quick else (64, 4096)),
+        (function_transforms.Transformer(), (16, 32), (8,) if amount.is_quick else (64, 1024)),
+    ):
+        model.to(device)
+        parameters, loss = function_transforms.loss_of(model)
+        for batch in batches:
+            torch._dynamo.reset()
+            made = [tuple(t.to(device) for t in function_transforms.samples(batch, shape)) for _ in range(INPUT_SETS)]
+
+            def transformed(library: Any, loss: Callable = loss) -> Callable:
+                return library.vmap(library.grad(loss), in_dims=(None, 0, 0))
+
+            def call(f: Callable, parameters: dict = parameters, made: list = made) -> Callable[[], Any]:
+                return torch.no_grad()(cycling(lambda sample: f(parameters, *sample), made))
+
+            yield Comparison(
+                f"per-sample gradients, {type(model).__name__}, batch {batch}",
+                "torch.func",
+                {
+                    "torch.func": lambda: call(transformed(torch.func)),
+                    "thunder_norm": lambda: call(transformed(transforms)),
+                    "thunder_norm, torch.compile executor": lambda: call(
+                        thunder.jit(transformed(transforms), executors=["torchcompile"])
+                    ),
+                    "torch.compile of torch.func": lambda: call(torch.compile(transformed(torch.func), dynamic=False)),
+                },
+            )
+
+
 CASES: dict[str, Callable[[Amount], Iterator[Comparison]]] = {
     "real_mode": real_mode,
     "normed_mode": normed_mode,
     "norm_maps": norm_maps,
     "wrappers": wrappers,
     "optimizer": optimizer,
+    "per_sample_gradients": per_sample_gradients,
 }
