@@ -1,0 +1,126 @@
+"""Where in the user's program a bound symbol comes from: found while Thunder acquires the trace, carried on by tags.
+
+Thunder notes the innermost line, which for a linear layer is in torch/nn/modules/linear.py.  Its interpreter knows the whole stack: from
+that come the user's own line and the module whose forward runs.  Tags of a bound symbol go to what replaces it, forward and backward.
+"""
+
+from __future__ import annotations
+
+import linecache
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import thunder
+import torch
+from thunder.core.interpreter import get_interpreterruntimectx, unwrap
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
+
+from thunder_norm import eager_environment
+from thunder_norm.profiling.rows import Place
+
+LIBRARIES = (*eager_environment.LIBRARIES, str(Path(thunder.__file__).parent))
+
+
+class Origin(NamedTuple):
+    """The tag of a bound symbol: the number of the user's operation, and its place."""
+
+    number: int
+    place: Place
+
+
+class Watch:
+    """Notes the place of each operation while a trace is acquired.
+
+    Args:
+        tick: called at each operation.
+    """
+
+    def __init__(self, tick: Callable[[], None]):
+        self._tick = tick
+        self._pending: tuple[list[BoundSymbol], int, Place] | None = None
+        self._count = 0
+        self._names: dict[int, str] = {}
+        self._root: torch.nn.Module | None = None
+
+    def attach(self, trace: TraceCtx) -> None:
+        """Watch the trace that an acquisition writes: it is told the line of each operation before that is recorded, and none at the end."""
+        tell = trace.set_current_source_location
+
+        def told(filename: str | None, positions: Any) -> None:
+            tell(filename, positions)
+            self._tag_pending()
+            if filename is None:
+                del trace.set_current_source_location  # type: ignore[attr-defined]
+                return
+            scope = trace.peek_scope()
+            if scope is not None:
+                self._pending = scope, len(scope), self._place()
+            self._tick()
+
+        trace.set_current_source_location = told
+
+    def _tag_pending(self) -> None:
+        if self._pending is None:
+            return
+        scope, start, place = self._pending
+        self._pending = None
+        for bsym in scope[start:]:
+            _tag(bsym, Origin(self._count, place))
+            self._count += 1
+
+    def _place(self) -> Place:
+        module, location = "", None
+        modules = []
+        for frame in reversed(get_interpreterruntimectx().frame_stack):
+            file = frame.code.co_filename
+            if location is None and not file.startswith(LIBRARIES) and not file.startswith("<"):
+                line = frame.positions.lineno if frame.positions is not None else None
+                location = f"{file}:{line}:  {linecache.getline(file, line or 0).strip()}"
+            if frame.code.co_varnames[:1] == ("self",) and frame.localsplus:
+                owner = _value(frame.localsplus[0])
+                if isinstance(owner, torch.nn.Module):
+                    modules.append(owner)
+        if modules:
+            module = self._name(modules[0], modules[-1])
+        return Place(module, location or "")
+
+    def _name(self, module: torch.nn.Module, root: torch.nn.Module) -> str:
+        if root is not self._root:
+            self._root = root
+            self._names = {id(m): name for name, m in root.named_modules()}
+        return self._names.get(id(module), "")
+
+
+def _value(slot: Any) -> Any:
+    value = unwrap(slot)
+    return unwrap(value.cell_contents) if isinstance(value, types.CellType) else value
+
+
+def _tag(bsym: BoundSymbol, origin: Origin) -> None:
+    if not any(isinstance(t, Origin) for t in bsym.tags):  # what is inside a region has its own
+        bsym.tags.add(origin)  # type: ignore[arg-type]
+    for sub in bsym.subsymbols:
+        _tag(sub, origin)
+
+
+def origin_of(bsym: BoundSymbol) -> Origin | None:
+    """The origin of a bound symbol of any later trace, if it still has one."""
+    found = [t for t in bsym.tags if isinstance(t, Origin)]
+    if found:
+        return min(found)
+    for sub in bsym.subsymbols:
+        origin = origin_of(sub)
+        if origin is not None:
+            return origin
+    return None
+
+
+def origins(trace: TraceCtx) -> Iterator[tuple[BoundSymbol, Origin | None]]:
+    """Each bound symbol with its origin; one without has that of its neighbour, which computes for the same operation."""
+    last: Origin | None = None
+    for bsym in trace.bound_symbols:
+        last = origin_of(bsym) or last
+        yield bsym, last
