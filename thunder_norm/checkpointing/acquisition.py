@@ -1,0 +1,187 @@
+"""Checkpointed regions of the user's program, while Thunder's interpreter goes through it."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
+from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx, register_general_jit_lookaside
+from thunder.core.proxies import Proxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
+
+from thunder_norm.checkpointing.regions import Region, names_in
+from thunder_norm.checkpointing.replays import refused, writes
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.function_transforms.acquisition import scope
+from thunder_norm.function_transforms.locations import location_of_user
+from thunder_norm.subclass.trace import FLATTEN, LEAF
+
+_STATE = "_thunder_norm_regions"
+
+
+class _Path:
+    """Where in the tree of regions an acquisition is: the numbers of the regions around it, and of the next one."""
+
+    def __init__(self) -> None:
+        self.around: list[int] = []
+        self.next = [0]
+
+    @staticmethod
+    def of(ctx: JitCtx) -> _Path:
+        """The state of an acquisition; it lives and dies with it."""
+        found = getattr(ctx, _STATE, None)
+        if found is None:
+            found = _Path()
+            setattr(ctx, _STATE, found)
+        return found
+
+    def enter(self) -> str:
+        """The name of a region that begins here."""
+        self.around.append(self.next[-1])
+        self.next[-1] += 1
+        self.next.append(0)
+        return "_".join(["checkpoint", *map(str, self.around)])
+
+    def leave(self) -> None:
+        self.around.pop()
+        self.next.pop()
+
+
+def interpret_region(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Have the interpreter call a function, and let what it records be one region."""
+    ctx = get_jit_ctx()
+    trace, path = ctx.computation_trace, _Path.of(ctx)
+    if _meets_wrappers(ctx):
+        return _interpret_call(function, *args, **kwargs)
+    name, position, start = path.enter(), _position(), len(trace.bound_symbols)
+    try:
+        with scope(trace) as bsyms:
+            result = _interpret_call(function, *args, **kwargs)
+    finally:
+        path.leave()
+    is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED  # the program may catch it, and has what was computed by then
+    if is_raised or _meets_wrappers(ctx):
+        _dissolve(trace, bsyms, start)
+        return result
+    outs = {p.name: p for b in bsyms for p in b.flat_proxy_outs}
+    if not keeps_regions():  # otherwise the transform finds out what is used, see `regions.finished`
+        write = next((w for b in bsyms for w in writes(b) if w.args[1].name not in names_in(bsyms)), None)
+        if write is not None:
+            return do_raise(refused(write, f"{write.args[1].name} is changed in place in a checkpointed region"))
+        returned = {p.name for p in _proxies(result)}
+        outs = {name: p for name, p in outs.items() if name in returned}
+    region = Region(name, bsyms, outs.values()).symbol()
+    trace.peek_scope().append(region.from_bsym(source_filename=position[0], source_positions=position[1]))
+    return result
+
+
+def _meets_wrappers(ctx: JitCtx) -> bool:
+    """Whether there are wrapper subclasses in the program: they are opened and closed at its edge, not at that of a region."""
+    acquisition = getattr(ctx, "_thunder_norm_acquisition", None)
+    return acquisition is not None and acquisition.meets_wrappers
+
+
+def _dissolve(trace: TraceCtx, bsyms: list[BoundSymbol], start: int) -> None:
+    """Write the operations of a region without it, `start` being where the program was when it began."""
+    if trace.peek_scope() is not trace.bound_symbols:
+        trace.peek_scope().extend(bsyms)
+        return
+    at_edge = trace.bound_symbols[start:]  # wrappers met for the first time: opened before, closed after
+    opened = [b for b in at_edge if b.sym.id in (FLATTEN.id, LEAF.id)]
+    closed = [b for b in at_edge if b.sym.id not in (FLATTEN.id, LEAF.id)]
+    trace.bound_symbols[start:] = [*opened, *bsyms, *closed]
+
+
+def _position() -> tuple[Any, Any]:
+    return get_interpreterruntimectx().get_current_user_source_location()
+
+
+def _proxies(result: WrappedValue) -> list[Proxy]:
+    """The proxies in what a function returned."""
+    return [v for v in _leaves(result.value) if isinstance(v, Proxy)]
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for v in value for leaf in _leaves(v)]
+    if isinstance(value, dict):
+        return [leaf for v in value.values() for leaf in _leaves(v)]
+    return [value]
+
+
+# -- calls of the user's program that are regions ---------------------------------------------------------------------
+
+
+def chosen_module(module: Any) -> bool:
+    """Whether a transform in use makes the calls of this module regions."""
+    cd = get_compile_data()
+    transforms = getattr(cd, "transforms", None) or ()
+    return any(id(module) in getattr(t, "checkpointed_modules", ()) for t in transforms)
+
+
+def keeps_regions() -> bool:
+    """Whether a transform in use keeps the regions of the user's program."""
+    cd = get_compile_data()
+    return any(hasattr(t, "checkpointed_modules") for t in getattr(cd, "transforms", None) or ())
+
+
+def _torch_checkpoint(
+    function: WrappedValue,
+    *args: WrappedValue,
+    use_reentrant: Any = None,
+    context_fn: Any = None,
+    determinism_check: Any = None,
+    debug: Any = None,
+    preserve_rng_state: Any = None,
+    early_stop: Any = None,
+    **kwargs: WrappedValue,
+) -> Any:
+    """Called for ``torch.utils.checkpoint.checkpoint``: a region, reentrant or not.
+
+    The generator's state is always preserved; checks of determinism have nothing to check, since what runs twice is one program.
+    """
+    if not keeps_regions():
+        given = {"use_reentrant": use_reentrant, "context_fn": context_fn, "determinism_check": determinism_check}
+        given |= {"debug": debug, "preserve_rng_state": preserve_rng_state, "early_stop": early_stop}
+        return _thunders(function, *args, **{k: v for k, v in given.items() if v is not None}, **kwargs)
+    if context_fn is not None and context_fn.value is not torch.utils.checkpoint.noop_context_fn:
+        return do_raise(
+            UnsupportedOpError(
+                with_details(
+                    "checkpoint(..., context_fn=...) in a traced program",
+                    at=location_of_user(),
+                    why="its contexts choose among kernels as they run",
+                    instead="nest regions, or CheckpointTransform(memory_budget=...)",
+                )
+            )
+        )
+    return interpret_region(function, *args, **kwargs)
+
+
+# the same code under another identity: interpreting it does not lead here again
+_call = types.FunctionType(torch.nn.Module.__call__.__code__, torch.nn.Module.__call__.__globals__, "_wrapped_call_impl")
+_call.__module__, _call.__qualname__ = torch.nn.Module.__call__.__module__, torch.nn.Module.__call__.__qualname__
+
+
+def _module_call(module: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for the call of a module."""
+    interpret = interpret_region if chosen_module(module.value) else _interpret_call
+    return interpret(_call, module, *args, **kwargs)
+
+
+_thunders = _general_jit_lookaside_map[torch.utils.checkpoint.checkpoint]
+
+
+def install() -> None:
+    """Put our answers in front of Thunder's; they hand on what no transform of ours asks for.  Done once, on import."""
+    if _general_jit_lookaside_map[torch.utils.checkpoint.checkpoint] is not _torch_checkpoint:
+        register_general_jit_lookaside(torch.utils.checkpoint.checkpoint)(_torch_checkpoint)
+        register_general_jit_lookaside(torch.nn.Module.__call__)(_module_call)
+
+
+install()

@@ -1,0 +1,284 @@
+"""Regions of a program that are computed again on the way back, instead of having their insides kept.
+
+A region is one composite bound symbol, ``t5 = checkpoint_0(x, t_w)``, with the operations of the region as its subsymbols; regions
+inside it are ``checkpoint_0_0``, ``checkpoint_0_1``, ...  Executed without gradients it is its subsymbols.  Its gradient rule runs it
+forward, keeps nothing but its inputs (and the states of the random generators it draws from), and on the way back writes the region
+again, followed by the backward that Thunder derives for it; regions inside are differentiated by the same rule, level by level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from thunder.core import prims
+from thunder.core.dtypes import is_float_dtype
+from thunder.core.prims import PrimIDs
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
+from thunder.core.pytree import tree_flatten, tree_map
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, get_tracectx, tracectx
+from thunder.core.transforms import register_grad
+from thunder.transforms.autodiff import grad_transform_on_trace
+
+from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
+from thunder_norm.subclass.boundary_passes import declare_arguments
+
+
+class Region:
+    """The body of a region, under names of its own.
+
+    Attributes:
+        name: ``checkpoint_0_1``.
+        args: the proxies it uses and does not make.
+        bsyms: its operations.
+        outs: what the rest of the program uses of what it makes.
+    """
+
+    def __init__(self, name: str, bsyms: Sequence[BoundSymbol], outs: Iterable[Proxy]):
+        self.name = name
+        self.bsyms = tuple(bsyms)
+        self.outs = tuple(outs)
+        made = {p.name for b in bsyms for p in b.flat_proxy_outs}
+        used = [p for b in bsyms for p in b.flat_proxy_args if p.name not in made]
+        self.args = tuple({p.name: p for p in used}.values())
+
+    @staticmethod
+    def of(bsym: BoundSymbol) -> Region:
+        """The region that a bound symbol stands for, under the names it has in its trace."""
+        return Region(bsym.sym.name, bsym.subsymbols, bsym.flat_proxy_outs)
+
+    def symbol(self) -> BoundSymbol:
+        """The region as one bound symbol, under the names it has now."""
+        bsyms, outs = _attached(self.bsyms, self.outs)
+        output = outs[0] if len(outs) == 1 else tuple(outs)
+        region = Region(self.name, bsyms, outs)
+        return _symbol(self.name).bind(*region.args, output=output, subsymbols=list(bsyms), region=region)
+
+    def copied(self, args: Sequence[Any]) -> tuple[list[BoundSymbol], list[Proxy]]:
+        """The operations for other arguments and the results, under new names of the open trace."""
+        names: dict[Variable, Proxy] = {variableify(p): a for p, a in zip(self.args, args, strict=True)}
+        bsyms = renamed(self.bsyms, names)
+        return bsyms, [names[variableify(p)] for p in self.outs]
+
+
+def with_body(bsym: BoundSymbol, subsymbols: Sequence[BoundSymbol]) -> BoundSymbol:
+    """The region that a bound symbol stands for, with other operations that make the same results."""
+    new = Region(bsym.sym.name, subsymbols, bsym.flat_proxy_outs).symbol()
+    return new.from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
+
+
+def finished(trace: TraceCtx) -> TraceCtx:
+    """The program with each region giving out all that the program around it uses, and nothing else.
+
+    What a region computes may get out by other ways than its result: a list it appends to, an attribute it sets.
+
+    Raises:
+        UnsupportedOpError: a region changes in place what the program around it uses.
+    """
+    if not any(_has_region(b) for b in trace.bound_symbols):
+        return trace
+    for i, bsym in enumerate(trace.bound_symbols):
+        if is_region(bsym):
+            _check_writes(bsym, [*trace.bound_symbols[:i], *trace.bound_symbols[i + 1 :]])
+    new = from_trace(trace)
+    with tracectx(new):
+        new.bound_symbols = _finished(trace.bound_symbols, set())
+    new.set_provenance(TraceProvenance("Checkpointed regions"))
+    return new
+
+
+def _check_writes(region: BoundSymbol, around: Sequence[BoundSymbol]) -> None:
+    """Thunder moves a write that no result depends on to the end of the forward."""
+    written = {
+        w.args[1].name: w for s in region.subsymbols for w in writes(s) if w.args[1].name not in names_in(region.subsymbols)
+    }
+    for bsym in around if written else ():
+        used = bsym.flat_proxy_args
+        if bsym.sym.id is PrimIDs.RETURN:
+            used = tree_flatten(bsym.args[0]["output"])[0]
+        for p in used:
+            if isinstance(p, Proxy) and p.name in written:
+                raise refused(written[p.name], f"{p.name} is changed in place in a checkpointed region and used outside of it")
+
+
+def names_in(bsyms: Sequence[BoundSymbol]) -> set[str]:
+    """The names of all that operations make, at any depth."""
+    return {p.name for b in bsyms for p in b.flat_proxy_outs}.union(*(names_in(b.subsymbols) for b in bsyms))
+
+
+def _finished(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
+    found: list[BoundSymbol] = []
+    for bsym in reversed(bsyms):
+        if is_region(bsym):
+            outs = {p.name: p for p in _made_in(bsym) if p.name in wanted}
+            inside = _finished(bsym.subsymbols, set(outs))
+            if not outs:  # nothing to compute again; what is left may have effects
+                found.extend(reversed(inside))
+                wanted.update(p.name for b in inside for p in b.flat_proxy_args)
+                continue
+            region = Region(bsym.sym.name, inside, outs.values()).symbol()
+            bsym = region.from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
+        found.append(bsym)
+        wanted.update(p.name for p in bsym.flat_proxy_args)
+    return found[::-1]
+
+
+def _made_in(bsym: BoundSymbol) -> Iterator[Proxy]:
+    """What the operations of a region make, those of the regions inside it included."""
+    for sub in bsym.subsymbols:
+        yield from _made_in(sub) if is_region(sub) else sub.flat_proxy_outs
+
+
+def _has_region(bsym: BoundSymbol) -> bool:
+    return is_region(bsym) or any(map(_has_region, bsym.subsymbols))
+
+
+def is_region(bsym: BoundSymbol) -> bool:
+    """Whether a bound symbol stands for a region."""
+    return bsym.sym.id == REGION
+
+
+def renamed(bsyms: Sequence[BoundSymbol], names: dict[Variable, Proxy]) -> list[BoundSymbol]:
+    """Copies of operations with `names` put in, and new names (added to `names`) for all that they make."""
+    for bsym in bsyms:
+        _name_anew(bsym, names)
+    return [_substituted(b, names) for b in bsyms]
+
+
+def _substituted(bsym: BoundSymbol, names: dict[Variable, Proxy]) -> BoundSymbol:
+    """Thunder's own follows chains: where x stands for y and y for z, it puts z for x."""
+
+    def put(v: Any) -> Any:
+        return names.get(variableify(v), v) if isinstance(v, Proxy) else v
+
+    return bsym.from_bsym(
+        args=tree_map(put, bsym.args),
+        kwargs=tree_map(put, bsym.kwargs),
+        output=tree_map(put, bsym.output),
+        subsymbols=[_substituted(s, names) for s in bsym.subsymbols],
+    )
+
+
+def _name_anew(bsym: BoundSymbol, names: dict[Variable, Proxy]) -> None:
+    for p in bsym.flat_proxy_outs:
+        if variableify(p) not in names:
+            names[variableify(p)] = _another(p)
+    for sub in bsym.subsymbols:
+        _name_anew(sub, names)
+
+
+def _attached(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> tuple[Sequence[BoundSymbol], Sequence[Proxy]]:
+    """Thunder takes an operation for constant if any of its results is detached: let none of a region's be."""
+    detached = {variableify(p) for p in outs if ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags}
+    if not detached or len(detached) == len(outs):
+        return bsyms, outs
+    inner = {v: _another(v.proxy) for v in detached}
+    for p in outs:
+        p.tags.discard(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
+    copies = [prims.shallow_copy.bind(inner[variableify(p)], output=p) for p in outs if variableify(p) in inner]
+    return [*(b.from_bsym_swap_proxies(inner) for b in bsyms), *copies], outs
+
+
+def _another(p: Proxy) -> Proxy:
+    """A proxy like `p` under a new name."""
+    new = p.replace(name=None, history=None)
+    new.tags.update(p.tags)
+    return new
+
+
+# -- the symbol -------------------------------------------------------------------------------------------------------
+
+
+def _symbol(name: str) -> Symbol:
+    return Symbol(name=name, id=REGION, meta=_meta, python_printer=_print, _bind_postprocess=_without_module)
+
+
+def _meta(*args: Any, region: Region) -> Any:
+    bsyms, outs = region.copied(args)
+    get_tracectx().peek_scope().extend(bsyms)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _print(bsym: BoundSymbol, outs: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    names = ", ".join(p.name for p in bsym.flat_proxy_outs)
+    called = ", ".join(p.name for p in bsym.flat_proxy_args)
+    return f"{names if isinstance(bsym.output, Proxy) else f'({names},)'} = {bsym.sym.name}({called})"
+
+
+def _without_module(bsym: BoundSymbol) -> None:
+    bsym._call_ctx = {}
+
+
+# -- the gradient -----------------------------------------------------------------------------------------------------
+
+
+def _rule(*args: Any, region: Region) -> Any:
+    trace = get_tracectx()
+    bsyms, outs = region.copied(args)
+    first, outs, again, outs_again = replayable(bsyms, outs, with_body)
+    trace.peek_scope().extend(first)
+    wanted = [i for i, p in enumerate(outs) if _is_differentiable(p)]
+    cotangents = [prims.get_grad(outs[i]) for i in wanted]
+    second = Region(region.name, *_made_anew(again, [outs_again[i] for i in wanted]))
+    for p, gradient in zip(second.args, _write_backward(second, cotangents), strict=True):
+        if gradient is not None:
+            prims.put_grad(p, gradient)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+register_grad(REGION, _rule)
+
+
+def _made_anew(bsyms: list[BoundSymbol], outs: Sequence[Proxy]) -> tuple[list[BoundSymbol], list[Proxy]]:
+    """Results that were an argument, or another result, before what is written in place was left out become copies."""
+    made = {p.name for b in bsyms for p in b.flat_proxy_outs}
+    results: list[Proxy] = []
+    for p in outs:
+        if p.name in made and all(p.name != q.name for q in results):
+            results.append(p)
+            continue
+        results.append(_another(p))
+        bsyms = [*bsyms, prims.shallow_copy.bind(p, output=results[-1])]
+    return bsyms, results
+
+
+def _write_backward(region: Region, cotangents: Sequence[TensorProxy]) -> list[TensorProxy | None]:
+    """Write the region again, and its backward, to the open trace; returns the gradients of its arguments."""
+    joint = grad_transform_on_trace(as_trace(region))
+    (returned,) = joint.bound_symbols[-1].args
+    names: dict[Variable, Proxy] = {variableify(p): p for p in region.args}
+    of = {p.name: g for p, g in zip(returned["fw_flat_out"], cotangents, strict=True)}
+    body = []
+    for bsym in joint.bound_symbols[:-1]:
+        if bsym.sym.id is PrimIDs.GET_GRAD:
+            names[variableify(bsym.output)] = of[bsym.args[0].name]
+        elif bsym.sym.id is not PrimIDs.UNPACK_TRIVIAL:
+            body.append(bsym)
+    get_tracectx().peek_scope().extend(renamed(body, names))
+    return [names.get(variableify(g), g) if isinstance(g, Proxy) else None for g in returned["output"]]
+
+
+def as_trace(region: Region) -> TraceCtx:
+    """A region as a program that takes what it uses; all of that requires grad."""
+    trace = TraceCtx()
+    trace.names.update(names_in(region.bsyms))
+    with tracectx(trace):
+        trace.args = tuple(_requiring_grad(p) for p in region.args)
+        declare_arguments(trace, region.name)
+        for p in trace.args:
+            prims.unpack_trivial(p, name=p.name)
+        trace.bound_symbols.extend(region.bsyms)
+        prims.python_return({"output": tuple(region.outs), "flat_args": list(trace.args)})
+    return trace
+
+
+def _requiring_grad(p: Proxy) -> Proxy:
+    if _is_differentiable(p):
+        return p.replace(requires_grad=True)
+    get_tracectx().add_name(p.name)
+    return p
+
+
+def _is_differentiable(p: Any) -> bool:
+    return isinstance(p, TensorProxy) and is_float_dtype(p.dtype)

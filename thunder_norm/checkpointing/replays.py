@@ -1,0 +1,255 @@
+"""What a region computes the second time: the same numbers, and no side effects.
+
+Random operations: the first time an operation also returns the state of the generator it draws from, the second time it draws from
+that state, and leaves the generator alone.  What is kept is the state, not what was drawn.  In-place operations on tensors of the
+surroundings happen the first time only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from thunder.core import devices, dtypes
+from thunder.core.prims import OpTags, PrimIDs
+from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.transform_common import NON_FUNCTIONAL_OPS
+from thunder.extend import OperatorExecutor
+from torch._guards import detect_fake_mode
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.function_transforms.functionalization import VIEWS
+from thunder_norm.function_transforms.locations import location_of
+
+executor = OperatorExecutor("thunder_norm_replays", version="1")  # in no executor list: its operations carry it
+
+
+REGION = "thunder_norm.checkpoint"  # the id of a region, whose insides are looked at too
+
+Split = tuple[list[BoundSymbol], list[BoundSymbol]]
+
+
+class Runs(NamedTuple):
+    """What a region does the first and the second time, and the results of each."""
+
+    first: list[BoundSymbol]
+    first_outs: list[Proxy]
+    second: list[BoundSymbol]
+    second_outs: list[Proxy]
+
+
+def replayable(
+    bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy], rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol]
+) -> Runs:
+    """What to run the first time, and what the second time.
+
+    The second may use what the first makes: states of generators, and what random operations drew whose state cannot be set.
+
+    Args:
+        bsyms: the operations of a region.
+        outs: their results.
+        rebuilt: makes a region inside with other operations.
+
+    Raises:
+        UnsupportedOpError: the second run would read what the first has changed, or a tensor is changed that others share memory with.
+    """
+    if not any(_needs_care(b) for b in bsyms):
+        return Runs(list(bsyms), list(outs), list(bsyms), list(outs))
+    splitter = _Splitter(bsyms, rebuilt)
+    first: list[BoundSymbol] = []
+    second: list[BoundSymbol] = []
+    for bsym in bsyms:
+        once, again = splitter.split(bsym)
+        first += once
+        second += again
+    first_outs, second_outs = splitter.named(outs)
+    second = _needed(second, second_outs)
+    splitter.check(second)
+    return Runs(first, first_outs, second, second_outs)
+
+
+def _needs_care(bsym: BoundSymbol) -> bool:
+    return has_tags(bsym, {OpTags.RANDOM_OP}) or any(True for _ in writes(bsym))
+
+
+def writes(bsym: BoundSymbol) -> Iterator[BoundSymbol]:
+    """The copies into tensors in an operation."""
+    if bsym.sym.id is PrimIDs.COPY_:
+        yield bsym
+    for sub in bsym.subsymbols:
+        yield from writes(sub)
+
+
+class _Splitter:
+    """Writes into tensors of the region become new values; those into tensors of the surroundings are left out the second time."""
+
+    def __init__(self, bsyms: Sequence[BoundSymbol], rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol]):
+        self.rebuilt = rebuilt
+        self.made = {name for b in bsyms for name in _names(b)}
+        self.sharing: set[str] = set()  # tensors with views, and views
+        self.values: dict[Variable, Proxy] = {}  # what is in a tensor of the region that was written into
+        self.values_again: dict[Variable, Proxy] = {}  # the second time
+        self.targets: dict[str, BoundSymbol] = {}  # of the surroundings
+
+    def named(self, outs: Sequence[Proxy]) -> tuple[list[Proxy], list[Proxy]]:
+        """Results as they are called the first and the second time."""
+        return tuple([values.get(variableify(p), p) for p in outs] for values in (self.values, self.values_again))
+
+    def split(self, bsym: BoundSymbol) -> Split:
+        if bsym.sym.id in VIEWS and isinstance(bsym.args[0], TensorProxy):
+            self.sharing.update((bsym.args[0].name, bsym.output.name))
+        if not _needs_care(bsym):
+            return [_swapped(bsym, self.values)], [_swapped(bsym, self.values_again)]
+        if bsym.sym.id is PrimIDs.COPY_:
+            return self._write(bsym)
+        if bsym.subsymbols:
+            first: list[BoundSymbol] = []
+            second: list[BoundSymbol] = []
+            for sub in bsym.subsymbols:
+                once, again = self.split(sub)
+                first += once
+                second += again
+            return first, [self._region(bsym, second)] if bsym.sym.id == REGION else second
+        drawing = _DRAWS.get(bsym.sym.id)
+        if drawing is None:
+            return [_swapped(bsym, self.values)], []  # what it drew is kept
+        return drawing(bsym)
+
+    def _region(self, bsym: BoundSymbol, second: Sequence[BoundSymbol]) -> BoundSymbol:
+        """A region inside; what a tensor holds once it was written into must get out of it."""
+        output = tuple(self.values_again.get(variableify(p), p) for p in bsym.flat_proxy_outs)
+        made = {name for b in second for name in _names(b)}
+        return self.rebuilt(bsym.from_bsym(output=tuple(p for p in output if p.name in made)), second)
+
+    def _write(self, bsym: BoundSymbol) -> Split:
+        source, target, *_ = bsym.args
+        if target.name in self.sharing:
+            raise refused(bsym, f"{target.name}, which shares memory with others, is changed in place in a checkpointed region")
+        once, again = (v.get(variableify(source), source) for v in (self.values, self.values_again))
+        self.values_again |= _values(self.values_again, bsym, again)
+        if target.name in self.made:
+            self.values |= _values(self.values, bsym, once)
+            return [], []
+        self.targets[target.name] = bsym
+        return [_swapped(bsym, self.values)], []
+
+    def check(self, second: Sequence[BoundSymbol]) -> None:
+        """Refuse a second run that reads what the first has changed."""
+        for bsym in second:
+            for p in bsym.flat_proxy_args:
+                if p.name in self.targets:
+                    raise refused(self.targets[p.name], f"{p.name} is changed in place in a checkpointed region that reads it")
+
+
+def _values(known: dict[Variable, Proxy], write: BoundSymbol, value: Proxy) -> dict[Variable, Proxy]:
+    """What is to be put for the target of a write, and for all that stood for it."""
+    target = variableify(write.args[1])
+    stale = [v for v, p in known.items() if variableify(p) == target]
+    return dict.fromkeys([variableify(write.output), target, *stale], value)
+
+
+def _swapped(bsym: BoundSymbol, values: dict[Variable, Proxy]) -> BoundSymbol:
+    return bsym.from_bsym_swap_proxies(values, skip_output=True) if values else bsym
+
+
+def refused(bsym: BoundSymbol, headline: str) -> UnsupportedOpError:
+    """The error for a write that cannot be in a region."""
+    return UnsupportedOpError(
+        with_details(
+            headline,
+            at=location_of(bsym),
+            why="the region is run again on the way back, and would find what it has written itself, or not find it",
+            instead="use the operation that returns a new tensor, or leave it out of the region",
+        )
+    )
+
+
+def _names(bsym: BoundSymbol) -> set[str]:
+    return {p.name for p in bsym.flat_proxy_outs}.union(*(_names(s) for s in bsym.subsymbols))
+
+
+def _needed(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> list[BoundSymbol]:
+    wanted = {p.name for p in outs}
+    kept = []
+    for bsym in reversed(bsyms):
+        if bsym.sym.id is PrimIDs.COPY_ or any(p.name in wanted for p in bsym.flat_proxy_outs):
+            wanted.update(p.name for p in bsym.flat_proxy_args)
+            kept.append(bsym)
+    return kept[::-1]
+
+
+# -- random operations ------------------------------------------------------------------------------------------------
+
+
+def _drawing(name: str, run: Callable[..., torch.Tensor]) -> Callable[[BoundSymbol], Split]:
+    """How a random operation is split: the first time it returns the state too, the second time it starts from that."""
+
+    def meta(shape: Sequence[int], *args: Any, device: devices.Device, dtype: dtypes.dtype) -> tuple[TensorProxy, TensorProxy]:
+        size = len(_state(devices.to_torch_device(device)))
+        state = TensorProxy(shape=(size,), device=devices.cpu, dtype=dtypes.uint8)
+        return TensorProxy(shape=tuple(shape), device=device, dtype=dtype), state
+
+    def draw(shape: Sequence[int], *args: Any, device: Any, dtype: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        device, dtype = devices.to_torch_device(device), dtypes.to_torch_dtype(dtype)
+        state = _state(device)
+        return run(tuple(shape), *args, device=device, dtype=dtype), state
+
+    def meta_again(state: TensorProxy, shape: Sequence[int], *args: Any, device: Any, dtype: Any) -> TensorProxy:
+        return TensorProxy(shape=tuple(shape), device=device, dtype=dtype)
+
+    def redraw(state: torch.Tensor, shape: Sequence[int], *args: Any, device: Any, dtype: Any) -> torch.Tensor:
+        device, dtype = devices.to_torch_device(device), dtypes.to_torch_dtype(dtype)
+        if _is_simulated(device):
+            return run(tuple(shape), *args, device=device, dtype=dtype)
+        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type="cuda"):
+            torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+            return run(tuple(shape), *args, device=device, dtype=dtype)
+
+    first = executor.register_operator(
+        f"draw_{name}", meta=meta, fn=draw, tags=(OpTags.RANDOM_OP, OpTags.DONT_RECOMPUTE_IN_BACKWARD)
+    )
+    again = executor.register_operator(f"redraw_{name}", meta=meta_again, fn=redraw)
+    NON_FUNCTIONAL_OPS.add(first.id)
+
+    def split(bsym: BoundSymbol) -> Split:
+        size = len(_state(devices.to_torch_device(bsym.output.device)))
+        state = TensorProxy(shape=(size,), device=devices.cpu, dtype=dtypes.uint8)
+        args, kwargs = bsym.args, bsym.kwargs
+        drawn = first.bind(*args, **kwargs, output=(bsym.output, state))
+        return [_at(drawn, bsym)], [_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
+
+    return split
+
+
+def _at(bsym: BoundSymbol, original: BoundSymbol) -> BoundSymbol:
+    return bsym.from_bsym(source_filename=original.source_filename, source_positions=original.source_positions)
+
+
+def _is_simulated(device: torch.device) -> bool:
+    return device.type == "meta" or detect_fake_mode() is not None
+
+
+def _state(device: torch.device) -> torch.Tensor:
+    """The state of the generator that a device draws from."""
+    if _is_simulated(device):
+        return torch.empty(_SIZE, dtype=torch.uint8)
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+_SIZE = len(torch.get_rng_state())
+
+
+def _uniform(shape: tuple[int, ...], low: float, high: float, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, device=device, dtype=dtype).uniform_(low, high)
+
+
+def _randn(shape: tuple[int, ...], *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, device=device, dtype=dtype)
+
+
+_DRAWS: dict[Any, Callable[[BoundSymbol], Split]] = {
+    PrimIDs.UNIFORM: _drawing("uniform", _uniform),
+    PrimIDs.RANDN: _drawing("randn", _randn),
+}
