@@ -17,9 +17,16 @@ warnings.filterwarnings("ignore")  # Thunder's and torch's own, on import and on
 
 import torch  # noqa: E402 - the environment comes first
 
-from benchmarks import machine, models, modular, normed, real_mode, subclasses, timing  # noqa: E402
+from benchmarks import function_transforms, machine, models, modular, normed, profile, real_mode, subclasses, timing  # noqa: E402
 
-SUITES = {"real_mode": real_mode, "normed": normed, "subclasses": subclasses, "modular": modular}
+SUITES = {
+    "real_mode": real_mode,
+    "normed": normed,
+    "subclasses": subclasses,
+    "modular": modular,
+    "profile": profile,
+    "function_transforms": function_transforms,
+}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -44,6 +51,7 @@ def main() -> None:
             depths=(4, 16),
             wrapper_depths=(4,),
             wrapper_widths=(64,),
+            sample_batches=(8,),
             gpts=(models.GPTShape(4, 256),),
             rounds_of_steps=3,
             modula_gpts=((4, 128),),
@@ -68,6 +76,9 @@ def main() -> None:
         if name == "normed":
             result["quoted"] = normed.QUOTED
             print("\n" + normed.quoted_table(rows))
+        if name == "profile":
+            result["peers"] = profile.peer_versions()
+            print("\n" + profile.counts(rows))
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

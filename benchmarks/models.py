@@ -36,6 +36,7 @@ class Options:
     depths: tuple[int, ...] = (4, 16, 64)
     wrapper_depths: tuple[int, ...] = (4, 16)
     wrapper_widths: tuple[int, ...] = (64, 512)
+    sample_batches: tuple[int, ...] = (1, 8, 64, 256)  # of per-sample gradients
     gpts: tuple[GPTShape, ...] = (
         GPTShape(4, 256),
         GPTShape(4, 256, is_tied=False),

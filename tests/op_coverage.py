@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 from unittest import mock
 
@@ -102,26 +103,41 @@ def program(several: Iterable[Case]) -> Callable:
     names: dict[str, Any] = {}
     lines, position = [], itertools.count()
     for index, case in enumerate(several):
-        args, kwargs = tree_unflatten(
-            [_Tensor(next(position)) if isinstance(v, torch.Tensor) else v for v in case.leaves], case.spec
-        )
         names[f"f{index}"] = case.function
-        parts = [_source(v, constants) for v in args] + [f"{k}={_source(v, constants)}" for k, v in kwargs.items()]
-        lines.append(f"f{index}({', '.join(parts)})")
-    exec(f"def run(*t):\n    return [{', '.join(lines)}]", names)  # noqa: S102 - our own text
+        tensors = [f"t[{next(position)}]" for v in case.leaves if isinstance(v, torch.Tensor)]
+        lines.append(call_source(f"f{index}", case, tensors, constants))
+    return function_of_source(f"def run(*t):\n    return [{', '.join(lines)}]", names, constants)
+
+
+def call_source(function: str, case: Case, tensors: Iterable[str], constants: dict[str, Any]) -> str:
+    """The text of a call of `function` with a case's arguments, `tensors` in place of the tensors, the rest in `constants`."""
+    remaining = iter(tensors)
+    leaves = [_Tensor(next(remaining)) if isinstance(v, torch.Tensor) else v for v in case.leaves]
+    args, kwargs = tree_unflatten(leaves, case.spec)
+    parts = [_source(v, constants) for v in args] + [f"{k}={_source(v, constants)}" for k, v in kwargs.items()]
+    return f"{function}({', '.join(parts)})"
+
+
+def function_of_source(text: str, names: dict[str, Any], constants: dict[str, Any]) -> Callable:
+    """The function `run` that `text` defines, with the constants written into it, as a program has them."""
+    exec(text, names)  # noqa: S102 - our own text
     run = names["run"]
-    run.__code__ = run.__code__.replace(co_consts=tuple(_constant(v, constants) for v in run.__code__.co_consts))
+    run.__code__ = _with_constants(run.__code__, constants)
     return run
+
+
+def _with_constants(code: CodeType, constants: dict[str, Any]) -> CodeType:
+    return code.replace(co_consts=tuple(_constant(v, constants) for v in code.co_consts))
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    position: int
+    source: str
 
 
 def _source(value: Any, constants: dict[str, Any]) -> str:
     if isinstance(value, _Tensor):
-        return f"t[{value.position}]"
+        return value.source
     if type(value) in (list, tuple):
         inside = "".join(f"{_source(v, constants)}, " for v in value)
         return f"[{inside}]" if type(value) is list else f"({inside})"
@@ -137,6 +153,8 @@ def _source(value: Any, constants: dict[str, Any]) -> str:
 def _constant(value: Any, constants: dict[str, Any]) -> Any:
     if isinstance(value, str):
         return constants.get(value, value)
+    if isinstance(value, CodeType):
+        return _with_constants(value, constants)
     return tuple(_constant(v, constants) for v in value) if type(value) is tuple else value
 
 

@@ -1,6 +1,56 @@
-"""What goes into ``thunder.jit(..., transforms=[...])``."""
+"""What goes into ``thunder.jit(..., transforms=[...])``, transforms of functions, and what looks at programs before they run."""
 
+from thunder_norm.function_transforms.checks import check_jvp, check_vjp
+from thunder_norm.function_transforms.custom import custom_vjp
+from thunder_norm.function_transforms.gradients import grad, value_and_grad
+from thunder_norm.function_transforms.jacobians import hessian, jacfwd, jacrev
+from thunder_norm.function_transforms.logging import log
+from thunder_norm.function_transforms.norm_maps import function_of_sizes
+from thunder_norm.function_transforms.pullbacks import vjp
+from thunder_norm.function_transforms.registry import register_batching, register_jvp, register_vjp, self_adjoint
+from thunder_norm.function_transforms.tangents import jvp
+from thunder_norm.function_transforms.vmap import vmap
+from thunder_norm.profiling.flops import register_flop_rule
+from thunder_norm.profiling.roofline import DEVICES, Device, measure_cpu
+from thunder_norm.profiling.shapes import register_shape_rule
+from thunder_norm.transforms.biases import SplitBiasTransform, split_bias
+from thunder_norm.transforms.checkpointing import CheckpointTransform, checkpoint, checkpoint_functions
+from thunder_norm.transforms.lookasides import register_lookaside
 from thunder_norm.transforms.norm import NormTransform
+from thunder_norm.transforms.profiling import ProfileTransform, profile
 from thunder_norm.transforms.subclass import SubclassTransform
 
-__all__ = ["NormTransform", "SubclassTransform"]
+__all__ = [
+    "CheckpointTransform",
+    "DEVICES",
+    "Device",
+    "NormTransform",
+    "ProfileTransform",
+    "SplitBiasTransform",
+    "SubclassTransform",
+    "check_jvp",
+    "check_vjp",
+    "checkpoint",
+    "checkpoint_functions",
+    "custom_vjp",
+    "function_of_sizes",
+    "grad",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "log",
+    "measure_cpu",
+    "profile",
+    "register_batching",
+    "register_flop_rule",
+    "register_jvp",
+    "register_lookaside",
+    "register_shape_rule",
+    "register_vjp",
+    "self_adjoint",
+    "split_bias",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]
