@@ -20,6 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from thunder.core.jit_ext import _general_jit_lookaside_map
 
 from thunder_norm import registry
 
@@ -76,6 +77,15 @@ def examples(markdown: str, *, run_by_default: bool) -> list[Example]:
         if block.info[:1] == ("python",) and runs:
             result.append(Example(block, following if following and following.info[:1] == ("text",) else None))
     return result
+
+
+@pytest.fixture(autouse=True)
+def lookasides() -> Iterator[None]:
+    """Lookasides registered by a file's examples are gone after the test."""
+    saved = dict(_general_jit_lookaside_map)
+    yield
+    _general_jit_lookaside_map.clear()
+    _general_jit_lookaside_map.update(saved)
 
 
 @pytest.fixture(autouse=True)
