@@ -37,7 +37,6 @@ class SubclassTransform(Transform):
 
     interprets_subclasses = True
     refuses_values = True
-    names_inputs = True
 
     def __init__(self) -> None:
         patches.install()

@@ -331,10 +331,15 @@ def _hand_on_names(ctx: JitCtx, fresh: Sequence[TensorProxy], paths: Sequence[st
 def name_printably(proxies: Iterable[Proxy]) -> None:
     """Give a name that Python can read to what Thunder named after a key of a dict, as ``t_0_0.weight``, and nobody since."""
     ctx = get_jit_ctx()
-    for p in proxies:
-        if isinstance(p, TensorProxy) and not p.name.isidentifier() and variableify(p) not in ctx._proxy_swapmap:
+    renamed = ctx._proxy_swapmap
+    wrong = [p for p in proxies if isinstance(p, TensorProxy) and not p.name.isidentifier()]
+    for p in wrong:
+        if variableify(p) not in renamed:
             with tracectx(ctx.computation_trace):
-                ctx._proxy_swapmap[variableify(p)] = p.replace_name(re.sub(r"\W+", "_", p.name), disambiguate=True)
+                renamed[variableify(p)] = p.replace_name(re.sub(r"\W+", "_", p.name), disambiguate=True)
+    if wrong:  # of inputs that the computation does not use Thunder does not rename the checks
+        names = {p.name: renamed[variableify(p)] for p in wrong}
+        ctx._constraints[:] = [tuple(names.get(v.name, v) if isinstance(v, Proxy) else v for v in c) for c in ctx._constraints]
 
 
 def _paths(function: Any, args: tuple, kwargs: dict) -> list[str]:

@@ -20,7 +20,6 @@ from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpr
 from thunder.core.jit_ext import get_jit_ctx, register_general_jit_lookaside
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, has_tags
-from thunder.core.transform_common import Transform
 from thunder.transforms.autocast import disable_autocast
 from torch.utils._pytree import tree_flatten
 
@@ -72,15 +71,6 @@ class Call:
         return tuple(v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, TensorProxy))
 
 
-class _FunctionTransform(Transform):
-    """Says that what is compiled is a transformed function of plain tensors."""
-
-    names_inputs = True
-
-    def __init__(self) -> None:
-        patches.install()
-
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -106,7 +96,7 @@ class Transformed:
 
     @functools.cached_property
     def _compiled(self) -> Callable:
-        return self._jitted([_FunctionTransform()])
+        return self._jitted([])
 
     @functools.cached_property
     def _compiled_with_wrappers(self) -> Callable:

@@ -8,9 +8,7 @@ functions.  Nothing else of Thunder is changed.
 =====================  ==================================================  ==============================================
 global                 upstream line it relies on (lightning-thunder 0.2.6)  why there is no official hook
 =====================  ==================================================  ==============================================
-proxy                  JitCtx.proxify: ``p = proxy(uvalue, name=...)``       what stands for an input tensor is fixed there,
-                                                                           and its name, ``t_0_0.weight`` for an entry
-                                                                           "0.weight" of a dict, which no program can have
+proxy                  JitCtx.proxify: ``p = proxy(uvalue, name=...)``       what stands for an input tensor is fixed there
 general_jit_lookaside  thunder_general_jit: ``fn_lookaside=...``             registered lookasides are looked up by function,
                                                                            after Thunder's own; constructors of unknown
                                                                            classes and unknown functions never get there
@@ -20,8 +18,6 @@ general_jit_lookaside  thunder_general_jit: ``fn_lookaside=...``             reg
 from __future__ import annotations
 
 import inspect
-import itertools
-import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -119,8 +115,6 @@ def forget_earlier_traces() -> None:
 
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
-    if name is not None and not name.isidentifier() and _needs_names():
-        name = _free_name(re.sub(r"\W", "_", name))
     acquisition = current_acquisition() if isinstance(x, torch.Tensor) else None
     if acquisition is None:
         return _original_proxy(x, name=name, history=history)
@@ -138,16 +132,6 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
         acquisition.strides[p.name] = x.stride()
         acquisition.note_input(p.history, x)
     return p
-
-
-def _needs_names() -> bool:
-    return any(getattr(t, "names_inputs", False) for t in getattr(get_compile_data(), "transforms", None) or ())
-
-
-def _free_name(name: str) -> str:
-    trace = jit_ext.get_jit_ctx().computation_trace
-    free = (candidate for n in itertools.count() if not trace.has_name(candidate := f"{name}_{n}" if n else name))
-    return next(free)
 
 
 def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
