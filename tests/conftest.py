@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import hypothesis
@@ -11,6 +12,10 @@ import torch
 
 # The tensors of the tests are small, and pytest-xdist already uses the cores.
 torch.set_num_threads(1)
+
+# Traces are many objects that refer to each other and live for one test: looking for garbage less often saves minutes of the whole.
+gc.freeze()
+gc.set_threshold(100_000, 20, 50)
 
 # Reproducible and untimed: the same examples on every run, and no failure because a machine is busy.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ from thunder_norm import (
 )
 from thunder_norm.scalar_fusion import as_function_of_floats, fuse_scalars
 from thunder_norm.transforms import NormTransform
+
+LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 
 FUNCTIONS = {
     "sum": lambda a, b: a + b * 3 - 1,
@@ -202,7 +205,7 @@ def programs(draw: Any) -> Callable:
 
 # Compiling is slow, so failing programs are not shrunk.
 @pytest.mark.slow
-@settings(max_examples=12, phases=[Phase.generate])
+@settings(max_examples=48 if LONG else 6, phases=[Phase.generate])
 @given(program=programs(), values=st.lists(st.tuples(VALUES, VALUES), min_size=10, max_size=10))
 def test_random_programs_give_what_torch_gives(program, values):
     jitted = thunder.jit(program)
@@ -217,7 +220,7 @@ def test_random_programs_give_what_torch_gives(program, values):
 
 
 @pytest.mark.slow
-@settings(max_examples=8, phases=[Phase.generate])
+@settings(max_examples=32 if LONG else 4, phases=[Phase.generate])
 @given(program=programs(), points=st.lists(st.tuples(st.floats(0.3, 2.0), st.floats(0.3, 2.0)), min_size=3, max_size=3))
 def test_derivatives_of_random_programs(program, points):
     """Sums in another order differ in their last bits, nothing else."""
