@@ -15,6 +15,7 @@ It passed if the transform agrees with the reference, is refused if one of our e
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
 import time
@@ -29,18 +30,21 @@ import thunder
 import torch
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 import thunder_norm.transforms as ours
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.function_transforms.vmap import vmap
 
 if __name__ == "__main__":
-    from tests.op_coverage import LARGEST, SAMPLES, Case, call_source, function_of_source, op_name, program
+    from tests import op_coverage
+    from tests.op_coverage import Case, call_source, function_of_source, op_name, program
 else:
-    from op_coverage import LARGEST, SAMPLES, Case, call_source, function_of_source, op_name, program
+    import op_coverage
+    from op_coverage import Case, call_source, function_of_source, op_name, program
 
 LISTS = Path(__file__).parent / "transform_coverage"
+cases = functools.partial(op_coverage.cases, dtype=torch.float64)
 BATCH = 3
 
 # Operators that round to fewer digits: a batch may be summed in another order.
@@ -76,18 +80,6 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 def without_seeds() -> Any:
     """The database seeds inside the operators that draw numbers."""
     return mock.patch.object(common_methods_invocations, "wrapper_set_seed", lambda f, *args, **kwargs: f(*args, **kwargs))
-
-
-def cases(op: Any) -> list[Case]:
-    """The first samples of an operator that hold a tensor."""
-    torch.manual_seed(0)
-    found = []
-    for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), SAMPLES):
-        leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
-        tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
-        if tensors and sum(t.numel() for t in tensors) <= LARGEST and all(t.layout is torch.strided for t in tensors):
-            found.append(Case(op_name(op), op.op, tuple(leaves), spec))
-    return found
 
 
 def inputs(case: Case) -> list[torch.Tensor]:

@@ -57,6 +57,20 @@ class EagerNormedMode(TorchFunctionMode):
 
 
 @contextlib.contextmanager
+def module_hooks(enter: Callable, leave: Callable) -> Iterator[None]:
+    """Call ``enter(module, args)`` and ``leave(module, args, result)`` around the forward of every module, also of one that raises."""
+    handles = [
+        torch.nn.modules.module.register_module_forward_pre_hook(enter),
+        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
 def _module_paths(model: torch.nn.Module, environment: EagerEnvironment) -> Iterator[None]:
     """Keep track of the module whose forward is running."""
     names = {id(m): name for name, m in model.named_modules()}
@@ -67,15 +81,8 @@ def _module_paths(model: torch.nn.Module, environment: EagerEnvironment) -> Iter
     def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
         environment.module_path.pop()
 
-    handles = [
-        torch.nn.modules.module.register_module_forward_pre_hook(enter),
-        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
-    ]
-    try:
+    with module_hooks(enter, leave):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def run_eagerly(

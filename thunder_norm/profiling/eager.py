@@ -13,6 +13,7 @@ from torch._subclasses import fake_tensor
 from torch.overrides import TorchFunctionMode
 
 from thunder_norm import registry
+from thunder_norm.eager import module_hooks
 from thunder_norm.eager_environment import LIBRARIES, user_line
 from thunder_norm.errors import ProfileError, ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.op_names import op_key
@@ -150,15 +151,8 @@ class _Calls(TorchFunctionMode):
             if len(self.path) == 1:
                 names.clear()
 
-        handles = [
-            torch.nn.modules.module.register_module_forward_pre_hook(enter),
-            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
-        ]
-        try:
+        with module_hooks(enter, leave):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def step_of(self, node: Any) -> Step | None:
         """The step that left a node of the autograd graph: nodes have numbers, in the order of their making."""
