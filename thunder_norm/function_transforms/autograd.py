@@ -46,13 +46,14 @@ class _EagerCall:
 def run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
     """Call a transformed function on tensors."""
     tensors = _tensors_in(args, kwargs)
-    compiled = transformed.compiled_for(tensors)
+    wrappers = [t for t in tensors if type(t) not in _PLAIN and is_wrapper(t)]
+    compiled = transformed.compiled_for(wrappers)
     if not torch.is_grad_enabled():
         return compiled(*args, **kwargs)[0]
     rng_states = _rng_states()
     with torch.no_grad():
         result, captured, is_random, refusal = compiled(*args, **kwargs)
-    opens = _opens(tensors)
+    opens = _opens(wrappers)
     inputs = [inner for t in tensors for inner in _inner(t)] if opens else tensors
     if refusal:
         raise TransformError(refusal)
@@ -65,9 +66,11 @@ def run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
     return _connected(call, result, inputs, captured)
 
 
-def _opens(tensors: Sequence[torch.Tensor]) -> bool:
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _opens(wrappers: Sequence[torch.Tensor]) -> bool:
     """Whether gradients flow into inner tensors: those of some wrapper require grad, and no wrapper does; or they are norms."""
-    wrappers = [t for t in tensors if is_wrapper(t)]
     if not wrappers or any(t.requires_grad for t in wrappers):
         return False
     return any(isinstance(t, NormedTensor) or any(inner.requires_grad for inner in _inner(t)) for t in wrappers)

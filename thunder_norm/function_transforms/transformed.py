@@ -37,7 +37,6 @@ from thunder_norm.function_transforms.readability import tidied
 from thunder_norm.function_transforms.wrappers import announce, closed
 from thunder_norm.subclass import patches
 from thunder_norm.subclass.broadcast import broadcast_scalars_of
-from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.reach import may_construct_wrappers
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tensors import NormedTensor
@@ -69,9 +68,6 @@ class Call:
     def tensors(self) -> tuple[TensorProxy, ...]:
         """The tensors among the arguments, in the order of the arguments of `acquire`'s program."""
         return tuple(v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, TensorProxy))
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Transformed:
@@ -116,12 +112,11 @@ class Transformed:
 
         return thunder.jit(program, transforms=transforms, disable_torch_autograd=True)  # `autograd` does that
 
-    def compiled_for(self, tensors: Sequence[torch.Tensor]) -> Callable:
-        """The compiled function for arguments with these tensors in them: wrapper subclasses are interpreted where there are some."""
+    def compiled_for(self, wrappers: Sequence[torch.Tensor]) -> Callable:
+        """The compiled function for arguments with these wrappers in them: subclasses are interpreted where there are some."""
         function = self.function
         while isinstance(function, Transformed):
             function = function.function
-        wrappers = [t for t in tensors if type(t) not in _PLAIN and is_wrapper(t)]
         if any(isinstance(v, NormedTensor) for v in wrappers):
             self._last = self._compiled_with_norms
         elif wrappers or (isinstance(function, types.FunctionType) and may_construct_wrappers(function)):
