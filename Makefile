@@ -1,4 +1,4 @@
-# make setup | example | test | bench | prove | lint       (PYTHON=python3.12 chooses the interpreter of a new .venv)
+# make setup | example | test | fuzz | bench | prove | lint       (PYTHON=python3.12 chooses the interpreter of a new .venv)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -12,7 +12,7 @@ ARGS ?=
 # The tensors of the tests and examples are small: more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup example test bench prove lint format clean
+.PHONY: help setup example test fuzz bench prove lint format clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ example: setup ## the main example: norms of GPT-2, layer by layer (ARGS=... for
 
 test: setup ## the tests (ARGS="-k linear -x" for pytest)
 	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+fuzz: setup ## random programs, long: derivatives, torch's operators, modules, wrappers (ARGS="derivatives --minutes 30")
+	$(PY) -m tests.fuzz --jobs 2 $(ARGS)
 
 bench: setup ## the benchmarks (ARGS=... for their options)
 	$(PY) -m benchmarks $(ARGS)

@@ -1,0 +1,72 @@
+"""What long runs found, kept in tests/fuzz/results, and the table of it in docs/fuzz.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import thunder
+import torch
+
+from .program import KINDS
+from .runner import SUBJECTS, Report
+
+RESULTS = Path(__file__).parent / "results"
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "fuzz.md"
+
+_HEADER = """# Random programs
+
+What `make fuzz` found last. Written by it; do not edit. `python -m tests.fuzz --help` says how to run one subject or one program;
+each program is drawn from its subject, the seed and its number alone.
+
+- **derivatives**: functions of one to five operations under one to four transforms, against `torch.func`, and against differences
+  of values or the other order of differentiation where that fails.
+- **op_db**: second derivatives of each differentiable operator of torch's database in float64, first ones in complex128.
+- **modules**: random modules with norms: bounds against actual norms, reached parameters against torch's gradients, the model untouched.
+- **wrappers**: random programs with tensor subclasses, against eager mode.
+
+"wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
+program for which torch has no answer, or two.
+
+| subject | seed | programs | right | wrong | error | refused | no oracle | operations | hours | torch, thunder |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def write(report: Report) -> None:
+    """Keep the results of a run in place of what was kept of its subject, and write the table again."""
+    RESULTS.mkdir(exist_ok=True)
+    content = report.as_json() | {"torch": torch.__version__.split("+")[0], "thunder": thunder.__version__}
+    (RESULTS / f"{report.subject}.json").write_text(json.dumps(content, indent=1) + "\n")
+    TABLE.write_text(render())
+
+
+def kept() -> dict[str, dict]:
+    """The results that are kept, for each subject."""
+    paths = {subject: RESULTS / f"{subject}.json" for subject in SUBJECTS}
+    return {subject: json.loads(path.read_text()) for subject, path in paths.items() if path.exists()}
+
+
+def render() -> str:
+    """The table of the results that are kept, then what was refused and what each operation came to."""
+    results = kept()
+    text = _HEADER
+    for subject, r in results.items():
+        counts = " | ".join(str(r["counts"][kind]) for kind in KINDS)
+        text += f"| {subject} | {r['seed']} | {r['programs']} | {counts} | {len(r['operations'])} | "
+        text += f"{r['seconds'] / 3600:.1f} | {r['torch']}, {r['thunder']} |\n"
+    for subject, r in results.items():
+        if r["refusals"]:
+            text += f"\n## Refused: {subject}\n\n| programs | why |\n| --- | --- |\n"
+            text += "".join(f"| {n} | {_cell(headline)} |\n" for headline, n in r["refusals"].items())
+    for subject, r in results.items():
+        text += (
+            f"\n## Operations: {subject}\n\n"
+            + ", ".join(f"{name} {sum(c.values())}" for name, c in r["operations"].items())
+            + "\n"
+        )
+    return text
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
