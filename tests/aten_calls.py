@@ -13,6 +13,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from tests.seeds import seeded
+
 SAMPLES = 6
 PER_OVERLOAD = 5
 
@@ -55,7 +57,7 @@ def calls() -> dict[torch._ops.OpOverload, list[Case]]:
     for op, dtype in itertools.product(op_db, (torch.float32, torch.int64)):
         if not op.supports_dtype(dtype, "cpu") or op.name.startswith("sparse"):
             continue
-        torch.default_generator.manual_seed(0)  # torch.manual_seed is slow under pytest: it looks at the stack
+        torch.default_generator.manual_seed(seeded(0))  # torch.manual_seed is slow under pytest: it looks at the stack
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for sample in itertools.islice(op.sample_inputs("cpu", dtype, set_seed=False), SAMPLES):
@@ -225,7 +227,7 @@ def _edge_calls() -> list[tuple[Any, ...]]:
 @functools.cache
 def edge_calls() -> list[Case]:
     """The calls above as cases."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     found = []
     for func, *args in _edge_calls():
         kwargs = args.pop() if args and isinstance(args[-1], dict) else {}

@@ -1,8 +1,9 @@
-"""What every test starts from: one thread, fixed seeds, no gradients or modes left over."""
+"""What every test starts from: one thread, fixed seeds (tests/seeds.py shifts them), no gradients or modes left over."""
 
 from __future__ import annotations
 
 import gc
+import os
 import random
 
 import hypothesis
@@ -10,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.seeds import SHIFT, named_seed, seeded, shift_operator_database
+
 # The tensors of the tests are small, and pytest-xdist already uses the cores.
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("THUNDER_NORM_THREADS") or 1))
+
+shift_operator_database()
 
 # Traces are many objects that refer to each other and live for one test: looking for garbage less often saves minutes of the whole.
 gc.freeze()
@@ -22,16 +27,29 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, d
 hypothesis.settings.load_profile("fixed")
 
 
+def _fix_seeds() -> None:
+    torch.manual_seed(seeded(0))
+    random.seed(seeded(0))
+    np.random.seed(seeded(0))
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Each test sees the same random numbers, alone or in any order."""
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+    _fix_seeds()
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """So does each module while it is imported."""
+    if isinstance(collector, pytest.Module):
+        _fix_seeds()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped where there is no CUDA device."""
+    """Tests marked gpu are skipped where there is no CUDA device; the seed that hypothesis has for a test is shifted."""
+    for item in items if SHIFT else ():
+        if isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.function):
+            hypothesis.seed(named_seed(item.nodeid.partition("[")[0]))(item.function)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -29,6 +29,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from tests.seeds import seeded
 from thunder_norm.transforms import SubclassTransform
 
 LIST = Path(__file__).parent / "op_coverage.txt"
@@ -64,7 +65,7 @@ def op_name(op: Any) -> str:
 
 def cases(op: Any, dtype: torch.dtype = torch.float32) -> list[Case]:
     """The first samples of an operator that hold a tensor."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     found = []
     for sample in itertools.islice(op.sample_inputs("cpu", dtype), SAMPLES):
         leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
@@ -77,7 +78,7 @@ def cases(op: Any, dtype: torch.dtype = torch.float32) -> list[Case]:
 def run(function: Callable, several: list[Case]) -> tuple[list, list]:
     """What `function` returns for fresh wrappers, under a fixed seed, and the wrappers after the call."""
     tensors = [t for case in several for t in case.tensors()]
-    torch.default_generator.manual_seed(1)  # torch.manual_seed is slow under pytest: it looks at the stack
+    torch.default_generator.manual_seed(seeded(1))  # torch.manual_seed is slow under pytest: it looks at the stack
     with mock.patch.object(common_methods_invocations, "wrapper_set_seed", _without_seed):
         return function(*tensors), tensors
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from tests.seeds import seeded
 from thunder_norm import NormedTensor
 from thunder_norm.proving import Case, norm, start
 
 
 def check_plain_arguments(case: Case) -> None:
     """With each argument plain in turn, the others (and one that is alone) normed, the result is torch's and within its norm."""
-    points = [start(b, 0, torch.Generator().manual_seed(i)) * b.norm_size for i, b in enumerate(case.balls)]
+    points = [start(b, 0, torch.Generator().manual_seed(seeded(i))) * b.norm_size for i, b in enumerate(case.balls)]
     expected = case.call(*points)
     for plain in range(len(points)):
         is_plain = [i == plain and len(points) > 1 for i in range(len(points))]

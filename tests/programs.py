@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from program_forms import FORMS, LOSSES, Form, Operand, Pick, Plain, Shape
 
+from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
 from thunder_norm.proving import Ball, start
@@ -173,7 +174,7 @@ _SHAPES = ((2, 3, 4), (3, 4), (4,), (2, 2, 2, 3), (1, 4), (2, 1, 3), (3, 3))
 
 def grown(seed: int, length: int, forms: Sequence[Form] = FORMS) -> Program:
     """A program of at least 2 and about `length` operations; one in four ends in a loss."""
-    growing = _Growing(random.Random(seed).choice, torch.Generator().manual_seed(seed))
+    growing = _Growing(random.Random(seeded(seed)).choice, torch.Generator().manual_seed(seeded(seed)))
     pick = growing.pick
     for _ in range(pick([1, 2])):
         growing.add_input(pick(_SHAPES), _KINDS)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.seeds import seeded
+
 # The server imports once what all ranks need, and they are its forks.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -69,7 +71,7 @@ def _collect(outcomes: Any, world: int, deadline: float) -> list[Any]:
 
 def _run(rank: int, world: int, folder: Path, outcomes: Any, check: Callable[..., Any], args: tuple) -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(rank)  # no two ranks draw the same numbers by chance
+    torch.manual_seed(seeded(rank))  # no two ranks draw the same numbers by chance
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world, timeout=timedelta(seconds=300)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import (
     LinfTensor,
     NormedTensor,
@@ -51,7 +52,7 @@ def test_a_class_annotates_all_of_its_instances_wherever_they_are():
 
 
 def test_a_class_attribute_decides_in_eager_traced_and_norm_map_runs():
-    torch.manual_seed(1)
+    torch.manual_seed(seeded(1))
     model = Outer()
     x = RMSTensor.of(torch.randn(2, 4))
     jm = thunder.jit(model, transforms=[NormTransform()])

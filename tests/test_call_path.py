@@ -7,6 +7,7 @@ import torch
 from subclasses import OpCounter
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, with_perturbation
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.transforms import NormTransform, SubclassTransform
@@ -17,7 +18,7 @@ def _names(trace) -> list[str]:
 
 
 def test_given_norms_are_read_anew_and_other_kinds_are_traced_anew():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
     given = {
         "0.weight": RMSToRMSTensor(2.0, norm_size_requires_grad=True),
@@ -64,7 +65,7 @@ def test_nested_wrappers_are_taken_apart_and_rebuilt():
 
 
 def test_a_linear_layer_on_a_wrapper_runs_as_one_linear_for_each_tensor():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4, bias=False))
     x = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
     jitted = thunder.jit(model, transforms=[SubclassTransform()])
@@ -76,7 +77,7 @@ def test_a_linear_layer_on_a_wrapper_runs_as_one_linear_for_each_tensor():
 
 
 def test_without_copies_gradients_are_the_same():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4))
     inner = torch.randn(3, 4, requires_grad=True)
     y = thunder.jit(model, transforms=[SubclassTransform()])(OpCounter(inner))

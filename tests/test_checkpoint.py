@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from tests.seeds import seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import CheckpointError, TransformTypeError, UnsupportedOpError
 from thunder_norm.function_transforms.gradients import grad
@@ -34,7 +35,7 @@ def rand(*shape: int) -> torch.Tensor:
 def gradients(f: Callable, *inputs: torch.Tensor, seed: int = 0) -> list[torch.Tensor]:
     """The result of `f` and the gradients of its weighted sum."""
     inputs = tuple(t.detach().clone().requires_grad_() for t in inputs)
-    torch.manual_seed(seed)
+    torch.manual_seed(seeded(seed))
     out = f(*inputs)
     (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)).sum().backward()
     return [out.detach(), *(t.grad for t in inputs)]

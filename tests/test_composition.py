@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from program_forms import FORMS, LOSSES
 from programs import Program, grown, programs
 
+from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, sensitivities, with_perturbation
 from thunder_norm.proving import lmo, norm, project
 from thunder_norm.registry import registered_ops
@@ -105,7 +106,7 @@ def run_without_knowledge(program: Program, inputs: list[NormedTensor]) -> Norme
 @examples(150, 5000)
 @given(programs())
 def test_sensitivities_are_sums_over_paths(program):
-    points = program.points(0, torch.Generator().manual_seed(0))
+    points = program.points(0, torch.Generator().manual_seed(seeded(0)))
     arrows = edges(program, normed_values(program, points))
     inputs = program.normed(points, [None] * len(points))
     claimed = sensitivities_of(program, inputs, lambda *leaves: run_without_knowledge(program, list(leaves)))
@@ -161,7 +162,7 @@ def towards(ball, x: torch.Tensor, g: torch.Tensor, gamma: float, radius: float)
 @examples(120, 5000)
 @given(programs())
 def test_values_stay_within_the_bound(program):
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seeded(0))
     claims = Claims(program, program.points(0, generator))
     bound = claims.out.norm_size.item()
     run = program.function()
@@ -182,7 +183,7 @@ def test_values_stay_within_the_bound(program):
 @given(programs())
 def test_moves_stay_within_the_sensitivities(program):
     """|f(X + U) - f(X)| <= sum_i S_i |U_i| for X and X + U in the balls: Lemma 1, at any distance."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seeded(0))
     claims = Claims(program, program.points(0, generator))
     run, plain, count = program.function(), list(program.plain.values()), len(program.balls)
     for which in range(10):
@@ -227,7 +228,7 @@ def assert_same(a: Any, b: Any) -> None:
 @examples(20, 400)
 @given(programs(TRACED, most=8))
 def test_traces_and_norm_maps_agree_with_eager_to_the_last_bit(program):
-    points = program.points(0, torch.Generator().manual_seed(0))
+    points = program.points(0, torch.Generator().manual_seed(seeded(0)))
     inputs, plain = program.normed(points, [0.125 * (i + 1) for i in range(len(points))]), program.plain.values()
     expected = program(*inputs)
     traced = thunder.jit(program.function(), transforms=[NormTransform()])(*inputs, *plain)
@@ -260,7 +261,7 @@ def outcome(jitted: Callable, arguments: list[Any]) -> Any:
 @examples(12, 200)
 @given(programs(TRACED, most=8))
 def test_real_mode_is_what_thunder_makes_without_us(program):
-    points = [p.requires_grad_() for p in program.points(0, torch.Generator().manual_seed(0))]
+    points = [p.requires_grad_() for p in program.points(0, torch.Generator().manual_seed(seeded(0)))]
     with_us, without = thunder.jit(program.function(), transforms=[NormTransform()]), thunder.jit(program.function())
     result, expected = (outcome(jitted, [*points, *program.plain.values()]) for jitted in (with_us, without))
     assert type(result) is type(expected)

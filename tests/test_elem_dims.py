@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.seeds import seeded
 from thunder_norm import elem_dims as ed
 from thunder_norm.errors import NormMismatchError
 
@@ -40,7 +41,7 @@ def brute_rms(t: torch.Tensor, dims: tuple[int, ...]) -> float:
 
 
 def random(shape):
-    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(math.prod(shape)))
+    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seeded(math.prod(shape))))
 
 
 def spike(shape):

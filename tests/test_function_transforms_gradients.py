@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 import thunder_norm.transforms as T
+from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
 
 
@@ -248,7 +249,7 @@ def test_dropouts_of_which_torch_has_only_formulas_that_draw_again(dropout: Call
     def maps(value: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         return torch.stack([gradient.flatten(), (value - gradient * x).flatten()], 1).round(decimals=9).unique(dim=0)
 
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     x = float64(*shape)
     gradient, y = T.grad(loss, has_aux=True)(x)
     leaf = x.clone().requires_grad_()

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
+from tests.seeds import seeded
 from thunder_norm import transforms
 from thunder_norm.transforms import grad, jacrev, vmap
 
-torch.manual_seed(0)
+torch.manual_seed(seeded(0))
 X = torch.randn(3, 2, 5, dtype=torch.float64)
 W, B = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
 WEIGHT = torch.randn(4, 5, dtype=torch.float64)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import (
     L1Tensor,
     L2Tensor,
@@ -125,7 +126,7 @@ def test_a_tied_embedding_is_known_by_its_rows_and_logits_by_their_largest_entry
 
 
 def test_the_bound_of_a_tied_embedding_is_attained_and_its_sensitivity_holds():
-    torch.manual_seed(3)
+    torch.manual_seed(seeded(3))
     model = Tied().double()
     report = norm_report(jit(model, parameters={"head.weight": 2.0}), IDS)
     row = report.parameters["head.weight"]
@@ -209,7 +210,7 @@ def test_the_choice_is_made_in_every_mode(mode):
     ],
 )
 def test_reference_sizes_are_norms_of_gaussian_tensors(wanted, shape):
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seeded(0))
     t = torch.randn(shape, generator=generator, dtype=torch.float64)
     exact = wanted.kind.of(t, wanted.elem_dims).norm_size.item()
     assert reference_size(wanted, shape) == pytest.approx(exact, rel=0.2)
@@ -242,7 +243,7 @@ def test_eager_traced_and_norm_map_runs_choose_alike(model, policy):
 
 
 def test_a_leaf_of_the_inferred_norm_gives_the_reports_sensitivity():
-    torch.manual_seed(4)
+    torch.manual_seed(seeded(4))
     for model in (Tied(), Written(), Autoencoder()):
         given = IDS if not isinstance(model, Autoencoder) else RMSTensor.of(torch.randn(2, 6))
         report = norm_report(jit(model, parameters="unit"), given)
@@ -256,7 +257,7 @@ def test_a_leaf_of_the_inferred_norm_gives_the_reports_sensitivity():
 
 def test_measured_parameters_are_measured_in_what_each_use_wants_and_move_as_one():
     """Measuring costs no conversion; a movement is known in one norm only."""
-    torch.manual_seed(5)
+    torch.manual_seed(seeded(5))
     model = Tied().double()
     report = norm_report(jit(model), IDS)
     weight = model.head.weight.detach()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.seeds import seeded
 from thunder_norm.errors import TransformError, TransformTypeError
 from thunder_norm.function_transforms.opaque import fallbacks
 from thunder_norm.function_transforms.registry import jvp_rules
@@ -21,7 +22,7 @@ INDEX = torch.tensor([0, 2, 2])
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(seed)))
 
 
 def positive(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.seeds import seeded
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -58,7 +60,7 @@ def test_spreads_and_what_moving_a_rate_costs(views):
 
 
 def test_muon_in_float32_is_torchs_up_to_the_rounding_of_bfloat16(example):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = nn.ModuleDict({"blocks": nn.Linear(12, 24), "head": nn.Conv2d(24, 3, 3)})
     alone = nn.Parameter(model["blocks"].weight.detach().clone())
     before = alone.detach().clone()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.seeds import seeded
 from thunder_norm import L2Tensor, LinfTensor, RMSTensor, norm_mode, norm_report, norm_sensitivity, sensitivities
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.proving import lmo, norm
@@ -25,7 +26,7 @@ def kernels_with_forward_derivatives():
 
 
 def random(*shape, seed=0, scale=1.0):
-    return scale * torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
+    return scale * torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seeded(seed)))
 
 
 def jacobian_norm(f, x, ball, out_kind, out_dims, starts=6, steps=25):

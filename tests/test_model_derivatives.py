@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import thunder_norm
+from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor, norm_report, sensitivities, with_perturbation
 from thunder_norm.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
@@ -85,7 +86,7 @@ class Run:
 @functools.cache
 def run(name: str) -> Run:
     """Build a model with random weights and run it in every way."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model, argument, shape, dims = BUILDERS[name]()
     model.eval().requires_grad_(False)
     with torch.no_grad():

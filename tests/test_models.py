@@ -7,6 +7,7 @@ import thunder
 import torch
 import transformers as tf
 
+from tests.seeds import seeded
 from thunder_norm import RMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
 from thunder_norm import tensors as kinds
 from thunder_norm.transforms import NormTransform
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS if LONG else ["gpt2", "llama", "resnet"])  # the others below
 def test_model_runs_in_both_modes(name):
     """Real mode is PyTorch's; normed mode is sound; norms have derivatives and sensitivities to every parameter."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model, inputs = MODELS[name]()
     model.eval()
     jm = thunder.jit(model, transforms=[NormTransform()])
@@ -85,7 +86,7 @@ def test_model_runs_in_both_modes(name):
 
 @pytest.mark.parametrize("name", MODELS if LONG else ["bert", "vit"])
 def test_real_mode_is_plain_thunder(name):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model, inputs = MODELS[name]()
     model.eval()
     with torch.no_grad():
@@ -102,7 +103,7 @@ def independent_norm(y):
 
 
 def random_like(inputs, seed):
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(seeded(seed))
     return {
         k: torch.randn(v.shape, generator=g) * 3 if v.is_floating_point() else torch.randint(0, 32, v.shape, generator=g)
         for k, v in inputs.items()
@@ -110,7 +111,7 @@ def random_like(inputs, seed):
 
 
 def test_derivative_to_the_norm_of_an_input():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model, _ = vit()
     jm = thunder.jit(model.eval(), transforms=[NormTransform()])
     x = RMSTensor(2.0, backing=torch.randn(1, 3, 8, 8).clamp(-1, 1), elem_dims=(1,), norm_size_requires_grad=True)

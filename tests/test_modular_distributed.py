@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from tests.seeds import seeded
 from thunder_norm.errors import GradientError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
 from thunder_norm.modular.distributed import _parts, _with_owners
@@ -56,12 +57,12 @@ class Net(nn.Module):
 def net() -> Net:
     """The same on every rank."""
     with torch.random.fork_rng():
-        torch.manual_seed(7)
+        torch.manual_seed(seeded(7))
         return Net()
 
 
 def gradients(model: nn.Module, step: int) -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(step)
+    draw = torch.Generator().manual_seed(seeded(step))
     return {name: torch.randn(p.shape, generator=draw) for name, p in model.named_parameters()}
 
 
@@ -398,7 +399,7 @@ def check_norm(initialized: dict, projected: dict, steps: dict, size: float) -> 
         with pytest.raises(NormMismatchError, match="not differentiable"):
             norm.dualize({name: g.requires_grad_() for name, g in grads.items()})
         # seeds differ: all ranks draw the first one's numbers
-        norm.initialize_(torch.Generator().manual_seed(dist.get_rank()))
+        norm.initialize_(torch.Generator().manual_seed(seeded(dist.get_rank())))
         assert_same(values(model), initialized)
         before = torch.get_rng_state()
         norm.initialize_()
@@ -456,7 +457,7 @@ def test_a_norm_of_sharded_parameters_does_what_it_does_for_whole_ones():
     model = net()
     norm = ModularNorm(model, TOKENS, mode="typical", light=0.1)
     grads = gradients(model, 0)
-    norm.initialize_(torch.Generator().manual_seed(0))
+    norm.initialize_(torch.Generator().manual_seed(seeded(0)))
     initialized = values(model)
     model.load_state_dict(grads)
     norm.project_()

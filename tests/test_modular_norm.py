@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, annotate
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, ThunderNormError
 from thunder_norm.modular import ModularNorm, ball
@@ -164,7 +165,7 @@ class Adversary:
     """Looks for inputs and parameters of norm 1, and an update of modular norm 1, for which the output moves most."""
 
     def __init__(self, family: Family):
-        torch.manual_seed(0)
+        torch.manual_seed(seeded(0))
         self.model = family.make().to(D)
         self.x = family.x.to(D) if family.x.is_floating_point() else family.x
         self.norm = ModularNorm(self.model, self.x)
@@ -443,7 +444,7 @@ def test_neither_weights_nor_memory_are_needed():
 def test_a_run_leaves_the_model_as_it_was():
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False), nn.Dropout(0.5), nn.Linear(4, 2))
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(seeded(0)))
     ModularNorm(model, x, mode="modula")
     assert torch.equal(torch.get_rng_state(), state) and all(torch.equal(model.state_dict()[k], t) for k, t in before.items())
     assert all(p.grad is None for p in model.parameters())
@@ -498,7 +499,7 @@ def test_inputs_have_the_norm_that_is_wanted_or_given():
 def test_initialized_parameters_have_norm_exactly_1(name):
     model, x = FAMILIES[name].make(), FAMILIES[name].x
     norm = ModularNorm(model, x)
-    assert norm.initialize_(torch.Generator().manual_seed(1)) is norm
+    assert norm.initialize_(torch.Generator().manual_seed(seeded(1))) is norm
     for k, p in model.named_parameters():
         if p.ndim == 4:
             groups = 2 if k == "2.weight" else 1
@@ -510,9 +511,9 @@ def test_initialized_parameters_have_norm_exactly_1(name):
             size = largest_rms(p.to(D), norm.norms[k].elem_dims)
         assert size.item() == pytest.approx(1, abs=1e-6), k
     before = {k: p.clone() for k, p in model.named_parameters()}
-    norm.initialize_(torch.Generator().manual_seed(1))
+    norm.initialize_(torch.Generator().manual_seed(seeded(1)))
     assert all(torch.equal(p, before[k]) for k, p in model.named_parameters())
-    norm.initialize_(torch.Generator().manual_seed(1), zero_biases=True)
+    norm.initialize_(torch.Generator().manual_seed(seeded(1)), zero_biases=True)
     for k, p in model.named_parameters():
         is_bias = p.ndim == 1 and norm.norms[k].kind is RMSTensor
         assert torch.equal(p, torch.zeros_like(p)) if is_bias else p.count_nonzero() > 0, k

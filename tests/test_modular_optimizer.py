@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
 
@@ -42,14 +43,14 @@ class Model(nn.Module):
 
 
 def made(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Model, torch.Tensor]:
-    torch.manual_seed(seed)
+    torch.manual_seed(seeded(seed))
     return Model(dtype), torch.randint(0, 7, (4, 5))
 
 
 def backward(model: nn.Module, i: torch.Tensor, seed: int = 0) -> None:
     model.zero_grad()
     out = model(i)
-    aim = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=out.dtype)
+    aim = torch.randn(out.shape, generator=torch.Generator().manual_seed(seeded(seed)), dtype=out.dtype)
     (out - aim).square().mean().backward()
 
 

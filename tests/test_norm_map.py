@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import (
     L1Tensor,
     LinfTensor,
@@ -73,7 +74,7 @@ def count_acquisitions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture(scope="module")
 def net() -> Net:
     """Shared by tests that only read it."""
-    torch.manual_seed(1)
+    torch.manual_seed(seeded(1))
     return Net()
 
 

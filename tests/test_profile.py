@@ -19,6 +19,7 @@ from thunder.torch.custom_op import _register_custom_op
 from torch import nn
 from torch.utils import flop_counter
 
+from tests.seeds import seeded
 from thunder_norm.errors import ProfileError, UnsupportedOpError
 from thunder_norm.profiling import flops as flop_rules
 from thunder_norm.profiling import shapes
@@ -45,7 +46,7 @@ def no_rules_left_over(monkeypatch):
 @pytest.fixture(scope="module")
 def found():
     """A language model's profile, forward and backward."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model, inputs = profiled.tied()
     return profile(model, **inputs, backward=True, target="eager")
 

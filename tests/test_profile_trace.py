@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.seeds import seeded
 from thunder_norm.errors import ProfileError
 from thunder_norm.transforms import ProfileTransform, profile
 
@@ -22,7 +23,7 @@ PROGRAMS = {f.__name__: f for f in (profiled.mlp, profiled.tied, profiled.convol
 @functools.cache
 def compiled(name):
     """A jitted program, its inputs, and its profile with a backward: acquired once for all tests."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model, inputs = PROGRAMS[name]()
     transform = ProfileTransform()
     jm = thunder.jit(model, transforms=[transform])

@@ -10,6 +10,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError
 from thunder_norm.proving import SOUND, Effort
@@ -21,7 +22,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PROOFS = json.loads((DOCS / "proofs.json").read_text())
 RECORDS = {(r["op"], r["rule"], r["file"], r["kinds"]): r for r in PROOFS["rules"]}
 OPS = [op for op in registered_ops().values() if {id(r) for r in provable(op)} & {id(r) for r in library_rules(op)}]
-LITTLE = Effort(cases=1, restarts=1, steps=4)
+LITTLE = Effort(cases=1, restarts=1, steps=4, seed=seeded())
 
 
 def rules():

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import (
     LinfTensor,
     RMSTensor,
@@ -59,13 +60,13 @@ class Model(nn.Module):
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    torch.manual_seed(1)
+    torch.manual_seed(seeded(1))
     return Model()
 
 
 @pytest.fixture(scope="module")
 def x() -> RMSTensor:
-    torch.manual_seed(2)
+    torch.manual_seed(seeded(2))
     return RMSTensor.of(torch.randn(4, 6))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.proving import Ball, Case
 
@@ -87,4 +88,4 @@ CASES = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_bound_holds_and_is_attained(case):
-    case.check()
+    case.check(seeded())

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.proving import Ball, Case, start
@@ -177,8 +178,8 @@ CASES += [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_bound_holds_and_is_attained(case):
-    case.check()
-    case.check_at(0.0)
+    case.check(seeded())
+    case.check_at(0.0, seeded())
 
 
 # -- names of reductions ----------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ BY_NAME = {
 @pytest.mark.parametrize("flags, meant", FLAGS, ids=str)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_deprecated_flags_mean_a_reduction(name, flags, meant):
-    point = start(LARGEST, 0, torch.Generator().manual_seed(0)) * 1.5
+    point = start(LARGEST, 0, torch.Generator().manual_seed(seeded(0))) * 1.5
     by_flags, by_name = (
         BY_NAME[name](LARGEST.normed(point, 1.0), **flags),
         BY_NAME[name](LARGEST.normed(point, 1.0), reduction=meant),
@@ -249,7 +250,7 @@ BY_KEYWORD = {"binary_cross_entropy_with_logits": ("weight", "pos_weight"), "hub
 @pytest.mark.parametrize("name", ATEN)
 def test_the_aten_operation_says_the_same(name, number, reduction):
     function, given, after = ATEN[name]
-    point = start(LARGEST, 0, torch.Generator().manual_seed(0)) * 1.5
+    point = start(LARGEST, 0, torch.Generator().manual_seed(seeded(0))) * 1.5
     in_aten = getattr(torch.ops.aten, name)(LARGEST.normed(point, 1.0), *given, number, *after)
     names = iter(BY_KEYWORD.get(name, ()))
     options = {"reduction": reduction}
@@ -285,7 +286,7 @@ WEIGHTED = [
 
 @pytest.mark.parametrize("case", WEIGHTED, ids=lambda c: c.name)
 def test_weighted_regression(case):
-    case.check()
+    case.check(seeded())
 
 
 REFUSED = [

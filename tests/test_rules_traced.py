@@ -20,6 +20,7 @@ import test_rules_special as special
 import thunder
 import torch
 
+from tests.seeds import seeded
 from thunder_norm.proving import start
 from thunder_norm.transforms import NormTransform
 
@@ -53,7 +54,7 @@ CASES = [case for i, case in enumerate(ALL) if i % 4 == 0 or case.name in ALWAYS
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_trace_agrees_with_eager(case):
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seeded(0))
     points = [start(b, 0, generator) * b.norm_size for b in case.balls]
     inputs = [b.normed(p, 1.0) for b, p in zip(case.balls, points, strict=True)]
     eager = case.call(*inputs)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.seeds import seeded
 from thunder_norm import (
     L1Tensor,
     LinfTensor,
@@ -104,7 +105,7 @@ def _leaves(model: torch.nn.Module) -> dict:
 
 @pytest.fixture(scope="module")
 def model() -> torch.nn.Module:
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     return torch.nn.Sequential(
         torch.nn.Linear(8, 16),
         torch.nn.GELU(),

@@ -12,6 +12,7 @@ from op_coverage import Case, check, program, runs_in_eager
 from subclasses import OpCounter
 from torch.utils._pytree import tree_leaves
 
+from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 
@@ -64,7 +65,7 @@ def gradients(several: list[Case]) -> tuple[list, list]:
         leaves = [t.a for case in several for t in case.tensors()]
         leaves = [t.requires_grad_(t.is_floating_point()) for t in leaves]
         function = program(several)
-        torch.manual_seed(1)
+        torch.manual_seed(seeded(1))
         if is_traced:
             results = thunder.jit(function, transforms=[SubclassTransform()])(*(OpCounter(t) for t in leaves))
             results = [r.value if isinstance(r, OpCounter) else r for r in tree_leaves(results)]
@@ -72,7 +73,7 @@ def gradients(several: list[Case]) -> tuple[list, list]:
             results = tree_leaves(function(*leaves))
             is_output = [isinstance(r, torch.Tensor) and r.requires_grad for r in results]
         outputs = [r for r, wanted in zip(results, is_output, strict=True) if wanted]
-        torch.manual_seed(2)
+        torch.manual_seed(seeded(2))
         cotangents = [torch.randn_like(r) for r in outputs]
         inputs = [t for t in leaves if t.requires_grad]
         found.append(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True))
@@ -142,9 +143,9 @@ def test_factories_inside_dispatch():
     x = MakesTensors(torch.randn(4))
     jf = thunder.jit(lambda x: x.sin(), transforms=[SubclassTransform()])
     for seed in range(2):
-        torch.manual_seed(seed)
+        torch.manual_seed(seeded(seed))
         expected = x.sin()
-        torch.manual_seed(seed)
+        torch.manual_seed(seeded(seed))
         torch.testing.assert_close(jf(x).value, expected.value)
 
 

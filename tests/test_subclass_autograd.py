@@ -22,6 +22,7 @@ from torch import nn
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.seeds import seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass import register_implementation
@@ -174,7 +175,7 @@ def backward(y: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_eager(name: str):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     function, make = CASES[name]
     args = make()
     expected_args = [clone(a) for a in args]
@@ -199,7 +200,7 @@ def test_results_of_which_one_is_used():
     def f(x):
         return x * 2, (x * x).sum(), [x.detach(), x.a]
 
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     x = leaf(3)
     jf = thunder.jit(f, transforms=[SubclassTransform()])
     for i in range(2):
@@ -225,7 +226,7 @@ class Quantized(nn.Module):
 
 
 def test_module_learns_as_in_eager():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = Quantized()
     other = copy.deepcopy(model)
     jitted = thunder.jit(model, transforms=[SubclassTransform()])

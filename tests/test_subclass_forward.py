@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from subclasses import OpCounter, Overriding, ScaleTensor, assert_same, leaves, nested, two
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.seeds import seeded
 from thunder_norm.transforms import NormTransform, SubclassTransform
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
@@ -37,7 +38,7 @@ def check(
     """Compare two calls of the jitted function with eager, also in what they do to their arguments; returns the jitted function."""
 
     def inputs() -> tuple:
-        torch.manual_seed(0)
+        torch.manual_seed(seeded(0))
         return make()
 
     expected_args = inputs()
@@ -388,7 +389,7 @@ def test_random_plain_tensor_beside_a_wrapper():
 
 
 def module_with_wrapper_weight() -> torch.nn.Module:
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     module = torch.nn.Linear(4, 5)
     module.weight = torch.nn.Parameter(two(5, 4), requires_grad=False)
     module.register_buffer("shift", two(5))
@@ -410,7 +411,7 @@ class Shifted(torch.nn.Module):
 
 @pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
 def test_module_with_frozen_wrapper_parameter_and_buffer(transform: type[SubclassTransform]):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     module = Shifted()
     jm = jit(module, transform)
     for x in (torch.randn(3, 4), two(3, 4)):

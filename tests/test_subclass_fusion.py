@@ -14,6 +14,7 @@ from thunder.core.trace import TraceCtx
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.seeds import seeded
 from thunder_norm.transforms import SubclassTransform
 
 EXECUTOR = ["torchcompile"]
@@ -54,7 +55,7 @@ PROGRAMS = (pointwise, with_a_view, residual, attention)
 
 
 def _inputs(function: Callable) -> tuple[torch.Tensor, ...]:
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     return tuple(torch.randn(4, 4) if i else torch.randn(3, 4) for i in range(function.__code__.co_argcount))
 
 

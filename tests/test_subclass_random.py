@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from subclasses import OpCounter, assert_same, two
 
+from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 
@@ -68,9 +69,9 @@ def test_draws_what_eager_draws(name: str):
     function, x = PROGRAMS[name], two(3, 4)
     jf = jit(function)
     for seed in range(2):
-        torch.manual_seed(seed)
+        torch.manual_seed(seeded(seed))
         expected, state = function(x), torch.get_rng_state()
-        torch.manual_seed(seed)
+        torch.manual_seed(seeded(seed))
         assert_same(jf(x), expected)
         assert torch.equal(torch.get_rng_state(), state)
     assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (1, 1)
@@ -78,10 +79,10 @@ def test_draws_what_eager_draws(name: str):
 
 def test_order_is_kept_between_fused_regions():
     x = two(3, 4)
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     expected = between_other_operations(x)
     jf = jit(between_other_operations, executors=["torchcompile"])
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     assert_same(jf(x), expected)
 
 
@@ -95,7 +96,7 @@ def test_gradient_uses_what_was_drawn(name: str):
     grads = []
     for wrap, f in ((lambda t: t, function), (OpCounter, jit(function))):
         leaf = data.clone().requires_grad_()
-        torch.manual_seed(0)
+        torch.manual_seed(seeded(0))
         out = f(wrap(leaf))
         grads.append(torch.autograd.grad(getattr(out, "value", out).sum(), leaf)[0])
         grads.append(torch.get_rng_state())

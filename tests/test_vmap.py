@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
+from tests.seeds import seeded
 from thunder_norm.errors import DataDependentError, TransformError, TransformTypeError
 from thunder_norm.function_transforms.opaque import fallbacks
 from thunder_norm.function_transforms.registry import batching_rules, register_batching
@@ -21,11 +22,11 @@ from thunder_norm.transforms import grad, vmap
 
 
 def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(seed)))
 
 
 def indices(*shape: int, below: int) -> torch.Tensor:
-    return torch.randint(below, shape, generator=torch.Generator().manual_seed(0))
+    return torch.randint(below, shape, generator=torch.Generator().manual_seed(seeded(0)))
 
 
 def agree(function: Callable, args: tuple, **options: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tests.seeds import seeded
+
 INPUT, PARAMETER, CONSTRUCTED, RETURNED, SEVERAL = "input", "parameter", "constructed", "returned", "several"
 ROLES = (INPUT, PARAMETER, CONSTRUCTED, RETURNED, SEVERAL)
 
@@ -56,7 +58,7 @@ def case(name: str, *roles: str, **options: Any) -> Callable:
 
 def built(entry: Case) -> tuple[Callable, tuple]:
     """Function and arguments, the same in every call."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     return entry.build()
 
 

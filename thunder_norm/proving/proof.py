@@ -18,11 +18,12 @@ from thunder_norm.tensors import NormedTensor
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to search: cases of a rule, and for each of their quantities restarts and steps."""
+    """How much to search: cases of a rule, and for each of their quantities restarts and steps, from starts of this seed."""
 
     cases: int
     restarts: int
     steps: int
+    seed: int = 0
 
 
 QUICK = Effort(cases=2, restarts=3, steps=6)  # about a second
@@ -207,7 +208,7 @@ def op_title(op: NormedOp) -> str:
 
 def search_case(case: Case, effort: Effort) -> Found:
     """`search`, of values alone where the rule refuses perturbations."""
-    options: dict[str, Any] = {"steps": effort.steps, **case.options, "restarts": effort.restarts}
+    options: dict[str, Any] = {"steps": effort.steps, **case.options, "restarts": effort.restarts, "seed": effort.seed}
     with warnings.catch_warnings():  # of torch about its own samples, hundreds of times
         warnings.simplefilter("ignore")
         try:

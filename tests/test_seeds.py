@@ -1,0 +1,63 @@
+"""One variable shifts every seed of the suite."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+# What seeds a generator with a number that THUNDER_NORM_SEED does not shift.
+UNSHIFTED = re.compile(
+    r"manual_seed\((?!seeded\(|named_seed\(|\{seed\})|random\.Random\((?!seeded\()|default_rng\((?!seeded\()|\bRandomState\("
+)
+DRAWS = """
+import hypothesis, numpy, random, torch
+from hypothesis import strategies as st
+from torch.testing._internal.common_methods_invocations import op_db
+
+AT_IMPORT = torch.rand(()).item()
+seen = []
+
+@hypothesis.given(st.integers(0, 10**9))
+def test_hypothesis(n):
+    seen.append(n)
+
+def test_draws(capsys):
+    sample = next(iter(op_db[0].sample_inputs("cpu", torch.float64))).input.sum().item()
+    with capsys.disabled():
+        print("DRAWN", AT_IMPORT, torch.rand(()).item(), random.random(), numpy.random.rand(), sample, sum(seen))
+"""
+
+
+def drawn(tmp_path: Path, seed: int) -> list[str]:
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "test_draws.py").write_text(DRAWS)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=TESTS.parent,
+        env={**os.environ, "THUNDER_NORM_SEED": str(seed)},
+    )
+    assert run.returncode == 0, run.stdout
+    return next(line for line in run.stdout.splitlines() if "DRAWN" in line).split("DRAWN")[1].split()
+
+
+def test_the_variable_shifts_every_stream_and_each_value_repeats(tmp_path):
+    zero, one, again = (drawn(tmp_path, seed) for seed in (0, 1, 1))
+    assert one == again
+    assert len(one) == 6 and not set(zero) & set(one)
+
+
+def test_no_test_has_a_seed_that_is_not_shifted():
+    found = [
+        f"{path.relative_to(TESTS)}:{n}: {line.strip()}"
+        for path in sorted(TESTS.rglob("*.py"))
+        if path.name not in ("test_seeds.py", "seeds.py")
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if UNSHIFTED.search(line)
+    ]
+    assert not found, "use tests.seeds.seeded: " + "\n".join(found)
