@@ -58,6 +58,10 @@ class DataDependentError(ThunderNormError, RuntimeError):
     """A transformed function needs the value of a tensor while it is traced: a branch on it, ``item()``, ..."""
 
 
+class EscapeError(ThunderNormError, RuntimeError):
+    """A tensor without data (fake, proxy, meta) would have left in a result, a gradient or an attribute of the user's module."""
+
+
 class CheckpointError(ThunderNormError, ValueError):
     """What to checkpoint cannot be found, or no choice of it keeps to the memory budget."""
 
