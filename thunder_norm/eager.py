@@ -35,7 +35,7 @@ class EagerNormedMode(TorchFunctionMode):
         env = self.environment
         if any(isinstance(t, NormedTensor) for t in tensors):
             return env.run(func, tree_map(env.annotated, args), tree_map(env.annotated, kwargs))
-        if not registry.has_rule(func) and (registry.is_metadata(func) or all(map(env.is_measured, tensors))):
+        if not registry.has_rule(func) and (registry.is_metadata(func) or all(map(env.is_constant, tensors))):
             return func(*args, **kwargs)
         if not tensors:
             return dispatch.run_registered(func, args, kwargs) if dispatch.is_factory(func) else func(*args, **kwargs)

@@ -161,6 +161,10 @@ class EagerEnvironment(context.Environment):
         is_given = self.leaves is not None and name is not None and name in self.leaves
         return not (is_given or self.is_unit and id(t) in self.parameters)
 
+    def is_constant(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is its data and nothing else: it has no norm but the measured one, and does not move."""
+        return self.is_measured(t) and not (self.perturbed and (id(t) in self.parameters or id(t) in self.derived))
+
     def annotated(self, t: Any) -> Any:
         """A parameter as the kind stated or chosen for it; anything else as it is."""
         name = self.names.get(id(t)) if isinstance(t, torch.Tensor) else None

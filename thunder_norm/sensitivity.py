@@ -46,7 +46,7 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
         raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
     moving = [y.perturbation_size for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
     sizes = [leaf.perturbation_size for leaf in flat_leaves]
-    if not moving:
+    if not moving or not sizes:
         return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
     grads = torch.autograd.grad(sum(moving), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
     return tree_unflatten(list(grads), structure)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
-import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -17,7 +16,8 @@ from torch.nn.utils import prune
 from torch.utils._pytree import tree_leaves
 
 from . import module_checks, module_classes
-from .module_parts import Node, Pick, Shape, embedding, head, part
+from .module_nodes import Node, Pick, Shape
+from .module_parts import embedding, head, part
 from .program import Outcome
 
 _MOST_ENTRIES = 1500
@@ -126,15 +126,11 @@ class Chain(nn.Module):
         return self.rest(self.first(*args))
 
 
-CLASSES = {
-    name: thing
-    for name, thing in {**vars(module_classes), "Chain": Chain}.items()
-    if isinstance(thing, type | types.FunctionType) and thing.__module__ in (module_classes.__name__, __name__)
-}
-_NAMESPACE = {**vars(module_classes), "Chain": Chain, "prune": prune}
+CLASSES = {**module_classes.CLASSES, "Chain": Chain}
+_NAMESPACE = {"torch": torch, "nn": nn, "prune": prune, **CLASSES}
 
-_IMPORTS = """import collections
-import copy
+_IMPORTS = """import copy
+from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn

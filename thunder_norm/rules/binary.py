@@ -43,7 +43,12 @@ _SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
 
 
 def gain_of(t: torch.Tensor, x: NormedTensor) -> NormedTensor:
-    """A plain tensor of any dtype as a factor beside x: by its largest entry."""
+    """A plain tensor of any dtype as a factor beside x: by its largest entry.
+
+    A mask counts as if something were set, drawn at random as it may have been: another draw is no other program.
+    """
+    if t.dtype is torch.bool:
+        return LinfTensor._wrap(t, torch.ones_like(x.norm_size), None, ())
     return lift(t if t.is_floating_point() else run_real(torch.Tensor.to, (t, x.dtype), {}), LinfTensor)
 
 
