@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup example test fuzz bench prove lint format clean
 
 help: ## this text
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## create .venv and install the project with everything below needs; nothing when nothing changed
 
@@ -39,6 +39,9 @@ test: setup ## the tests (ARGS="-k linear -x" for pytest)
 
 fuzz: setup ## random programs, long: derivatives, torch's operators, modules, wrappers (ARGS="derivatives --minutes 30")
 	$(PY) -m tests.fuzz --jobs 2 $(ARGS)
+
+test-machines: setup ## the tests ten times, as other processors run them and with other seeds: hours (ARGS="tests/test_rules_*.py")
+	$(PY) -m tests.machines $(ARGS)
 
 bench: setup ## the benchmarks (ARGS=... for their options)
 	$(PY) -m benchmarks $(ARGS)

@@ -371,8 +371,8 @@ def test_starts_have_norm_exactly_1_in_every_block(name):
 
 def test_starts_prefer_no_direction():
     matrices = CASES["square"].ball.draw(torch.Size((4000, 6, 6)), torch.Generator().manual_seed(seeded(0)))
-    assert matrices.mean(0).abs().max() < 4 * math.sqrt(1 / 6 / 4000)
-    assert torch.linalg.det(matrices).mean().abs() < 4 / math.sqrt(4000)
+    assert matrices.mean(0).abs().max() < 7 * math.sqrt(1 / 6 / 4000)  # 36 entries: 7 standard errors
+    assert torch.linalg.det(matrices).mean().abs() < 7 / math.sqrt(4000)
 
 
 @pytest.mark.parametrize("name", ["rows", "l2", "wide", "tall", "grouped kernel"])

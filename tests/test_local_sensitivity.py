@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import thunder
 import torch
@@ -25,22 +27,32 @@ def kernels_with_forward_derivatives():
         yield
 
 
-def random(*shape, seed=0, scale=1.0):
-    return scale * torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seeded(seed)))
+def gaussian(*shape, root=2):
+    """The same entries everywhere, spread like Gaussians: how tight a local claim is depends on the data."""
+    places = torch.arange(1, math.prod(shape) + 1, dtype=D) * math.sqrt(root) % 1
+    return torch.special.ndtri(places).reshape(shape)
 
 
-def jacobian_norm(f, x, ball, out_kind, out_dims, starts=6, steps=25):
-    """Largest ``|J u|`` over the unit ball of x's norm, by power iteration with its linear maximisation oracle: a lower bound."""
+def jacobian_norm(f, x, ball, out_kind, out_dims, steps=25):
+    """Largest ``|J u|`` over the unit ball of x's norm, by power iteration with its linear maximisation oracle: a lower bound.
+
+    It starts in the direction of each entry of a small x, of twelve random ones otherwise, and ends where it no longer grows.
+    """
     best = 0.0
     _, pull_back = torch.func.vjp(f, x)
-    for i in range(starts):
-        u = random(*x.shape, seed=i)
+    generator = torch.Generator().manual_seed(seeded(0))
+    starts = torch.eye(x.numel(), dtype=D) if x.numel() <= 24 else torch.randn(12, x.numel(), dtype=D, generator=generator)
+    for u in starts.unflatten(-1, x.shape):
+        last = 0.0
         for _ in range(steps):
             u = u / norm(*ball[:1], u, ball[1])
             _, moved = torch.func.jvp(f, (x,), (u,))
             moved = moved.detach().requires_grad_()
             size = norm(out_kind, moved, out_dims)
             best = max(best, size.item())
+            if not size > last * (1 + 1e-6):
+                break
+            last = size.item()
             u = lmo(ball[0], pull_back(torch.autograd.grad(size, moved)[0])[0], ball[1])
     return best
 
@@ -55,8 +67,8 @@ def claimed(f, inputs, kinds, k, scope):
 
 
 LAST, BOTH, HEADS = (-1,), (-2, -1), (-3, -1)
-ROWS, IMAGE = random(3, 8), random(2, 4, 3)
-TOKENS = [random(2, 2, 6, 4, seed=i) for i in range(3)]
+ROWS, IMAGE = gaussian(3, 8), gaussian(2, 4, 3)
+TOKENS = [gaussian(2, 2, 6, 4, root=root) for root in (2, 3, 5)]
 MASK = torch.ones(6, 6, dtype=torch.bool).tril()
 
 
@@ -72,19 +84,19 @@ CASES = [
     ("layer_norm, a gain", lambda x: F.layer_norm(x, (8,), torch.linspace(0.5, 2, 8, dtype=D)), [ROWS], [(R, LAST)], [0.5], [0.01]),
     ("layer_norm, small x", lambda x: F.layer_norm(x, (8,)), [ROWS * 1e-3], [(R, LAST)], [0.9], [1.0]),
     ("group_norm", lambda x: F.group_norm(x, 2), [IMAGE], [(R, BOTH)], [0.99], [0.01]),
-    ("batch_norm", lambda x: F.batch_norm(x, None, None, training=True), [random(6, 3)], [(R, (-2,))], [0.9], [0.02]),
+    ("batch_norm", lambda x: F.batch_norm(x, None, None, training=True), [gaussian(6, 3)], [(R, (-2,))], [0.9], [0.02]),
     ("normalize", lambda x: F.normalize(x, dim=-1), [ROWS], [(L2, LAST)], [0.9], [1e-9]),
     ("rms_norm, written out", lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5), [ROWS], [(R, LAST)], [0.99], [0.01]),
-    ("gelu", F.gelu, [ROWS * 0.1], [(R, LAST)], [0.99], [0.8]),
-    ("gelu, written out", lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), [ROWS * 0.1], [(R, LAST)], [0.99], [0.8]),
-    ("sigmoid gate", lambda x: 3 * x * torch.sigmoid(1.702 * x), [ROWS * 0.1], [(R, LAST)], [0.99], [0.9]),
+    ("gelu", F.gelu, [ROWS * 0.1], [(R, LAST)], [0.99], [0.95]),
+    ("gelu, written out", lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), [ROWS * 0.1], [(R, LAST)], [0.99], [0.95]),
+    ("sigmoid gate", lambda x: 3 * x * torch.sigmoid(1.702 * x), [ROWS * 0.1], [(R, LAST)], [0.99], [0.95]),
     ("tanh", torch.tanh, [ROWS + 3], [(INF, ())], [0.99], [1.0]),
-    ("softmax of many", lambda x: F.softmax(x, -1), [random(3, 64)], [(R, LAST)], [0.4], [0.7]),
+    ("softmax of many", lambda x: F.softmax(x, -1), [gaussian(3, 64)], [(R, LAST)], [0.4], [0.7]),
     ("softmax with a winner", lambda x: F.softmax(x, -1), [6 * torch.eye(3, dtype=D)], [(INF, ())], [0.99], [0.1]),
-    ("attention", attention(), TOKENS, [(R, LAST)] * 3, [0.7, 0.8, 0.99], [0.5, 0.6, 1.0]),
-    ("attention, causal", attention(is_causal=True), TOKENS, [(R, LAST)] * 3, [0.6, 0.8, 0.99], [0.5, 0.6, 1.0]),
-    ("attention, masked", attention(attn_mask=MASK), TOKENS, [(R, LAST)] * 3, [0.6, 0.8, 0.99], [0.5, 0.6, 1.0]),
-    ("attention, biased", attention(attn_mask=random(6, 6)), TOKENS, [(R, LAST)] * 3, [0.6, 0.7, 0.99], [0.5, 0.6, 1.0]),
+    ("attention", attention(), TOKENS, [(R, LAST)] * 3, [0.7, 0.65, 0.99], [0.5, 0.6, 1.0]),
+    ("attention, causal", attention(is_causal=True), TOKENS, [(R, LAST)] * 3, [0.6, 0.6, 0.99], [0.5, 0.6, 1.0]),
+    ("attention, masked", attention(attn_mask=MASK), TOKENS, [(R, LAST)] * 3, [0.6, 0.6, 0.99], [0.5, 0.6, 1.0]),
+    ("attention, biased", attention(attn_mask=gaussian(6, 6, root=7)), TOKENS, [(R, LAST)] * 3, [0.6, 0.7, 0.99], [0.5, 0.6, 1.0]),
     ("attention, over heads", attention(), TOKENS, [(R, HEADS)] * 3, [0.6, 0.6, 0.7], [0.5, 0.6, 1.0]),
     ("attention, mixed", attention(), TOKENS, [(R, LAST), (INF, ()), (R, HEADS)], [0.5, 0.4, 0.7], [0.5, 0.6, 1.0]),
     # one feature has all of an output's length only by chance

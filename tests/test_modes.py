@@ -176,12 +176,12 @@ def test_typical_sizes_are_those_of_gaussians(key, case):
                 ))  # fmt: skip
 
         size, error = root_mean_square(run(inputs))
-        assert claimed(None).norm_size.item() == pytest.approx(size, rel=4 * error + case.off)
+        assert claimed(None).norm_size.item() == pytest.approx(size, rel=6 * error + case.off)
         for slot in case.slots if case.moves else ():
             step = 1e-6 * sizes[slot] * torch.randn(inputs[slot].shape, dtype=D, generator=generator)
             ahead, behind = (run([t + s * step if i == slot else t for i, t in enumerate(inputs)]) for s in (1, -1))
             gain, error = root_mean_square((ahead - behind) / (2e-6 * sizes[slot]))
-            assert claimed(slot).perturbation_size.item() == pytest.approx(gain, rel=4 * error + case.off)
+            assert claimed(slot).perturbation_size.item() == pytest.approx(gain, rel=6 * error + case.off)
 
 
 def test_a_linear_layer_keeps_the_aligned_value():

@@ -10,8 +10,23 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm.errors import NormMismatchError, UnsoundRuleError
-from thunder_norm.proving import QUICK, Ball, Case, Effort, lmo, norm, project, prove, search, start
+from thunder_norm.errors import LooseRuleError, NormMismatchError, UnsoundRuleError
+from thunder_norm.proving import (
+    QUICK,
+    Ball,
+    Case,
+    Effort,
+    Witness,
+    check,
+    corners,
+    evaluate,
+    lmo,
+    norm,
+    project,
+    prove,
+    search,
+    start,
+)
 from thunder_norm.proving.__main__ import main
 from thunder_norm.registry import normed_op
 from thunder_norm.tensors import (
@@ -96,6 +111,97 @@ def test_wrong_rule_is_caught(name, body, value, lipschitz, kind, size, excess):
     found = search(op, [Ball("input", kind, (3, 4), size)], seed=seeded())
     assert not found.is_sound
     assert found.sensitivity["input"] == pytest.approx(excess, rel=0.02)
+
+
+# -- what shows that a bound is attained --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ball", BALLS, ids=lambda b: b.name)
+def test_corners_have_norm_one_in_every_group_and_the_last_is_zero(ball):
+    *several, zero = corners(ball)
+    assert len(several) >= 2 and not zero.any()
+    for t in several:
+        assert t.shape == ball.shape and ball.norm(t).item() == pytest.approx(1.0)
+        assert torch.allclose(project(ball.kind, t, ball.dims, 0.5), t / 2)  # all groups, or they would not shrink alike
+    assert len({tuple(t.flatten().tolist()) for t in several}) >= len(several) - 2  # of other dimensions some are the same
+
+
+def peak(at, width=1e-3):
+    """An operation with the value 1 at one point, 0 further than `width` away from it; one of four entries has twice the RMS."""
+    body = lambda x: F.relu(1 - (x - at).abs().amax() / width).expand(1)  # noqa: E731
+    op = normed_op(lambda input: body(input))
+
+    @op.register_norm
+    def rule(input: RMSTensor) -> LinfTensor:
+        return LinfTensor(torch.ones_like(input.norm_size), sensitivity={"input": 2 / width})
+
+    return op
+
+
+NEEDLE = torch.tensor([[0.31, -0.62, 0.87, 0.11]], dtype=torch.float64)
+IN_UNIT = [Ball("input", RMSTensor, (1, 4))]
+
+
+def test_a_witness_shows_what_no_search_finds():
+    op = peak(NEEDLE)
+    for seed in (0, 1):
+        with pytest.raises(LooseRuleError, match="not attained"):
+            check(op, IN_UNIT, restarts=1, steps=2, seed=seeded(seed))
+    edge = NEEDLE + torch.tensor([[0.0, 0.0, 0.0, 5e-4]], dtype=torch.float64)
+    entry = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    slope = evaluate(op, IN_UNIT, witnesses=[[NEEDLE], Witness([edge], [entry])]).sensitivity["input"]
+    assert evaluate(op, IN_UNIT, witnesses=[[NEEDLE]]).value == 1.0
+    assert slope == pytest.approx(1.0)
+    check(op, IN_UNIT, witnesses=[[NEEDLE], Witness([edge], [entry])], restarts=1, steps=2, seed=seeded())
+
+
+def test_a_witness_outside_of_its_ball_shows_nothing_above_a_right_claim():
+    found = evaluate(F.relu, IN_UNIT, witnesses=[[torch.full((1, 4), 50.0)]])
+    assert found.value == pytest.approx(1.0) and found.is_sound
+
+
+def test_corners_show_bounds_without_a_search():
+    """Equal entries, one entry, opposite ones, and one input against the other."""
+    x, y = Ball("x", RMSTensor, (3, 4), 1.5), Ball("y", RMSTensor, (3, 4), 0.5)
+    for call, balls in (
+        (lambda a: a.sum(-1), [x]),
+        (lambda a: a.amax(-1), [x]),
+        (lambda a: a.amin(-1), [x]),
+        (torch.sub, [x, y]),
+        (F.mse_loss, [x, y]),
+        (lambda a, b: (a * b).amax(-1), [x, y]),
+        (torch.maximum, [x, y]),
+    ):
+        assert evaluate(call, balls).lowest == pytest.approx(1.0, abs=1e-6)
+    assert evaluate(torch.cos, [x]).value == 1.0
+
+
+@pytest.mark.parametrize("call", [lambda a: a * 0.99, lambda a: a.sin() + a * 1e-3], ids=["value", "both"])
+def test_a_claim_above_what_is_attained_is_loose(call):
+    op = normed_op(lambda input: call(input))
+
+    @op.register_norm
+    def rule(input: RMSTensor) -> RMSTensor:
+        return RMSTensor(input.norm_size * 1.2, elem_dims=input.elem_dims, sensitivity={"input": 1.2})
+
+    with pytest.raises(LooseRuleError):
+        check(op, [Ball("input", RMSTensor, (2, 3))], tight=0.9, restarts=1, steps=2, seed=seeded())
+
+
+def test_a_search_goes_on_until_a_claim_is_reached():
+    """One combination in eight of the signs of three entries has a value, and nothing leads there."""
+    wanted = torch.tensor([1.0, -1, -1], dtype=torch.float64)
+    body = lambda x: (x.detach().sign() == wanted).all(-1).to(x.dtype) * x.abs().amin(-1)  # noqa: E731
+    op = normed_op(lambda input: body(input))
+
+    @op.register_norm
+    def rule(input: RMSTensor) -> LinfTensor:
+        return LinfTensor(input.norm_size, sensitivity={"input": 1.0})
+
+    ball, options = Ball("input", RMSTensor, (1, 3)), {"sensitivity": False, "steps": 0}
+    assert evaluate(op, [ball], sensitivity=False).value < 0.5
+    assert min(search(op, [ball], seed=seeded(s), restarts=8, **options).value for s in range(40)) < 0.9
+    check(op, [ball], seed=seeded(), restarts=96, **options)  # twelve times twelve draws of signs
 
 
 # -- rules found by themselves ------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ APART = (
     torch.tensor([[0, 0, 0, 2.0]], dtype=D).expand(3, 4),
     0.6 * torch.tensor([[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 2, 0]], dtype=D),
 )
+beside = torch.tensor([[0, 2.0, 0, 0]], dtype=D).expand(3, 4)  # what the mask leaves of its first row
 MORE = {"restarts": 16}
 
 CASES = [
@@ -75,7 +76,13 @@ CASES = [
     Case("index_put a mask of entries", index_put(mask, accumulate=True), (x(3, 4, kind=INF), src(7, kind=INF))),
     # the rule takes whole rows to be written
     Case("index_put places", index_put(own, own), (x(3, 4), src(2, kind=INF)), 0.45),
-    Case("index_put a mask", index_put(mask), (x(3, 4), src(7, kind=INF)), 0.95),
+    Case(
+        "index_put a mask",
+        index_put(mask),
+        (x(3, 4), src(7, kind=INF)),
+        0.95,
+        {"witnesses": [[beside, 0.6 * torch.ones(7, dtype=D)]]},
+    ),
     Case("index_put columns", index_put(None, own), (x(3, 4), src(3, 2, kind=INF)), 0.7),
     Case("put", lambda a, b: a.put(own, b), (x(3, 4, kind=INF), src(2, kind=INF))),
     Case("put, added", lambda a, b: a.put(same, b, accumulate=True), (x(3, 4, kind=INF), src(3, kind=INF))),

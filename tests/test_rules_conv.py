@@ -56,7 +56,7 @@ CASES = [
     Case("3d", F.conv3d, (image(1, 2, 3, 3, 3, dims=(-4,)), kernel(2, 2, 2, 2, 2)), 0.95, FEW),
     Case("mean over positions, boundary only", conv(padding=1), (image(1, 2, 6, 5, dims=WHOLE), kernel(2, 2, 3, 2)), 0.8, FEW),
     Case("mean over positions, stride = kernel", conv(stride=2), (image(1, 2, 6, 4, dims=WHOLE), kernel(2, 2, 2, 2)), 0.95, FEW),
-    Case("mean over positions, overlapping", conv(stride=2), (image(1, 2, 7, 7, dims=WHOLE), kernel(2, 2, 3, 3)), 0.8, FEW),
+    Case("mean over positions, overlapping", conv(stride=2), (image(1, 2, 7, 7, dims=WHOLE), kernel(2, 2, 3, 3)), 0.75, FEW),
     Case(
         "mean over one of two dimensions",
         conv(stride=2, padding=1),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, normed_op
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm, start
+from thunder_norm.proving import Ball, Case, Witness, norm, start
 from thunder_norm.rules._gaussian import absolute_moment, expected_maximum
 
 R, INF = RMSTensor, LinfTensor
@@ -95,9 +95,19 @@ WITNESSES = {
     "hardswish": [[torch.full((2, 4), 2.99999)]],
     "sin": [[torch.full((2, 4), math.pi / 2)], [torch.zeros(2, 4)]],
 }
+
+
+def steepest(f, n):
+    """One entry of each row where f is steepest, moved alone: at most twice the RMS of four."""
+    t = torch.linspace(-2 * n, 2 * n, 4001, dtype=torch.float64, requires_grad=True)
+    (slopes,) = torch.autograd.grad(f(t).sum(), t)
+    entry = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand(2, 4)
+    return Witness([entry * t.detach()[slopes.abs().argmax()]], [entry])
+
+
 CASES = [
     *[
-        Case(f"{name}, {kind.__name__} {n}", f, (x(n, kind),), tight, {"witnesses": WITNESSES.get(name, ())})
+        Case(f"{name}, {kind.__name__} {n}", f, (x(n, kind),), tight, {"witnesses": [steepest(f, n), *WITNESSES.get(name, ())]})
         for name, f, tight, sizes in FUNCTIONS
         for kind in (R, INF)
         for n in (sizes if kind is R else sizes[:1])

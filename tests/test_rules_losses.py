@@ -43,11 +43,14 @@ counts = torch.tensor([[0.0, 3.0, 1.0, 0.0], [0.0, 0.0, 3.0, 2.0]], dtype=D)
 shifted_counts = counts - 1
 variances = torch.tensor([[2.0, 2.0, 2.0, 2.0]], dtype=D).expand(2, 4)
 wrong = {"witnesses": [[-1.5 * signs]]}
-apart = {"witnesses": [[torch.ones(2, 4, dtype=D), -torch.ones(2, 4, dtype=D)], [-signs, signs]]}
+right = {"witnesses": [[1.5 * signs]]}
+wrong_scaled = {"witnesses": [[-1.5 * scales.sign()]]}
+miscounted = {"witnesses": [[torch.where(counts < 1.5, 1.5, -1.5)]]}
+apart = {"witnesses": [[1.5 * torch.ones(2, 4, dtype=D), -0.6 * torch.ones(2, 4, dtype=D)], [-1.5 * signs, 0.6 * signs]]}
 ones = torch.ones(2, 4, dtype=D)
 TRIPLET = {"witnesses": [[-ones[0], ones[0], -ones[0]]]}
 onto_labels = torch.full((2, 4), -1.0, dtype=D).scatter(1, labels[:, None], 1.0)
-MARGIN = {"witnesses": [[-onto_labels], [-onto_labels - 0.5 * onto_labels.clamp(min=0) * 4]]}
+MARGIN = {"witnesses": [[-onto_labels], [-1.5 * onto_labels], [-onto_labels - 0.5 * onto_labels.clamp(min=0) * 4]]}
 MULTILABEL = {"witnesses": [[1 - 2 * of_pairs]]}
 aligned = torch.tensor([[1, 1, 1], [2, 1, 2]])
 
@@ -72,12 +75,12 @@ CASES = [
     *every_reduction("huber_loss", F.huber_loss, x(2, 4), y(2, 4), options=apart),
     *every_reduction("soft_margin_loss", lambda a, **o: F.soft_margin_loss(a, signs, **o), x(2, 4), options=wrong),
     # the largest factor counts for all entries
-    *every_reduction("soft_margin_loss, scaled", lambda a, **o: F.soft_margin_loss(a, scales, **o), LARGEST, tight=(0.4, 0.4, 0.99)),
+    *every_reduction("soft_margin_loss, scaled", lambda a, **o: F.soft_margin_loss(a, scales, **o), LARGEST, tight=(0.4, 0.4, 0.99), options=wrong_scaled),
     *every_reduction("multilabel_soft_margin", lambda a, **o: F.multilabel_soft_margin_loss(a, bits, **o), x(2, 4), options=wrong),
     *every_reduction("multilabel_soft_margin, entries", lambda a, **o: F.multilabel_soft_margin_loss(a, bits, **o), LARGEST, options=wrong),
     # the largest of the weights counts for all of them
     *every_reduction(
-        "multilabel_soft_margin, weights", lambda a, **o: F.multilabel_soft_margin_loss(a, bits, class_weights, **o), LARGEST, tight=(0.55, 0.55, 0.65)
+        "multilabel_soft_margin, weights", lambda a, **o: F.multilabel_soft_margin_loss(a, bits, class_weights, **o), LARGEST, tight=(0.55, 0.55, 0.65), options=wrong
     ),
     *every_reduction("bce with logits", lambda a, **o: F.binary_cross_entropy_with_logits(a, bits, **o), x(2, 4), options=wrong),
     *every_reduction(
@@ -95,10 +98,10 @@ CASES = [
         "multi_margin, weights",
         lambda a, **o: F.multi_margin_loss(a, torch.tensor([1, 2]), weight=class_weights, **o),
         LARGEST,
-        options={"witnesses": [[-torch.full((2, 4), -1.0).scatter(1, torch.tensor([[1], [2]]), 1.0)]]},
+        options={"witnesses": [[-1.5 * torch.full((2, 4), -1.0).scatter(1, torch.tensor([[1], [2]]), 1.0)]]},
     ),
     # two of four classes make 4 pairs, one of them twice 6
-    *every_reduction("multilabel_margin", lambda a, **o: F.multilabel_margin_loss(a, pairs, **o), x(2, 4), tight=0.57),
+    *every_reduction("multilabel_margin", lambda a, **o: F.multilabel_margin_loss(a, pairs, **o), x(2, 4), tight=0.57, options=MULTILABEL),
     *[
         case
         for name, ball in (("multilabel_margin, one label", x(2, 4)), ("multilabel_margin, entries", LARGEST))
@@ -112,10 +115,10 @@ CASES = [
         LARGEST,
         options=MARGIN,
     ),
-    *every_reduction("bce with logits, no probabilities", lambda a, **o: F.binary_cross_entropy_with_logits(a, signs, **o), x(2, 4), tight=0.5),
+    *every_reduction("bce with logits, no probabilities", lambda a, **o: F.binary_cross_entropy_with_logits(a, signs, **o), x(2, 4), tight=0.5, options=wrong),
     *every_reduction("hinge_embedding", lambda a, **o: F.hinge_embedding_loss(a, one_sided, **o), x(2, 4)),
     *every_reduction(
-        "hinge_embedding, both labels", lambda a, **o: F.hinge_embedding_loss(a, signs, margin=-0.5, **o), x(2, 4), tight=(0.7, 0.7, 0.99)
+        "hinge_embedding, both labels", lambda a, **o: F.hinge_embedding_loss(a, signs, margin=-0.5, **o), x(2, 4), tight=(0.7, 0.7, 0.99), options=right
     ),
     *every_reduction("margin_ranking", lambda a, b, **o: F.margin_ranking_loss(a, b, signs, 0.3, **o), x(2, 4), y(2, 4), tight=0.9, options=apart),
     *every_reduction(
@@ -125,9 +128,9 @@ CASES = [
     ),
     *every_reduction("poisson_nll", lambda a, **o: F.poisson_nll_loss(a, torch.zeros(2, 4, dtype=D), **o), LARGEST),
     # a mean counts every entry for the worst of them: where the count is 0, and where it is 3, x = n and x = -n are
-    *every_reduction("poisson_nll, counts", lambda a, **o: F.poisson_nll_loss(a, counts, **o), LARGEST, tight=(0.7, 0.7, 0.99)),
-    *every_reduction("poisson_nll, full", lambda a, **o: F.poisson_nll_loss(a, counts, full=True, **o), LARGEST, tight=(0.7, 0.7, 0.99)),
-    *every_reduction("poisson_nll, not counts", lambda a, **o: F.poisson_nll_loss(a, shifted_counts, **o), LARGEST, tight=(0.7, 0.7, 0.99)),
+    *every_reduction("poisson_nll, counts", lambda a, **o: F.poisson_nll_loss(a, counts, **o), LARGEST, tight=(0.7, 0.7, 0.99), options=miscounted),
+    *every_reduction("poisson_nll, full", lambda a, **o: F.poisson_nll_loss(a, counts, full=True, **o), LARGEST, tight=(0.7, 0.7, 0.99), options=miscounted),
+    *every_reduction("poisson_nll, not counts", lambda a, **o: F.poisson_nll_loss(a, shifted_counts, **o), LARGEST, tight=(0.7, 0.7, 0.99), options=miscounted),
     *every_reduction(
         "gaussian_nll", lambda a, b, **o: F.gaussian_nll_loss(a, b, variances, full=True, **o), x(2, 4), y(2, 4), tight=0.96, options=apart
     ),

@@ -228,7 +228,7 @@ def test_typical_mode_agrees_with_random_tensors(call, freedom):
     out, tangent = torch.func.jvp(call, (samples,), (direction,))
     with norm_mode("typical"):
         claimed = call(RMSTensor(n, backing=samples.detach()[:2], perturbation_size=1.0))
-    tolerance = 4 / count**0.5 + EPS / n**2
+    tolerance = 6 / count**0.5 + EPS / n**2
     assert out.square().mean().sqrt().item() == pytest.approx(claimed.norm_size.item(), rel=tolerance)
     assert tangent.square().mean().sqrt().item() == pytest.approx(claimed.perturbation_size.item(), rel=tolerance)
 

@@ -53,7 +53,7 @@ CASES = [
     Case("quantile all", lambda a: torch.quantile(a, 1.0), (x(2, 3, kind=INF),)),
     Case("quantile largest", lambda a: torch.quantile(a, 1.0, 1, keepdim=True), (x(3, 4),)),
     # half of the entries have to be as large as their median; the entry in the middle alone moves it
-    Case("quantile median", lambda a: torch.quantile(a, 0.5, 1), (x(2, 5),), 0.55),
+    Case("quantile median", lambda a: torch.quantile(a, 0.5, 1), (x(2, 5),), 0.5),
     Case("quantile several", lambda a: torch.quantile(a, torch.tensor([0.2, 1.0], dtype=a.dtype), 1), (x(3, 4),)),
     Case("quantile lower", lambda a: torch.quantile(a, 0.9, 1, interpolation="lower"), (x(2, 5, kind=INF),)),
     Case("nanquantile", lambda a: torch.nanquantile(a, 0.6, 0), (x(4, 3, kind=INF),)),

@@ -4,9 +4,9 @@
 ``check(f, balls)`` is for a test of one's own.
 """
 
-from thunder_norm.proving.balls import Ball, lmo, norm, project, start
+from thunder_norm.proving.balls import Ball, corners, lmo, norm, project, start
 from thunder_norm.proving.proof import LONG, QUICK, Effort, Proof, Record, prove
-from thunder_norm.proving.search import SOUND, Case, Found, check, search
+from thunder_norm.proving.search import SOUND, Case, Found, Witness, check, evaluate, search
 
 __all__ = [
     "LONG",
@@ -18,7 +18,10 @@ __all__ = [
     "Found",
     "Proof",
     "Record",
+    "Witness",
     "check",
+    "corners",
+    "evaluate",
     "lmo",
     "norm",
     "project",

@@ -160,3 +160,51 @@ def start(ball: Ball, which: int, generator: torch.Generator) -> torch.Tensor:
     ones = torch.ones_like(t)
     t = [t, t.sign(), spike, ones, t.abs(), -ones, first, t + 2][which % 8]
     return fill(ball.kind, t, ball.dims, 1.0)
+
+
+def corners(ball: Ball) -> list[torch.Tensor]:
+    """Points of norm 1 that formulas give, the same on every machine: what most bounds are attained by.  The last one is 0.
+
+    Constants, alternating signs, and for each group one entry (the first, the first with alternating signs, the last, another one
+    each) or one half of the entries.  Of largest entries the first of each dimension against the others.  Of matrices those of rank
+    one, and as much of a permutation as fits.
+    """
+    flat = torch.arange(math.prod(ball.shape), dtype=torch.float64).reshape(ball.shape)
+    ones, signs = torch.ones_like(flat), 1 - 2 * (flat % 2)
+    if issubclass(ball.kind, RMSToRMSTensor):
+        m, _ = _matrices(ball.kind, ones, ball.dims)
+        rows, columns = (torch.arange(n, dtype=torch.float64) for n in m.shape[-2:])
+        row_signs, column_signs = 1 - 2 * (rows % 2), 1 - 2 * (columns % 2)
+        several = [
+            torch.ones_like(m),
+            row_signs[:, None] * column_signs * torch.ones_like(m),
+            row_signs[:, None] * torch.ones_like(m),
+            column_signs * torch.ones_like(m),
+            ((rows == 0)[:, None] & (columns == 0)) * m,
+            (rows == 0)[:, None] * m,
+            (columns == 0) * m,
+            torch.eye(*m.shape[-2:], dtype=m.dtype) * m,
+            torch.zeros_like(m),
+        ]
+        return [fill(ball.kind, _unmatrices(ball.kind, c, ball.dims), ball.dims, 1.0) for c in several]
+    if not ball.dims or not ones.numel():
+        against = [
+            2.0 * (torch.arange(n).reshape(-1, *[1] * (ones.ndim - 1 - d)) == 0) * ones - ones for d, n in enumerate(ball.shape)
+        ]
+        return [ones, signs, *against, torch.zeros_like(ones)]
+    groups, restore = _flatten_dims(ones, ball.dims)
+    count, place = groups.shape[-1], torch.arange(groups.shape[-1])
+    number = torch.arange(groups[..., 0].numel()).reshape(groups.shape[:-1])[..., None]
+    group_signs = (1 - 2 * (number % 2)).to(ones.dtype)
+    first = (place == 0) * groups
+    several = [
+        first,
+        first * group_signs,
+        (place == count - 1) * groups,
+        (place == number % count) * groups,
+        groups * group_signs,
+        (place < (count + 1) // 2) * groups,
+        (place >= (count + 1) // 2) * groups,
+        groups * 0,
+    ]
+    return [fill(ball.kind, t, ball.dims, 1.0) for t in (ones, signs, *map(restore, several))]

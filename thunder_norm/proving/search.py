@@ -9,14 +9,16 @@ Found / claimed is what comes back: a rule is sound if no ratio exceeds 1, and t
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from thunder_norm.errors import LooseRuleError, UnsoundRuleError
-from thunder_norm.proving.balls import Ball, lmo, norm, start
+from thunder_norm.proving.balls import Ball, corners, lmo, norm, start
 from thunder_norm.tensors import NormedTensor
 
 # What a search may find above a claim: nothing but rounding, which the slopes allow for themselves.
@@ -25,6 +27,10 @@ SOUND = 1 + 1e-6
 # sensitivity as well: so a larger step costs no soundness, and a smaller one only what rounding may add.
 _STEP = 1e-6
 _HUGE = 1e100
+# How often `check` searches, from other starts each time, before it calls a claim loose.
+_ROUNDS = 12
+# Shown in full, but for what differences cost.
+_SHOWN = 1 - 1e-8
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -50,6 +56,30 @@ class Found:
         return (self.value, *self.sensitivity.values())
 
 
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """Inputs, given by a formula, at which claims are attained: no search has to find them.
+
+    Attributes:
+        points: one tensor for each ball.  A tensor outside its ball is projected onto it.
+        moves: for each ball the direction, of any length, in which its tensor is moved to show the sensitivity; None is the
+            direction of its own point.
+    """
+
+    points: Sequence[torch.Tensor]
+    moves: Sequence[torch.Tensor | None] | None = None
+
+    def inside(self, balls: Sequence[Ball], radii: Sequence[float]) -> list[torch.Tensor]:
+        """The points in the balls of these radii."""
+        return [b.point(p.double(), r) for b, p, r in zip(balls, self.points, radii, strict=True)]
+
+    def move(self, ball: Ball, k: int) -> torch.Tensor:
+        """The direction in which ball number k is moved, of norm 1 (0 stays 0)."""
+        given = None if self.moves is None else self.moves[k]
+        u = (self.points[k] if given is None else given).double().expand(ball.shape)
+        return u / ball.norm(u).clamp(min=1e-30)
+
+
 # -- the searches -------------------------------------------------------------------------------------------------------
 
 
@@ -60,7 +90,7 @@ def search(
     restarts: int = 8,
     steps: int = 25,
     seed: int = 0,
-    witnesses: Sequence[Sequence[torch.Tensor]] = (),
+    witnesses: Sequence[Witness | Sequence[torch.Tensor]] = (),
     sensitivity: bool = True,
     only: Sequence[str] | None = None,
 ) -> Found:
@@ -72,59 +102,201 @@ def search(
         restarts: number of starting points for each quantity.
         steps: most ascent steps from each.
         seed: of the starting points.
-        witnesses: further starting points, tuples with one tensor for each ball.
+        witnesses: tried first, and starting points as well; tensors alone, one for each ball, are the points of a `Witness`.
         sensitivity: whether to search sensitivities as well.
         only: names of the balls whose sensitivity to search; all if None.
     """
-    generator = torch.Generator().manual_seed(seed)
-    claimed = _claims(call, balls, generator, sensitivity)
-    out_kind, out_dims = type(claimed["out"]), claimed["out"].elem_dims
-
-    def out_norm(t: torch.Tensor) -> torch.Tensor:
-        return norm(out_kind, t.double(), out_dims)
-
-    radii = [b.norm_size for b in balls]
-
-    def size(points: list[torch.Tensor]) -> torch.Tensor:
-        return out_norm(call(*points))
-
-    best = 0.0
-    for i in range(restarts + len(witnesses)):
-        if i < len(witnesses):
-            points = [b.point(w.double(), b.norm_size) for b, w in zip(balls, witnesses[i], strict=True)]
-        else:
-            points = [b.point(start(b, _sort(i, j), generator) * b.norm_size, b.norm_size) for j, b in enumerate(balls)]
-        best = max(best, _ascend(size, points, balls, radii, steps))
-    found = Found(_ratio(best, claimed["value"]))
-    if not sensitivity:
-        return found
-    for k, ball in enumerate(balls):
-        if only is not None and ball.name not in only:
-            continue
-        # what rounding of inputs and of results may add to a difference, whatever cancels on the way
-        carried = sum(c * b.norm_size for c, b in zip(claimed["sensitivity"], balls, strict=True))
-        rounding = 4 * _EPS * (claimed["value"] + carried)
-        best = max(
-            _search_sensitivity(call, out_norm, balls, k, i, generator, steps, witnesses, rounding)
-            for i in range(restarts + len(witnesses))
-        )
-        found.sensitivity[ball.name] = _ratio(best, claimed["sensitivity"][k])
-    return found
+    searching = _Searching(call, balls, steps, seed, sensitivity, only)
+    searching.go_on(restarts, _as_witnesses(witnesses))
+    return searching.found
 
 
-def check(call: Callable[..., torch.Tensor], balls: Sequence[Ball], *, tight: float = 0.99, **options) -> Found:
+def check(
+    call: Callable[..., torch.Tensor], balls: Sequence[Ball], *, tight: float = 0.99, restarts: int = 8, **options: Any
+) -> Found:
     """`search`, and insist that nothing exceeds the claim and that everything reaches `tight` of it.
+
+    What reaches it is shown first by formulas: the witnesses given and the corners of the balls, which need no search.  Where they
+    do not, a search does, from `restarts` starting points up to 12 times: one point shows that a bound is attained, whichever
+    start leads there, and whether it is found is not to hang on a single path, which rounding changes.
 
     Raises:
         UnsoundRuleError: a claim is too small.
         LooseRuleError: a claim is further from what was found than `tight` says.
     """
-    found = search(call, balls, **options)
-    if not found.is_sound:
-        raise UnsoundRuleError(f"unsound: found / claimed = {found}", found)
-    if found.lowest < tight:
-        raise LooseRuleError(f"not attained to {tight}: found / claimed = {found}", found)
-    return found
+    witnesses = _as_witnesses(options.pop("witnesses", ()))
+    searching = _Searching(call, balls, **{"steps": 25, "seed": 0, "sensitivity": True, "only": None, **options})
+    searching.evaluate(witnesses, enough=tight)
+    for _ in range(_ROUNDS):
+        searching.go_on(restarts, witnesses, below=tight)
+        found = searching.found
+        if not found.is_sound:
+            raise UnsoundRuleError(f"unsound: found / claimed = {found}", found)
+        if found.lowest >= tight:
+            return found
+    raise LooseRuleError(f"not attained to {tight}: found / claimed = {found}", found)
+
+
+def evaluate(
+    call: Callable[..., torch.Tensor],
+    balls: Sequence[Ball],
+    *,
+    witnesses: Sequence[Witness | Sequence[torch.Tensor]] = (),
+    sensitivity: bool = True,
+    only: Sequence[str] | None = None,
+) -> Found:
+    """What formulas alone show of the claims: at the witnesses and at the corners of the balls, without a search."""
+    searching = _Searching(call, balls, 0, 0, sensitivity, only)
+    searching.evaluate(_as_witnesses(witnesses))
+    return searching.found
+
+
+def _as_witnesses(given: Sequence[Witness | Sequence[torch.Tensor]]) -> list[Witness]:
+    return [w if isinstance(w, Witness) else Witness(w) for w in given]
+
+
+class _Searching:
+    """A search that can go on: the claims, and the largest output norm and slopes found so far."""
+
+    def __init__(
+        self, call: Callable, balls: Sequence[Ball], steps: int, seed: int, sensitivity: bool, only: Sequence[str] | None
+    ):
+        self.call, self.balls, self.steps = call, balls, steps
+        self.generator = torch.Generator().manual_seed(seed)
+        self.claimed = _claims(call, balls, self.generator, sensitivity)
+        self.moved = [k for k, b in enumerate(balls) if sensitivity and (only is None or b.name in only)]
+        self.restarts = 0
+        self.value, self.slopes = 0.0, dict.fromkeys(self.moved, 0.0)
+
+    @property
+    def found(self) -> Found:
+        """What was found, relative to the claims."""
+        return Found(self._value_ratio(), {self.balls[k].name: self._slope_ratio(k) for k in self.moved})
+
+    def _value_ratio(self) -> float:
+        return _ratio(self.value, self.claimed["value"])
+
+    def _slope_ratio(self, k: int) -> float:
+        return _ratio(self.slopes[k], self.claimed["sensitivity"][k])
+
+    # -- by formulas --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, witnesses: Sequence[Witness], enough: float = 1.0) -> None:
+        """Take in the witnesses and the corners of the balls, until that much of a claim is shown."""
+        enough = min(enough, _SHOWN)
+        radii = [b.norm_size for b in self.balls]
+        for witness in (*witnesses, *_corner_witnesses(self.balls)):
+            if self._value_ratio() >= enough:
+                break
+            self.value = _larger(self.value, self._out_norm(self.call(*witness.inside(self.balls, radii))).item())
+        for k, ball in enumerate(self.balls):
+            if k not in self.moved:
+                continue
+            h, radii = self._half_step(k, _STEP)
+            slope, directions = self._slope(k, h), corners(ball)
+            for witness in (*witnesses, *_corner_witnesses(self.balls, alone=k)):
+                points = witness.inside(self.balls, radii)
+                for u in [witness.move(ball, k), *([] if witness in witnesses else directions)]:
+                    if self._slope_ratio(k) < enough:
+                        self.slopes[k] = _larger(self.slopes[k], slope([*points, u]).item())
+
+    # -- by ascents ---------------------------------------------------------------------------------------------------------
+
+    def go_on(self, restarts: int, witnesses: Sequence[Witness], below: float = math.inf) -> None:
+        """Search the quantities of which less than `below` is found, and all of them the first time, from further starts.
+
+        The witnesses count among the starting points of the first time.
+        """
+        first = self.restarts
+        starts = range(first, first + restarts) if first else range(restarts + len(witnesses))
+        self.restarts = starts.stop
+        if first == 0 or self._value_ratio() < below:
+            self.value = max(self.value, *(self._largest_value(i, witnesses) for i in starts))
+        for k in self.moved:
+            if first == 0 or self._slope_ratio(k) < below:
+                self.slopes[k] = max(self.slopes[k], *(self._largest_slope(k, i, witnesses) for i in starts))
+
+    def _largest_value(self, restart: int, witnesses: Sequence[Witness]) -> float:
+        radii = [b.norm_size for b in self.balls]
+        if restart < len(witnesses):
+            points = witnesses[restart].inside(self.balls, radii)
+        else:
+            points = [
+                b.point(start(b, _sort(restart, j), self.generator) * r, r)
+                for j, (b, r) in enumerate(zip(self.balls, radii, strict=True))
+            ]
+        return _ascend(lambda points: self._out_norm(self.call(*points)), points, self.balls, radii, self.steps)
+
+    def _largest_slope(self, k: int, restart: int, witnesses: Sequence[Witness]) -> float:
+        """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
+        ball, balls = self.balls[k], self.balls
+        witness = witnesses[restart] if restart < len(witnesses) else None
+        # a large h makes it a secant between two far points
+        h, radii = self._half_step(k, _STEP if witness else (_STEP, _STEP, _STEP, 0.3, 1.0)[restart % 5])
+        if witness:
+            points = witness.inside(balls, radii)
+        else:
+            i = restart - len(witnesses)
+            # many constants are largest near zero, or where nothing has saturated yet
+            shrink = (1.0, 1.0, 1e-3, 0.3)[i % 4]
+            points = [
+                b.point(start(b, _sort(i, j), self.generator) * r * (shrink if j == k else 1.0), r)
+                for j, (b, r) in enumerate(zip(balls, radii, strict=True))
+            ]
+        all_balls, all_radii = [*balls, _directions(ball)], [*radii, 1.0]
+        slope, first = self._slope(k, h), len(points) if restart % 2 == 0 else None
+        found = _ascend(
+            slope, [*points, start(ball, restart + restart // 3, self.generator)], all_balls, all_radii, self.steps, first
+        )
+        if witness:
+            found = max(found, _ascend(slope, [*points, witness.move(ball, k)], all_balls, all_radii, self.steps, first))
+        return found
+
+    # -- both ---------------------------------------------------------------------------------------------------------------
+
+    def _out_norm(self, t: torch.Tensor) -> torch.Tensor:
+        return norm(type(self.claimed["out"]), t.double(), self.claimed["out"].elem_dims)
+
+    def _half_step(self, k: int, relative: float) -> tuple[float, list[float]]:
+        """The length h of a half step of input k, and radii for which X + h u and X - h u are both in the ball."""
+        h = relative * self.balls[k].norm_size or _STEP
+        return h, [max(b.norm_size - h, 0.0) if j == k else b.norm_size for j, b in enumerate(self.balls)]
+
+    def _slope(self, k: int, h: float) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+        """The slope at inputs X along the last one of its arguments."""
+        # what rounding of inputs and of results may add to a difference, whatever cancels on the way
+        carried = sum(c * b.norm_size for c, b in zip(self.claimed["sensitivity"], self.balls, strict=True))
+        rounding = 4 * _EPS * (self.claimed["value"] + carried)
+        directions = _directions(self.balls[k])
+
+        def slope(inputs: list[torch.Tensor]) -> torch.Tensor:
+            *xs, u = inputs
+            x, size = xs[k], directions.norm(u).clamp(min=1e-12)
+            ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
+            end, begin = self.call(*ahead).double(), self.call(*behind).double()
+            return (self._out_norm(end - begin) - rounding) / (2 * h * size)
+
+        return slope
+
+
+def _directions(ball: Ball) -> Ball:
+    return Ball("direction", ball.kind, ball.shape, 1.0, ball.elem_dims)
+
+
+def _corner_witnesses(balls: Sequence[Ball], alone: int | None = None) -> Iterator[Witness]:
+    """The same corner of each ball, with all signs; `alone` near 0, where many slopes are largest; another corner of the first."""
+    several = [corners(b) for b in balls]
+    most, flipped = max(map(len, several)), min(len(balls), 3)
+    plans = [(0, 1.0, signs) for signs in itertools.product((1.0, -1.0), repeat=flipped)]
+    plans += [(0, 1e-3, (1.0,))] if alone is not None else []
+    plans += [(other, 1.0, (sign,)) for other in (1, 2) for sign in (1.0, -1.0)] if len(balls) > 1 else []
+    for (other, near, signs), which in itertools.product(plans, range(most)):
+        points = []
+        for j, (b, c) in enumerate(zip(balls, several, strict=True)):
+            size = b.norm_size * (signs[j] if j < len(signs) else 1.0) * (near if j == alone else 1.0)
+            points.append(c[(which + other * (j == 0)) % len(c)] * size)
+        yield Witness(points)
 
 
 @dataclass(frozen=True)
@@ -136,6 +308,11 @@ class Case:
     balls: tuple[Ball, ...]
     tight: float = 0.99
     options: dict = field(default_factory=dict)
+
+    def evaluate(self) -> Found:
+        """What formulas alone show, see `evaluate`."""
+        options = {name: self.options[name] for name in ("witnesses", "sensitivity", "only") if name in self.options}
+        return evaluate(self.call, self.balls, **options)
 
     def check(self, seed: int = 0) -> Found:
         """Sound, and attained to `tight`; `seed` is that of the search's starting points."""
@@ -167,6 +344,11 @@ def _claims(call: Callable, balls: Sequence[Ball], generator: torch.Generator, s
         moved = call(*[b.normed(p, 1.0 if i == j else None) for j, (b, p) in enumerate(zip(balls, points, strict=True))])
         constants.append(0.0 if moved.perturbation_size is None else moved.perturbation_size.item())
     return {"out": out, "value": out.norm_size.item(), "sensitivity": constants}
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger one; a result that overflows, or is none, says nothing."""
+    return max(a, b) if math.isfinite(b) else a
 
 
 def _ratio(found: float, claimed: float) -> float:
@@ -232,50 +414,3 @@ def _value_and_grads(f: Callable, points: list[torch.Tensor]) -> tuple[float, li
         return f([p.detach() for p in points]).item(), [torch.zeros_like(p) for p in points]
     dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]  # embedding(sparse=True)
     return value.item(), [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(dense, leaves, strict=True)]
-
-
-def _search_sensitivity(
-    call: Callable,
-    out_norm: Callable,
-    balls: Sequence[Ball],
-    k: int,
-    restart: int,
-    generator: torch.Generator,
-    steps: int,
-    witnesses: Sequence[Sequence[torch.Tensor]],
-    rounding: float,
-) -> float:
-    """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
-    ball = balls[k]
-    # X stays where X + h u and X - h u are both inside; a large h makes it a secant between two far points
-    h = (_STEP, _STEP, _STEP, 0.3, 1.0)[restart % 5] * ball.norm_size or _STEP
-    radii = [max(b.norm_size - h, 0.0) if j == k else b.norm_size for j, b in enumerate(balls)]
-    if restart < len(witnesses):
-        points = [b.point(w.double(), r) for b, w, r in zip(balls, witnesses[restart], radii, strict=True)]
-        h = _STEP * ball.norm_size or _STEP
-    else:
-        i = restart - len(witnesses)
-        # many constants are largest near zero, or where nothing has saturated yet
-        shrink = (1.0, 1.0, 1e-3, 0.3)[i % 4]
-        points = [
-            b.point(start(b, _sort(i, j), generator) * r * (shrink if j == k else 1.0), r)
-            for j, (b, r) in enumerate(zip(balls, radii, strict=True))
-        ]
-    direction = start(ball, restart + restart // 3, generator)
-    direction_ball = Ball("direction", ball.kind, ball.shape, 1.0, ball.elem_dims)
-
-    def slope(inputs: list[torch.Tensor]) -> torch.Tensor:
-        *xs, u = inputs
-        x, size = xs[k], direction_ball.norm(u).clamp(min=1e-12)
-        ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
-        end, begin = call(*ahead).double(), call(*behind).double()
-        return (out_norm(end - begin) - rounding) / (2 * h * size)
-
-    return _ascend(
-        slope,
-        [*points, direction],
-        [*balls, direction_ball],
-        [*radii, 1.0],
-        steps,
-        first=len(points) if restart % 2 == 0 else None,
-    )
