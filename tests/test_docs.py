@@ -140,8 +140,8 @@ def test_relative_links_exist(path: Path):
 
 
 def test_make_commands_in_markdown_exist():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named_targets = {t for path in FILES for t in re.findall(r"(?:`|^)make ([a-z]+)", path.read_text(), re.MULTILINE)}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named_targets = {t for path in FILES for t in re.findall(r"(?:`|^)make ([a-z-]+)", path.read_text(), re.MULTILINE)}
     assert named_targets <= targets
 
 
