@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.tensors import NormedTensor
@@ -85,6 +86,55 @@ def current_sensitivity() -> Sensitivity:
     return _sensitivity.get()
 
 
+# Whether autograd records the program at hand, where norm arithmetic is recorded in any case; None outside of that.
+_records_program: contextvars.ContextVar[bool | None] = contextvars.ContextVar("thunder_norm_records_program", default=None)
+
+
+@contextlib.contextmanager
+def perturbations_recorded() -> Iterator[None]:
+    """Autograd records what happens to perturbations inside the block, whatever the program does around it.
+
+    A perturbation bounds how far a tensor moves, and it moves as far under `torch.no_grad`: only derivatives stop there.  So
+    neither that nor `torch.inference_mode` concerns the arithmetic of perturbations.  Hooks for saved tensors
+    (`torch.utils.checkpoint` has some) get none of its numbers: they would be computed again, outside of what surrounds it now.
+    """
+    records = torch.is_grad_enabled()
+    has_hooks = _top_hooks(True) is not None
+    with contextlib.ExitStack() as stack:
+        if _records_program.get() is None:
+            stack.enter_context(setting(_records_program, records))
+        if not records:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+        if has_hooks:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
+        yield
+
+
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def _same(t: T) -> T:
+    return t
+
+
+def records_program() -> bool:
+    """Whether derivatives of the program at hand are recorded: not under its own `torch.no_grad`."""
+    found = _records_program.get()
+    return torch.is_grad_enabled() if found is None else found
+
+
+def measured(kind: type[NormedTensor], t: torch.Tensor, elem_dims: tuple[int, ...] | None) -> NormedTensor:
+    """`t` with its exact norm, differentiable in it if the program at hand is."""
+    # where a mode watches operations, torch computes singular vectors with the values, at several times the price
+    unwatched = contextlib.nullcontext() if type(t) not in _PLAIN else _disable_current_modes()
+    with torch.set_grad_enabled(records_program()), unwatched:
+        return kind.of(t, elem_dims)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 class Environment:
     """What surrounds a rule while it runs; tracing replaces it to record ops and to lift parameters its own way."""
 
@@ -94,7 +144,7 @@ class Environment:
 
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor that stands for the plain tensor `t`: with its exact norm."""
-        return kind.of(t, elem_dims)
+        return measured(kind, t, elem_dims)
 
     def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
         """Called before a rule runs, with the call's arguments, and those by name: as they were given, as the rule gets them."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
-from thunder_norm.context import current_environment, current_mode, run_real
+from thunder_norm.context import current_environment, current_mode, perturbations_recorded, records_program, run_real
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import is_in_place, op_key, op_name
 from thunder_norm.registry import NormedOp, NormRule, find_op, is_metadata, key_of
@@ -138,9 +138,10 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     """Run this rule of `op` on the norms of arguments that fit it, and the operation on the backings."""
     try:
         given = dict(bound.arguments)
-        prepared = rule.prepare(bound)
-        current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
-        result = rule.fn(*prepared.args, **prepared.kwargs)
+        with perturbations_recorded():
+            prepared = rule.prepare(bound)
+            current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
+            result = rule.fn(*prepared.args, **prepared.kwargs)
     except NormMapKeyError:  # a parameter's name is not the operation's affair
         raise
     except NormMismatchError as e:
@@ -153,7 +154,8 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     # a custom op's body is a program, not one operation: it is run as it is
     call = body if isinstance(func, NormedOp) else lambda *a, **k: run_real(body, a, k)
     real = call(*unwrap(args), **unwrap(kwargs))
-    return _attach(op, rule, prepared, result, real, args, kwargs)
+    with perturbations_recorded():
+        return _attach(op, rule, prepared, result, real, args, kwargs)
 
 
 def unwrap(tree: Any) -> Any:
@@ -175,7 +177,7 @@ def _attach(
         return real if result is None else result
     if not isinstance(real, torch.Tensor):
         raise NormMismatchError(f"norm rule for {op.__qualname__} returned a norm for {describe(real)}")
-    size = result.norm_size
+    size = _recorded(result.norm_size)
     # a rule that knows where all of its arguments come from may state the result's movement itself
     perturbation = _perturbation(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
     if current_mode() == "modula":
@@ -188,6 +190,11 @@ def _attach(
     _track_aliases(out, real, args, kwargs)
     current_environment().note(op.body, out)
     return out
+
+
+def _recorded(size: torch.Tensor) -> torch.Tensor:
+    """A number made from norm sizes: their derivatives stop where the program's do, perturbations go on."""
+    return size.detach() if size.requires_grad and not records_program() else size
 
 
 def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: dict) -> None:
@@ -224,6 +231,8 @@ def _perturbation(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, r
             )
         if not isinstance(constant, torch.Tensor) and constant == 0:
             continue
+        if isinstance(constant, torch.Tensor):
+            constant = _recorded(constant)
         is_one = not isinstance(constant, torch.Tensor) and constant == 1
         term = perturbation if is_one else perturbation * constant
         total = term if total is None else total + term

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm import context, dispatch, registry
 from thunder_norm.eager_environment import EagerEnvironment, user_line
 from thunder_norm.inference import Candidate, RunWith, Wanted, choose
+from thunder_norm.model_state import undisturbed
 from thunder_norm.parameters import Policy, derivations, refuse_mutation, tensor_names
 from thunder_norm.tensors import NormedTensor
 
@@ -136,8 +137,7 @@ def chosen_norms(
     """
     run = _Run(model, args, kwargs, policy, mode, tensor_names(model), otherwise).on_copies()
     try:
-        with run.unnoticed():
-            _, environment = run()
+        _, environment = run()
     except Exception:  # noqa: BLE001 - whatever it is, the trace about to be acquired meets it too, at the user's line
         return {}
     return {name: wanted for name, (wanted, _) in run.choose(environment).items()}
@@ -161,6 +161,7 @@ class _Run:
             self.tensors, self.policy, self.model, perturbed=perturbed, otherwise=self.otherwise, inferred=inferred
         )
         with (
+            undisturbed(self.model, self.args, self.kwargs),
             context.norm_mode(self.mode),
             context.norm_sensitivity(self.sensitivity),
             context.environment(environment),
@@ -184,13 +185,6 @@ class _Run:
         copies = {id(t): t.detach().clone() if name in buffers else t.detach() for name, t in self.tensors.items()}
         return replace(self, tensors={name: copies[id(t)] for name, t in self.tensors.items()})
 
-    @contextlib.contextmanager
-    def unnoticed(self) -> Iterator[None]:
-        """Random numbers drawn inside the block are drawn again after it."""
-        devices = {t.device.index or 0 for t in self.tensors.values() if t.device.type == "cuda"}
-        with torch.random.fork_rng(devices=devices):
-            yield
-
     def _with_norms(self, environment: EagerEnvironment) -> RunWith:
         """The program with inputs and parameters of norm 1 but for those given."""
         args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))
@@ -200,7 +194,7 @@ class _Run:
         copy = replace(self.on_copies(), args=args, kwargs=kwargs, otherwise="unit", sensitivity="global")
 
         def run(norms: Mapping[str, NormedTensor]) -> Any:
-            with copy.unnoticed(), torch.enable_grad():
+            with torch.enable_grad():
                 return replace(copy, policy={**others, **norms})()[0]
 
         return run

@@ -99,13 +99,16 @@ class EagerEnvironment(context.Environment):
 
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor for a plain one, by the policy."""
-        dims = canonical_dims(kind, elem_dims, t.ndim)
+        with context.perturbations_recorded():
+            return self._lift(t, kind, canonical_dims(kind, elem_dims, t.ndim))
+
+    def _lift(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         name = self.names.get(id(t))
         if name is None:
-            return self._lift_derived(t, kind, dims) if id(t) in self.derived else kind.of(t, dims)
+            return self._lift_derived(t, kind, dims) if id(t) in self.derived else context.measured(kind, t, dims)
         if self._lifts_of_derived is not None:
             self._lifts_of_derived[name] = Wanted(kind, dims)
-        key = (name, kind, dims)
+        key = (name, kind, dims, context.records_program())
         if key not in self._cache:
             normed = self._cache[key] = self._lift_parameter(t, name, kind, dims)
             normed._is_leaf_value = True
@@ -119,11 +122,13 @@ class EagerEnvironment(context.Environment):
         elif self.is_unit and id(t) in self.parameters:
             normed = own.around(t, 1.0)
         else:
-            normed = kind.of(t, dims)  # exactly, in what is wanted
+            normed = context.measured(kind, t, dims)  # exactly, in what is wanted
         first = self.lifted.get(name)
         if first is None:
             first = self.lifted[name] = (
-                normed if isinstance(normed, own.kind) and normed.elem_dims == own.elem_dims else (own.kind.of(t, own.elem_dims))
+                normed
+                if isinstance(normed, own.kind) and normed.elem_dims == own.elem_dims
+                else context.measured(own.kind, t, own.elem_dims)
             )
             if self.perturbed:
                 first.perturbation_size = torch.zeros((), dtype=NORM_DTYPE, requires_grad=True)
@@ -141,7 +146,7 @@ class EagerEnvironment(context.Environment):
         """A tensor made from parameters alone: measured if they are, with the perturbation that theirs give it."""
         is_measured = self.is_measured(t)
         if is_measured and not self.perturbed:
-            return kind.of(t, dims)
+            return context.measured(kind, t, dims)
         outer, lifts = self._lifts_of_derived, self._lifts_of_derived if self._lifts_of_derived is not None else {}
         self._lifts_of_derived = lifts
         try:
@@ -151,7 +156,7 @@ class EagerEnvironment(context.Environment):
         self._sources[id(t)] = dict(lifts)
         if not is_measured:
             return normed
-        return kind._wrap(t, kind.of(t, dims).norm_size, normed.perturbation_size, dims)
+        return kind._wrap(t, context.measured(kind, t, dims).norm_size, normed.perturbation_size, dims)
 
     def is_measured(self, t: torch.Tensor) -> bool:
         """Whether the norm of a parameter, or of a tensor made from parameters alone, is that of its data."""

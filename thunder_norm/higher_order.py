@@ -7,19 +7,22 @@ asked for (``create_graph=True``): then the program is run again by torch, under
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import thunder
 import torch
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx, from_trace
+from thunder.core.proxies import ProxyTag, TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transform_common import dce
 from thunder.executors.passes import transform_for_execution
 from thunder.executors.pythonex import ex as pythonex
 from thunder.executors.torchex import ex as torchex
 
 from thunder_norm.scalar_fusion import as_function_of_floats
+from thunder_norm.subclass.boundary_operators import bindable
+from thunder_norm.subclass.trace import OperationId
 
 
 class Replay:
@@ -57,8 +60,33 @@ class Replay:
     def _compile(self) -> Callable:
         new = from_trace(self.trace)
         *body, returned = self.trace.bound_symbols
-        new.bound_symbols = [*body, returned.from_bsym(args=(self.outputs,), output=self.outputs)]
+        body, outputs = _detaching(new, body, self.outputs)
+        new.bound_symbols = [*body, returned.from_bsym(args=(outputs,), output=outputs)]
         return _executable(dce(new)).python_callable(include_decorators=False)
+
+
+def _detaching(trace: TraceCtx, bsyms: Sequence[BoundSymbol], outputs: tuple) -> tuple[list[BoundSymbol], tuple]:
+    """A program that detaches what it makes under `torch.no_grad`, where Thunder only has tags; torch runs it."""
+    found: list[BoundSymbol] = []
+    detached: dict[Any, TensorProxy] = {}
+    for bsym in _opened(bsyms):
+        found.append(bsym.from_bsym_swap_proxies(detached))
+        made = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags]
+        if made:
+            with tracectx(trace):
+                copies = tuple(TensorProxy(like=p) for p in made)
+            found.append(bindable("detach", lambda *tensors: tuple(t.detach() for t in tensors))(*made, output=copies))
+            detached |= {variableify(p): copy for p, copy in zip(made, copies, strict=True)}
+    return found, tuple(detached.get(variableify(p), p) for p in outputs)
+
+
+def _opened(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Operations with our composites replaced by what they are made of."""
+    for bsym in bsyms:
+        if isinstance(bsym.sym.id, OperationId):
+            yield from _opened(bsym.subsymbols)
+        else:
+            yield bsym
 
 
 @thunder._with_cache_info_ctx

@@ -17,10 +17,11 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from thunder_norm import norm_map_trace
 from thunder_norm.annotations import named_annotations
-from thunder_norm.context import Mode, check_mode
+from thunder_norm.context import Mode, check_mode, perturbations_recorded, records_program
 from thunder_norm.dynamic_shapes import DynamicDims, parse_dynamic_shapes
 from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
 from thunder_norm.higher_order import RunCompiled, Scalars
+from thunder_norm.model_state import undisturbed
 from thunder_norm.normed_mode import normed
 from thunder_norm.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.sizes import Sizes
@@ -104,7 +105,6 @@ class NormMap:
         key = (
             tuple(map(self._signature, range(len(leaves)), leaves)),
             (normed_state_dict is None, tuple(norms), given.signature),
-            torch.is_grad_enabled(),
         )
         if self._last is None or key != self._last_key:
             if key not in self._programs:
@@ -179,8 +179,11 @@ class NormMap:
         return found
 
     def _acquire(self, leaves: list[Any], normed_state_dict: Mapping[str, Any] | None) -> Program:
-        policy = self.given(normed_state_dict)
-        inputs = self.placeholders(leaves)
+        # which of its results are differentiated is decided when it is called
+        with undisturbed(self.model, leaves), torch.inference_mode(False), torch.enable_grad():
+            return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
+
+    def _acquired(self, policy: norm_map_trace.Given, inputs: list[Any]) -> Program:
         program = Program.acquire(self.model, inputs, self.example_spec, policy, self.mode)
         for other in self.dynamic_dims.variants(inputs):
             try:
@@ -260,18 +263,24 @@ class Program:
             own.learn(theirs, other)
 
     def inputs(self, leaves: list[Any], given: Sizes | None) -> list[torch.Tensor]:
-        """What the compiled computation takes, in order."""
+        """What the compiled computation takes, in order; under `torch.no_grad` only perturbations have a derivative."""
         pool = [] if given is None else [*given.norm_sizes, *given.perturbation_sizes]
-        return [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
+        found = [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
+        if records_program():
+            return found
+        return [t if moves else t.detach() for t, moves in zip(found, self.plan.moves, strict=True)]
 
     def __call__(self, leaves: list[Any], given: Sizes | None, sizes: dict[str, int]) -> Any:
         """Run on the scalars of the arguments."""
-        inputs = self.inputs(leaves, given)
-        if self.scalars is not None:
-            result = self.scalars(self.plan.replay, inputs)
-        elif self.entry.backward_fn is None:
-            result = self.entry.computation_fn(*inputs)
-        else:
-            result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
+        with perturbations_recorded():
+            inputs = self.inputs(leaves, given)
+            if self.scalars is not None:
+                result = self.scalars(self.plan.replay, inputs)
+            elif self.entry.backward_fn is None:
+                result = self.entry.computation_fn(*inputs)
+            else:
+                result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
+            if not records_program():
+                result = [t if moves else t.detach() for t, moves in zip(result, self.plan.moved, strict=True)]
         with norm_map_trace.sizes_of_call(sizes):
             return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)

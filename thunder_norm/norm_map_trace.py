@@ -23,6 +23,7 @@ from thunder_norm.normed_mode import LiftedParameter, NormAcquisition, parameter
 from thunder_norm.parameters import size_tensors, tensor_names
 from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin, location_of_user
+from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tensors import NormedTensor
 from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
@@ -111,6 +112,8 @@ class Plan:
     """Where the inputs of the compiled computation come from, and what its outputs are."""
 
     sources: list[Source]
+    moves: list[bool]  # which of them are perturbations
+    moved: list[bool]  # which results depend on those
     outputs: list[OutputShape]
     fingerprint: str
     lifted_parameters: list[LiftedParameter]
@@ -189,11 +192,20 @@ class NormMapTransform(NormTransform):
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
         sources = [self._source(acquisition, p) for p in computation.args]
+        moves = [_is_perturbation(acquisition.origins.get(p.name)) for p in computation.args]
         prologue = _return_only(prologue, computation.args)
         fingerprint = "\n".join(str(b) for b in computation.bound_symbols)
         results = computation.bound_symbols[-1].args[0]["output"]
+        active = depending(computation, {p.name for p, is_moving in zip(computation.args, moves, strict=True) if is_moving})
         self.plan = Plan(
-            sources, outputs, fingerprint, list(acquisition.lifted_parameters), Replay(computation, results), len(results)
+            sources,
+            moves,
+            [p.name in active for p in results],
+            outputs,
+            fingerprint,
+            list(acquisition.lifted_parameters),
+            Replay(computation, results),
+            len(results),
         )
         return prologue, computation, epilogue
 
@@ -235,6 +247,12 @@ class NormMapTransform(NormTransform):
                 instead="give a NormedTensor for it (as an argument or in normed_state_dict), or real data",
             )
         )
+
+
+def _is_perturbation(origin: LeafOrigin | WrapperOrigin | None) -> bool:
+    if isinstance(origin, LeafOrigin):
+        return origin.index == 1
+    return origin is not None and origin.leaf_name == "perturbation_size"
 
 
 def _return_only(trace: TraceCtx, arguments: Sequence[Any]) -> TraceCtx:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ from thunder_norm.parameters import (
     tied_names,
 )
 from thunder_norm.subclass import boundary_operators, trace
-from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, location_of_user, value_of
+from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, is_grad_enabled, location_of_user, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
@@ -86,6 +86,7 @@ class NormAcquisition(Acquisition):
         self.is_normed_call = self.watches = is_normed_call()
         self._lifted: dict[tuple, NormedTensor] = {}
         self._derived: dict[int, Derived] = {}
+        self._given_perturbations: set[int] = set()  # the fakes of those given for parameters
         self.lifted_parameters: list[LiftedParameter] = []
         self._model = model
         self._inferred: dict[str, Wanted] = {}  # norms of parameters whose uses disagree
@@ -139,6 +140,11 @@ class NormAcquisition(Acquisition):
         """A trace is for calls through `normed` or for calls that are not."""
         expected = self.is_normed_call
         return [boundary_operators.guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected)]
+
+    def beyond_no_grad(self) -> set[int]:
+        """Perturbations: a tensor moves as far under `torch.no_grad`, only derivatives of its norm stop there."""
+        normed = [n for p in self.subclass_proxies() for n in _normed_inside(p.fake)] + list(self._lifted.values())
+        return {id(n.perturbation_size) for n in normed if n.perturbation_size is not None} | self._given_perturbations
 
     # -- which operations ---------------------------------------------------------------------------------------------
 
@@ -246,7 +252,7 @@ class NormAcquisition(Acquisition):
         dims = canonical_dims(kind, elem_dims, t.ndim)
         if self.proxy_of(t) is None:  # a temporary of the operation being recorded
             return kind.of(t, dims)
-        key = (id(t), kind, dims)
+        key = (id(t), kind, dims, is_grad_enabled())
         found = self._lifted.get(key)
         found = recorder.lifts.get(key) if found is None else found
         if found is None:
@@ -290,6 +296,7 @@ class NormAcquisition(Acquisition):
         """Write the leaves and lifts the operation just recorded asked for."""
         for name, fakes, requires_grad in recorder.leaves:
             trace.write_leaf(self, name, fakes, requires_grad)
+            self._given_perturbations.update(map(id, fakes[1:]))
         for name, log, outputs in recorder.hoisted:
             trace.emit_composite(self, name, log, outputs)
         self._lifted.update(recorder.lifts)
@@ -330,9 +337,16 @@ def parameter_name(proxy: TensorProxy) -> tuple[str, str] | None:
 
 def _is_normed(fake: torch.Tensor) -> bool:
     """Whether a wrapper is, or holds, a NormedTensor."""
+    return next(_normed_inside(fake), None) is not None
+
+
+def _normed_inside(fake: torch.Tensor) -> Iterator[NormedTensor]:
+    """A NormedTensor itself, or those that another wrapper holds."""
     if isinstance(fake, NormedTensor):
-        return True
-    return is_wrapper(fake) and any(_is_normed(getattr(fake, name)) for name in WrapperSpec.of(fake).names)
+        yield fake
+    elif is_wrapper(fake):
+        for name in WrapperSpec.of(fake).names:
+            yield from _normed_inside(getattr(fake, name))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

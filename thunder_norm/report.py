@@ -171,7 +171,8 @@ def norm_report(target: Any, *args: Any, explain: bool = False, **kwargs: Any) -
         NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
             its norm and no norm fits all of them.
     """
-    report = _report_of(target, args, kwargs)
+    with torch.inference_mode(False), torch.enable_grad():
+        report = _report_of(target, args, kwargs)
     return replace(report, explains=True) if explain else report
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from thunder_norm.context import perturbations_recorded
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.tensors import NormedTensor
 
@@ -46,9 +47,10 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
         raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
     moving = [y.perturbation_size for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
     sizes = [leaf.perturbation_size for leaf in flat_leaves]
-    if not moving or not sizes:
-        return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
-    grads = torch.autograd.grad(sum(moving), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
+    with perturbations_recorded():
+        if not moving or not sizes:
+            return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
+        grads = torch.autograd.grad(sum(moving), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
     return tree_unflatten(list(grads), structure)
 
 
@@ -62,7 +64,8 @@ def with_perturbation(x: NormedTensor) -> NormedTensor:
         raise NormMismatchError(f"with_perturbation needs a NormedTensor, got {type(x).__name__}")
     if x.perturbation_size is not None:
         raise NormMismatchError("with_perturbation: the tensor carries a perturbation_size already")
-    zero = torch.zeros((), dtype=x.norm_size.dtype, device=x.norm_size.device, requires_grad=True)
+    with perturbations_recorded():
+        zero = torch.zeros((), dtype=x.norm_size.dtype, device=x.norm_size.device, requires_grad=True)
     out = type(x)._wrap(x.backing, x.norm_size, zero, x.elem_dims)
     out._is_leaf_value = True
     return out

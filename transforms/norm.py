@@ -18,6 +18,7 @@ from thunder_norm.normed_mode import NormAcquisition
 from thunder_norm.parameters import Policy, check_names, check_policy
 from thunder_norm.scalar_fusion import fuse_scalars
 from thunder_norm.subclass import boundary_passes, patches
+from thunder_norm.subclass.activity import depending
 from thunder_norm.tensors import NORM_DTYPE
 from thunder_norm.transforms.subclass import SubclassTransform
 
@@ -67,6 +68,12 @@ class NormTransform(SubclassTransform):
         computed = computation.bound_symbols[-1].args[0]["output"]
         received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
         norms = [i for i, p in enumerate(computed) if is_norm_scalar(p)]
+        if not torch.is_grad_enabled():  # perturbations go on, and nothing else does
+            active = depending(computation, {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad})
+            given = {p.name for p in computation.args}
+            constants = tuple(r for p, r in zip(computed, received, strict=True) if p.name not in active | given)
+            traces = boundary_passes.pass_through_epilogue(traces, constants, (), "detach", _detached)
+            norms = [i for i in norms if computed[i].name in active]
         scalars = tuple(received[i] for i in norms)
         of_norms = boundary_passes.computing_only(computation, [computed[i] for i in norms])
         if not any(p.requires_grad for p in of_norms.args if isinstance(p, TensorProxy)):
@@ -85,6 +92,10 @@ class NormTransform(SubclassTransform):
 
     def __repr__(self) -> Any:
         return f"NormTransform(parameters={self.parameters!r}, mode={self.mode!r})"
+
+
+def _detached(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(t.detach() for t in tensors)
 
 
 def is_norm_scalar(p: Any) -> bool:

@@ -56,14 +56,12 @@ class UnitNorms:
     @staticmethod
     def _of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
         tensors = _stand_ins(model, args, kwargs)
-        devices = {t.device for t in tensors.values()}
-        with torch.random.fork_rng(devices={d.index or 0 for d in devices if d.type == "cuda"}):
-            is_untouched = _is_on_meta(args, kwargs)
-            args, kwargs = _of_norm_1(model, args, kwargs, is_meta=any(d.type == "meta" for d in devices))
-            norms, found, outputs = _run(model, args, kwargs, mode, tensors, {})
-            frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors)
-            if frozen:
-                norms, found, outputs = _run(model, args, kwargs, mode, tensors, frozen)
+        is_untouched = _is_on_meta(args, kwargs)
+        args, kwargs = _of_norm_1(model, args, kwargs, is_meta=any(t.device.type == "meta" for t in tensors.values()))
+        norms, found, outputs = _run(model, args, kwargs, mode, tensors, {})
+        frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors)
+        if frozen:
+            norms, found, outputs = _run(model, args, kwargs, mode, tensors, frozen)
         names = [name for name, _ in model.named_parameters()]
         return UnitNorms(
             {name: norms.get(name) or _default(tensors[name]) for name in names},

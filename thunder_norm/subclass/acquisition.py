@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,10 @@ class Acquisition:
 
     def write_hoisted(self, recorder: Any) -> None:
         """Write what must stand in the trace before the operation just recorded."""
+
+    def beyond_no_grad(self) -> set[int]:
+        """The fakes, by identity, that `torch.no_grad` is not about: what is computed from them is differentiated anyway."""
+        return set()
 
     def guards(self) -> list[Any]:
         """Bound symbols the prologue must run besides the checks of its inputs."""
@@ -384,6 +389,20 @@ def is_grad_enabled() -> bool:
     """Whether the program being traced is in a region that records gradients."""
     cd = get_compile_data()
     return torch.is_grad_enabled() if cd is None else cd.is_grad_enabled
+
+
+@contextlib.contextmanager
+def gradients_recorded(is_recorded: bool) -> Iterator[None]:
+    """What is written into the trace inside the block has derivatives, or has none, whatever the program says there."""
+    cd = get_compile_data()
+    if cd is None:
+        yield
+        return
+    was_enabled, cd.is_grad_enabled = cd.is_grad_enabled, is_recorded
+    try:
+        yield
+    finally:
+        cd.is_grad_enabled = was_enabled
 
 
 def value_of(a: Any) -> Any:

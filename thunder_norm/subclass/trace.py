@@ -8,6 +8,7 @@ symbols `flatten`, `unflatten` and `rebind`, which `boundary.lower` takes out of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.op_names import op_key
 from thunder_norm.registry import NormedOp
 from thunder_norm.subclass import aten
-from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.acquisition import Acquisition, gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.fallback import is_random
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -189,12 +190,25 @@ def emit_composite(
     wanted = {id(t) for t in outputs} | {id(t) for r in log for t in tree_flatten((r.args, r.kwargs))[0]}
     if acquisition.differentiates:
         wanted |= produced
-    symbol, made = composite(operation, log, inputs, outputs, wanted, is_detached=acquisition.differentiates)
-    results = symbol(*(acquisition.proxy_of(t) for t in inputs))
+    going_on = None if is_grad_enabled() else _going_on(acquisition, log)
+    symbol, made = composite(operation, log, inputs, outputs, wanted, is_detached=acquisition.differentiates, going_on=going_on)
+    with nullcontext() if not going_on else gradients_recorded(True):
+        results = symbol(*(acquisition.proxy_of(t) for t in inputs))
     for t, p in zip(outputs, results, strict=True):
         acquisition.bind(t, p)
     for t in (t for r in log for t in r.outputs if acquisition.differentiates):
         acquisition.intermediates[id(t)] = (t, made[id(t)])
+
+
+def _going_on(acquisition: Acquisition, log: Sequence[Recorded]) -> set[int]:
+    """Of operations recorded under `torch.no_grad`, those whose derivatives it does not concern, by identity."""
+    reached = acquisition.beyond_no_grad()
+    found = set()
+    for recorded in log if reached else ():
+        if any(id(t) in reached for t in _tensors((recorded.args, recorded.kwargs))):
+            found.add(id(recorded))
+            reached = reached | {id(t) for t in recorded.outputs}
+    return found
 
 
 def composite(
@@ -205,8 +219,11 @@ def composite(
     wanted: set[int],
     *,
     is_detached: bool = False,
+    going_on: set[int] | None = None,
 ) -> tuple[Symbol, dict[int, TensorProxy]]:
     """The symbol that replays `log` on proxies for `inputs` and returns those for `outputs`.
+
+    Of operations under `torch.no_grad` the derivatives of those in `going_on` are recorded all the same.
 
     Also returns a table, filled when the symbol is called, of the proxies of everything in `wanted`, by identity.  Results of
     a detached symbol are constants for Thunder's automatic differentiation.
@@ -228,8 +245,9 @@ def composite(
         with disable_autocast():  # recorded operations are already below autocast
             for recorded in log:
                 used = tuple(id(t) in wanted for t in recorded.outputs)
-                for t, p in zip(recorded.outputs, aten.emit(recorded, to_proxy, used), strict=True):
-                    env[id(t)] = p
+                with nullcontext() if not going_on else gradients_recorded(id(recorded) in going_on):
+                    emitted = aten.emit(recorded, to_proxy, used)
+                env |= {id(t): p for t, p in zip(recorded.outputs, emitted, strict=True)}
         made.update(env)
         if not is_detached:
             return tuple(_attached(env[id(t)]) for t in outputs)

@@ -1,0 +1,269 @@
+"""Everything a program can reach and change: a copy of each place that holds something, to be compared and put back.
+
+From modules and arguments the walk follows attributes, containers, classes, closures and the global names that the code mentions.
+It stops at the standard library, torch and Thunder: what those keep is theirs.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import operator
+import random
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_LIBRARIES = (sys.stdlib_module_names | {"torch", "torchvision", "thunder", "thunder_norm", "numpy"}) - {"__main__"}
+_ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
+_UNBOUND = object()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Something that holds values: what it held, and how to make it hold them again.
+
+    Attributes:
+        owner: the module, object, container, class, function or cell.
+        held: by attribute or key, or in order.
+        read: what it holds now, in the same form.
+        write: makes it hold such values.
+    """
+
+    owner: Any
+    held: Any
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it holds other objects now, or in another order."""
+        return not is_same(self.held, self.read())
+
+    def restore(self) -> None:
+        """Let it hold what it held."""
+        if self.is_changed:
+            self.write(self.held)
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two flat containers hold the same objects in the same order."""
+    if len(a) != len(b):
+        return False
+    if isinstance(a, set):
+        return a == b
+    return all(map(operator.is_, a, b)) and (not isinstance(a, dict) or all(map(operator.is_, a.values(), b.values())))
+
+
+class Reachable:
+    """The places reachable from some roots, and the tensors, random generators and caches in them."""
+
+    def __init__(self, roots: Iterable[Any]):
+        self.places: list[Place] = []
+        self.tensors: list[torch.Tensor] = []
+        self.generators: list[Any] = []
+        self.caches: list[Any] = []
+        self._seen: dict[int, Any] = {}  # kept alive: an id stays its object's
+        pending = list(roots)
+        while pending:
+            value = pending.pop()
+            if isinstance(value, _ATOMS) or id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value
+            pending.extend(self._enter(value))
+
+    def _enter(self, value: Any) -> Iterable[Any]:
+        """Note the places in one value; returns what they hold."""
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            return ()
+        if isinstance(value, dict | list | set | collections.deque):
+            return self._enter_container(value)
+        if isinstance(value, tuple | frozenset):
+            return value
+        if isinstance(value, types.FunctionType):
+            return self._enter_function(value)
+        if isinstance(value, type):
+            return self._enter_class(value)
+        if isinstance(value, types.MethodType):
+            return value.__self__, value.__func__
+        if isinstance(value, staticmethod | classmethod):
+            return (value.__func__,)
+        if isinstance(value, property | functools.cached_property):
+            return [f for f in (getattr(value, n, None) for n in ("fget", "fset", "func")) if f is not None]
+        if isinstance(value, functools.partial):
+            return value.func, value.args, value.keywords
+        if isinstance(value, functools._lru_cache_wrapper):
+            self.caches.append(value)
+            return (value.__wrapped__,)
+        if _is_generator(value):
+            self.generators.append(value)
+            return ()
+        return self._enter_object(value)
+
+    def _note(self, owner: Any, held: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        self.places.append(Place(owner, held, read, write))
+
+    def _enter_container(self, value: Any) -> Iterable[Any]:
+        read = functools.partial(_contents, value)
+        held = read()
+        self._note(value, held, read, functools.partial(_refill, value))
+        return [*(held.values() if isinstance(held, dict) else held), *self._attributes(value)]
+
+    def _enter_object(self, value: Any) -> Iterable[Any]:
+        cls = type(value)
+        is_module = isinstance(value, torch.nn.Module)
+        if isinstance(value, types.ModuleType) or (_is_of_library(cls) and not is_module and cls is not types.SimpleNamespace):
+            return ()
+        return [*self._attributes(value), cls]
+
+    def _attributes(self, value: Any) -> Iterable[Any]:
+        own = getattr(value, "__dict__", None)
+        found: list[Any] = []
+        if type(own) is dict:
+            self._note(value, dict(own), lambda: dict(own), functools.partial(_refill, own))
+            found.extend(own.values())
+        slots = [name for cls in type(value).__mro__ if not _is_of_library(cls) for name in _slots(cls)]
+        if slots:
+            read = functools.partial(_read_slots, value, slots)
+            self._note(value, read(), read, functools.partial(_write_slots, value))
+            found.extend(v for v in read().values() if v is not _UNBOUND)
+        return found
+
+    def _enter_class(self, cls: type) -> Iterable[Any]:
+        """The attributes of a class and of its bases, and the functions that are its methods."""
+        if _is_of_library(cls):
+            return ()
+
+        def read() -> dict[str, Any]:
+            return {name: v for name, v in vars(cls).items() if not (name.startswith("__") and name.endswith("__"))}
+
+        held = read()
+        self._note(cls, held, read, functools.partial(_write_attributes, cls, read))
+        methods = [v for name, v in vars(cls).items() if name not in held and isinstance(v, types.FunctionType)]
+        return [*held.values(), *methods, *cls.__bases__]
+
+    def _enter_function(self, fn: types.FunctionType) -> Iterable[Any]:
+        """Global variables it mentions, variables it closes over, default arguments and attributes."""
+        if _is_of_library(fn):
+            return ()
+        names = [n for n in _names(fn.__code__) if n in fn.__globals__ or n in _stored_globals(fn.__code__)]
+        read = functools.partial(_read_globals, fn.__globals__, names)
+        self._note(fn, read(), read, functools.partial(_write_globals, fn.__globals__))
+        found = [v for v in read().values() if v is not _UNBOUND]
+        for cell in fn.__closure__ or ():
+            self._note(fn, _read_cell(cell), functools.partial(_read_cell, cell), functools.partial(_write_cell, cell))
+            found.extend(_read_cell(cell))
+        return [*found, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
+
+
+def _is_of_library(value: Any) -> bool:
+    return (getattr(value, "__module__", None) or "builtins").partition(".")[0] in _LIBRARIES
+
+
+def _is_generator(value: Any) -> bool:
+    is_numpys = type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator")
+    return is_numpys or isinstance(value, torch.Generator | random.Random)
+
+
+def _contents(container: Any) -> Any:
+    """A copy, by the methods of the container's builtin class: those of its own class may do anything."""
+    if isinstance(container, dict):
+        return dict(dict.items(container))
+    return set(set.__iter__(container)) if isinstance(container, set) else list(container)
+
+
+def _refill(owner: Any, held: Any) -> None:
+    if isinstance(owner, list):
+        list.__setitem__(owner, slice(None), held)
+    elif isinstance(owner, collections.OrderedDict):
+        collections.OrderedDict.clear(owner)
+        for k, v in held.items():
+            collections.OrderedDict.__setitem__(owner, k, v)
+    elif isinstance(owner, dict):
+        dict.clear(owner)
+        dict.update(owner, held)
+    elif isinstance(owner, set):
+        set.clear(owner)
+        set.update(owner, held)
+    else:
+        collections.deque.clear(owner)
+        collections.deque.extend(owner, held)
+
+
+def _slots(cls: type) -> Iterator[str]:
+    slots = vars(cls).get("__slots__", ())
+    for name in (slots,) if isinstance(slots, str) else slots:
+        if not name.startswith("__"):
+            yield name
+
+
+def _read_slots(value: Any, names: list[str]) -> dict[str, Any]:
+    return {name: getattr(value, name, _UNBOUND) for name in names}
+
+
+def _write_slots(value: Any, held: dict[str, Any]) -> None:
+    for name, v in held.items():
+        if v is not _UNBOUND:
+            object.__setattr__(value, name, v)
+        elif hasattr(value, name):
+            object.__delattr__(value, name)
+
+
+def _write_attributes(cls: type, read: Callable[[], dict[str, Any]], held: dict[str, Any]) -> None:
+    for name in read().keys() - held.keys():
+        type.__delattr__(cls, name)
+    for name, v in held.items():
+        if vars(cls).get(name, _UNBOUND) is not v:
+            type.__setattr__(cls, name, v)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            yield from _codes(c)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for c in _codes(code) for name in c.co_names))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _stored_globals(code: types.CodeType) -> frozenset[str]:
+    """The global variables that the code assigns: they may not be there yet."""
+    return frozenset(
+        i.argval for c in _codes(code) for i in dis.get_instructions(c) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    )
+
+
+def _read_globals(variables: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: variables.get(name, _UNBOUND) for name in names}
+
+
+def _write_globals(variables: dict[str, Any], held: dict[str, Any]) -> None:
+    for name, v in held.items():
+        if v is not _UNBOUND:
+            variables[name] = v
+        else:
+            variables.pop(name, None)
+
+
+def _read_cell(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not assigned yet
+        return ()
+
+
+def _write_cell(cell: types.CellType, held: tuple[Any, ...]) -> None:
+    if held:
+        (cell.cell_contents,) = held
+    else:
+        del cell.cell_contents

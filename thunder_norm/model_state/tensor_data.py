@@ -1,0 +1,109 @@
+"""The data of tensors that a program writes into: copied before the first write, put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+# written by normalizations in training, which their schemas do not say
+_WRITTEN = frozenset({"running_mean", "running_var"})
+
+
+class WriteLog(TorchDispatchMode):
+    """Copies the memory of tensors before an operation inside writes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._made: set[int] = set()  # inside: what is in them is nobody else's
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if any(t is not FakeTensor and hasattr(t, "__tensor_flatten__") for t in types):
+            return NotImplemented  # the class comes first; what it does inside arrives here
+        for t in _written(func, args, kwargs):
+            if _has_data(t):
+                self._before_write(t)
+        result = func(*args, **kwargs)
+        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs)) if _has_data(t)}
+        self._made |= {t.untyped_storage()._cdata for t in _tensors(result) if _has_data(t)} - given
+        return result
+
+    def _before_write(self, t: torch.Tensor) -> None:
+        storage = t.untyped_storage()
+        if storage._cdata in self._made:
+            return
+        if storage._cdata not in self._copies:
+            self._copies[storage._cdata] = storage, storage.clone()
+        if not t.is_inference():
+            self._versions.append((t, t._version))
+
+    def restore(self) -> None:
+        """Put back what was there before the first writes."""
+        for storage, copy in self._copies.values():
+            if storage.nbytes() != copy.nbytes():
+                storage.resize_(copy.nbytes())
+            storage.copy_(copy)
+        for t, version in reversed(self._versions):  # a graph that waits for its backward may have saved it
+            torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+
+
+def _written(func: Any, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
+    """The tensor arguments that an operation writes into."""
+    schema = getattr(func, "_schema", None)  # an operator on functions has none
+    for i, a in enumerate(() if schema is None else schema.arguments):
+        if a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write):
+            yield from _tensors(args[i] if i < len(args) else kwargs.get(a.name))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def _has_data(t: torch.Tensor) -> bool:
+    """Whether a tensor has memory of its own that can be looked at."""
+    is_plain = not isinstance(t, FakeTensor) and not is_traceable_wrapper_subclass(t) and not is_lazy(t)
+    return is_plain and t.layout is torch.strided and not t.is_meta
+
+
+class Leaves:
+    """What tensors are besides their data: where it lies, gradients, whether they require grad, hooks."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]):
+        self._known = [(t, *_state(t)) for t in tensors if _has_data(t)]
+
+    def restore(self) -> None:
+        """Make them so again."""
+        for t, alias, requires_grad, grad, hooks in self._known:
+            if not _shows_the_same(t, alias):
+                t.data = alias
+            if t.is_leaf and t.requires_grad != requires_grad:
+                t.requires_grad_(requires_grad)
+            if t.is_leaf and t.grad is not grad:
+                t.grad = grad
+            now = t._backward_hooks
+            if hooks is None and now is not None:
+                t._backward_hooks = None
+            elif hooks is not None and now is not None and list(now) != list(hooks):
+                now.clear()
+                now.update(hooks)
+
+
+def _state(t: torch.Tensor) -> tuple[Any, ...]:
+    hooks = t._backward_hooks
+    return t.detach(), t.requires_grad, t.grad if t.is_leaf else None, None if hooks is None else dict(hooks)
+
+
+def _shows_the_same(t: torch.Tensor, alias: torch.Tensor) -> bool:
+    return (
+        t.untyped_storage()._cdata == alias.untyped_storage()._cdata
+        and (t.shape, t.stride(), t.dtype) == (alias.shape, alias.stride(), alias.dtype)
+        and t.storage_offset() == alias.storage_offset()
+    )

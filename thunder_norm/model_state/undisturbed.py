@@ -1,0 +1,95 @@
+"""A program is run to learn something about it, and leaves nothing behind.
+
+The runs of `norm_report`, `build_norm_map`, `ModularNorm` and `profile` are on normed tensors, on tensors without data, or on stand-ins for
+parameters.  What a module keeps of such a run (a table it caches, running statistics, a counter) is nothing its owner wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from thunder_norm.model_state.reachable import Reachable
+from thunder_norm.model_state.tensor_data import Leaves, WriteLog
+from thunder_norm.subclass.escapes import stand_in
+from thunder_norm.tensors import NormedTensor
+
+
+@contextlib.contextmanager
+def undisturbed(*roots: Any) -> Iterator[None]:
+    """What a program does inside to its surroundings is undone at the end, also if it raises.
+
+    That is: attributes of modules, of their classes and of other objects, containers reachable from them, global variables that their
+    code mentions, the data, gradients and flags of tensors, and the states of random generators.  Caches of `functools.lru_cache`
+    that took in a norm or a tensor without data are emptied.
+
+    Args:
+        *roots: the program, its arguments and what else it may change.
+    """
+    found = Reachable(roots)
+    leaves, sizes = Leaves(found.tensors), [c.cache_info().misses for c in found.caches]
+    log = WriteLog()
+    set_back = [_remembered(g) for g in found.generators]
+    with _same_random_numbers():
+        try:
+            with log:
+                yield
+        finally:
+            with torch.inference_mode(False), torch.no_grad():
+                for place in found.places:
+                    place.restore()
+                leaves.restore()
+                log.restore()
+                for restore in set_back:
+                    restore()
+            for cache, misses in zip(found.caches, sizes, strict=True):
+                if cache.cache_info().misses != misses and _holds_none_of_its_own(cache):
+                    cache.cache_clear()
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Numbers drawn inside are drawn again afterwards: torch's, Python's and NumPy's."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    numpy = sys.modules.get("numpy")
+    own, numpys = random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(own)
+        if numpy is not None:
+            numpy.random.set_state(numpys)
+
+
+def _remembered(generator: Any) -> Callable[[], Any]:
+    """What sets a generator that the program holds back to the state it has now."""
+    if isinstance(generator, torch.Generator):
+        state = generator.get_state()
+        return lambda: generator.set_state(state)
+    if hasattr(generator, "bit_generator"):
+        state = generator.bit_generator.state
+        return lambda: setattr(generator.bit_generator, "state", state)
+    state = generator.getstate()
+    return lambda: generator.setstate(state)
+
+
+def _holds_none_of_its_own(cache: Any) -> bool:
+    """Whether a result in an `lru_cache` is a norm or a tensor without data; CPython tells of its table to the garbage collector."""
+    pending, seen = [cache], {id(cache.__wrapped__), id(cache.__dict__)}
+    while pending:
+        for v in gc.get_referents(pending.pop()):
+            if id(v) in seen:
+                continue
+            seen.add(id(v))
+            if isinstance(v, NormedTensor) or stand_in(v) is not None:
+                return True
+            if isinstance(v, dict | list | tuple) or type(v).__name__ == "_lru_list_elem":
+                pending.append(v)
+    return False
