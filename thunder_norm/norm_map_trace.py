@@ -186,8 +186,10 @@ class NormMapTransform(NormTransform):
         prologue, computation, epilogue = traces
         computed = computation.bound_symbols[-1].args[0]["output"]
         received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
+        epilogue = _without_side_effects(epilogue, received)
+        kept = {p.name for p in epilogue.args if isinstance(p, TensorProxy)}
         backings = {b.args[0].name for b in epilogue.bound_symbols if _wraps_normed(b)}
-        norms = [p for p, r in zip(computed, received, strict=True) if is_norm_scalar(p) and r.name not in backings]
+        norms = [p for p, r in zip(computed, received, strict=True) if is_norm_scalar(p) and r.name in kept - backings]
         computation = boundary_passes.computing_only(computation, norms)
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
@@ -260,6 +262,23 @@ def _return_only(trace: TraceCtx, arguments: Sequence[Any]) -> TraceCtx:
     *body, returned = trace.bound_symbols
     (_, to_epilogue) = returned.args[0]
     new.bound_symbols = [*body, returned.from_bsym(args=((tuple(arguments), to_epilogue),))]
+    return new
+
+
+_SIDE_EFFECTS = (prims.PrimIDs.PACK_ATTR, prims.PrimIDs.PACK_BUFFER, prims.PrimIDs.PACK_SETITEM)
+
+
+def _without_side_effects(trace: TraceCtx, received: Sequence[Any]) -> TraceCtx:
+    """The epilogue without what the program writes into its module, and what is `received` for that: a norm map has norms only."""
+    body = [b for b in trace.bound_symbols if b.sym.id not in _SIDE_EFFECTS]
+    used = {p.name for b in body for p in b.flat_proxy_args if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL}
+    body = [b for b in body if not _wraps_normed(b) or b.output.name in used]
+    used = {p.name for b in body for p in b.flat_proxy_args if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL}
+    unused = {p.name for p in received if isinstance(p, TensorProxy)} - used
+    new = from_trace(trace)
+    new.bound_symbols = [b for b in body if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in unused]
+    new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in unused)
+    boundary_passes.declare_arguments(new, "epilogue")
     return new
 
 

@@ -106,8 +106,8 @@ class NormedTensor(torch.Tensor):
         if backing is not None:
             elem_dims = cls._canonical(cls.default_elem_dims(backing.ndim) if elem_dims is None else elem_dims, backing.ndim)
         self.backing = cast(torch.Tensor, backing)
-        self.norm_size = norm_size
-        self.perturbation_size = perturbation_size
+        self.norm_size = _for_autograd(norm_size)
+        self.perturbation_size = None if perturbation_size is None else _for_autograd(perturbation_size)
         self.elem_dims = cast(ed.Dims, elem_dims)
         self._is_leaf_value = False  # an operation's result, which an in-place operation may replace
         self._is_aliased = False  # shares its storage with another normed tensor
@@ -375,6 +375,14 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
         per_tap = t.movedim((out_dim, in_dim), (-2, -1))
         blocks = per_tap.unflatten(-2, (cls.groups, t.shape[out_dim] // cls.groups)).movedim(-3, 0)
         return RMSToRMSTensor.measure(blocks, (-2, -1)) * taps
+
+
+def _for_autograd(size: torch.Tensor) -> torch.Tensor:
+    """A size that autograd can take: one made under `torch.inference_mode` it cannot."""
+    if not size.is_inference():
+        return size
+    with torch.inference_mode(False):
+        return size.clone()
 
 
 def _sqrt(square: torch.Tensor) -> torch.Tensor:

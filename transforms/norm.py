@@ -13,6 +13,7 @@ from thunder.core.trace import TraceCtx
 
 from thunder_norm.annotations import named_annotations
 from thunder_norm.context import Mode, Sensitivity, check_mode, check_sensitivity
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.higher_order import Replay, differentiable_twice
 from thunder_norm.normed_mode import NormAcquisition
 from thunder_norm.parameters import Policy, check_names, check_policy
@@ -71,6 +72,11 @@ class NormTransform(SubclassTransform):
         if not torch.is_grad_enabled():  # perturbations go on, and nothing else does
             active = depending(computation, {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad})
             given = {p.name for p in computation.args}
+            if torch.is_inference_mode_enabled() and not active.isdisjoint({p.name for p in computed} - given):
+                raise NormMismatchError(
+                    "a jitted call with a perturbation_size that requires grad under torch.inference_mode(), where nothing can be "
+                    "differentiated: call it under torch.no_grad()"
+                )
             constants = tuple(r for p, r in zip(computed, received, strict=True) if p.name not in active | given)
             traces = boundary_passes.pass_through_epilogue(traces, constants, (), "detach", _detached)
             norms = [i for i in norms if computed[i].name in active]

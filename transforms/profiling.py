@@ -20,6 +20,7 @@ from thunder.core.transform_common import Transform
 
 from thunder_norm import progress
 from thunder_norm.errors import ProfileError
+from thunder_norm.model_state import undisturbed
 from thunder_norm.profiling import eager, trace
 from thunder_norm.profiling.flops import COUNTS, Count
 from thunder_norm.profiling.memory import Kind
@@ -69,6 +70,13 @@ def profile(
         DataDependentError: the same, while its trace is acquired.
     """
     _check(fn, target, count, executors)
+    with undisturbed(_plain(fn), args, kwargs):
+        return _profile(fn, args, kwargs, backward, executors, target, device, count)
+
+
+def _profile(
+    fn: Callable, args: tuple, kwargs: dict, backward: bool, executors: Any, target: str, device: Any, count: Count
+) -> Profile:
     stand_ins = StandIns(None if device is None else torch.device(device))
     recorder = Recorder(count)
     if target == "eager":

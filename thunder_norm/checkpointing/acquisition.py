@@ -143,12 +143,14 @@ def _torch_checkpoint(
 ) -> Any:
     """Called for ``torch.utils.checkpoint.checkpoint``: a region, reentrant or not.
 
-    The generator's state is always preserved; checks of determinism have nothing to check, since what runs twice is one program.
+    Thunder's own refuses reentrant ones, and both are one thing in a trace.  The generator's state is always preserved; checks of
+    determinism have nothing to check, since what runs twice is one program.
     """
     if not keeps_regions():
-        given = {"use_reentrant": use_reentrant, "context_fn": context_fn, "determinism_check": determinism_check}
-        given |= {"debug": debug, "preserve_rng_state": preserve_rng_state, "early_stop": early_stop}
-        return _thunders(function, *args, **{k: v for k, v in given.items() if v is not None}, **kwargs)
+        if kwargs:  # Thunder's takes none of the function's own; nothing of ours needs the region
+            return _interpret_call(function, *args, **kwargs)
+        given = {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
+        return _thunders(function, *args, **{k: v for k, v in given.items() if v is not None})
     if context_fn is not None and context_fn.value is not torch.utils.checkpoint.noop_context_fn:
         return do_raise(
             UnsupportedOpError(

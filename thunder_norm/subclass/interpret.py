@@ -72,9 +72,10 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return operation_of(acquisition, fn)  # Thunder has some methods of DTensor, for proxies of its own
     if fn is AUTOGRAD_APPLY:
         return _autograd_function(acquisition, args, kwargs)
-    if fn is torch.utils.checkpoint.checkpoint and (acquisition.differentiates or _has_wrapper(args, kwargs)):
-        # what is recomputed is a matter of memory, not of values
-        return lambda function, *inputs, **options: _interpret_call(function, *inputs)
+    if fn is torch.utils.checkpoint.checkpoint and (
+        acquisition.differentiates or acquisition.intercepts_plain or _has_wrapper(args, kwargs)
+    ):
+        return _without_checkpoint
     if _has_wrapper(args, kwargs):
         if fn in ASKS_FOR_OVERRIDES:  # torch's modules leave their fused inference kernels where a subclass takes part
             return functools.partial(has_override, acquisition, fn)
@@ -154,6 +155,15 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     if is_torchs and any(isinstance(v, TensorProxy) and acquisition.requires_grad(v) for v in values):
         acquisition.differentiate()
     return lambda cls, *inputs, **options: operation_of(acquisition, apply)(*inputs, **options)
+
+
+_CHECKPOINT_OPTIONS = frozenset("use_reentrant context_fn determinism_check debug preserve_rng_state early_stop".split())
+
+
+def _without_checkpoint(function: WrappedValue, *inputs: WrappedValue, **options: WrappedValue) -> Any:
+    """Called for `torch.utils.checkpoint.checkpoint`: what is recomputed is a matter of memory, not of values."""
+    own = {name: v for name, v in options.items() if name not in _CHECKPOINT_OPTIONS}
+    return _interpret_call(function, *inputs, **own)
 
 
 def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> bool:
