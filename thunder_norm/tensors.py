@@ -379,7 +379,7 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
 
 def _for_autograd(size: torch.Tensor) -> torch.Tensor:
     """A size that autograd can take: one made under `torch.inference_mode` it cannot."""
-    if not size.is_inference():
+    if not size.is_inference() or isinstance(size, FakeTensor):
         return size
     with torch.inference_mode(False):
         return size.clone()
