@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import thunder.torch as ltorch
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 from thunder.core.jit_ext import get_jit_ctx, register_general_jit_lookaside
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.symbol import Symbol
 from thunder.core.trace import TraceCtx
 from torch.utils._pytree import PyTree, tree_flatten
 
@@ -18,9 +18,9 @@ from thunder_norm.function_transforms.acquisition import Program, flat_program, 
 from thunder_norm.function_transforms.batch_dims import with_batch
 from thunder_norm.function_transforms.batching import evaluate_vmap
 from thunder_norm.function_transforms.grouping import print_without_module, replayed
-from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.registry import VjpRule
-from thunder_norm.function_transforms.reverse import evaluate_vjp, joint_of
+from thunder_norm.function_transforms.reverse import evaluate_vjp
+from thunder_norm.function_transforms.thunder_rules import joint_of
 from thunder_norm.function_transforms.transformed import Call, Transformed, constructor
 
 
@@ -138,7 +138,11 @@ class CustomOperation:
         self.has_gradient = has_gradient
         self.num_results = num_results
         self.symbol = Symbol(name=name, meta=self._meta, id=self, _bind_postprocess=print_without_module)
-        self.rules = {"vjp": VjpRule(self._augmented, self._pulled), "jvp": self._pushed, "batching": self._batched}
+        self.rules = {
+            "vjp": VjpRule(self._augmented, self._pulled, self._check_active),
+            "jvp": self._pushed,
+            "batching": self._batched,
+        }
         # Thunder's own differentiation, of a program under a user's thunder.jit, asks executors for rules
         get_jit_ctx().ad_hoc_executor.register_implementation(
             self.symbol, execution_transform=self._meta, grad_transform=joint_of(self.rules["vjp"])
@@ -147,18 +151,17 @@ class CustomOperation:
     def __repr__(self) -> str:
         return self.name
 
-    def check_active(self, bsym: BoundSymbol, active: set[str]) -> None:
+    def _check_active(self, args: tuple, active: Set[str]) -> None:
         """Refuse to differentiate with respect to what the function closes over: its rule says nothing of that.
 
         Raises:
             TransformError: it is to be.
         """
-        for p in bsym.args[len(self.has_gradient) :]:
+        for p in args[len(self.has_gradient) :]:
             if p.name in active:
                 raise TransformError(
                     with_details(
                         f"{self.name}, a custom_vjp, closes over {p.name}, which is being differentiated",
-                        at=location_of(bsym),
                         why="its rule has gradients for arguments only",
                         instead="pass the tensor as an argument, or detach() it",
                     )

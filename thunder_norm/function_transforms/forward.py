@@ -17,6 +17,7 @@ from thunder.core.pytree import tree_flatten, tree_map
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
+import thunder_norm.function_transforms.elementwise  # noqa: F401 - registers the rules
 import thunder_norm.function_transforms.jvp_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.function_transforms.acquisition import scope

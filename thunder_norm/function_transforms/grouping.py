@@ -8,7 +8,7 @@ formulas do; where that would be costly, or would draw numbers, the operation is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from thunder.core import prims
 from thunder.core.proxies import Proxy, TensorProxy
@@ -25,14 +25,21 @@ Ids = prims.PrimIDs
 _COSTLY = frozenset({Ids.MATMUL, Ids.LINEAR, Ids.CONVOLUTION, Ids.SORT, Ids.TOPK, Ids.EMBEDDING})
 
 
+class Grouped(NamedTuple):
+    """One operation for a way back: ``backward(*cotangents)`` writes it and returns the gradients of `inputs`."""
+
+    inputs: tuple[TensorProxy, ...]
+    backward: Callable[..., Sequence[TensorProxy]]
+
+
 def grouped(
     bsym: BoundSymbol,
     forward: Sequence[BoundSymbol],
     pull: Callable[[Sequence[TensorProxy]], Sequence[TensorProxy | None]],
     inputs: Sequence[TensorProxy],
     threshold: int,
-) -> list[BoundSymbol] | None:
-    """The way back of `bsym` as one operation between ``get_grad`` and ``put_grad``; None if it is better taken apart.
+) -> Grouped | None:
+    """The way back of `bsym` as one operation; None if it is better taken apart.
 
     Args:
         bsym: the operation.
@@ -61,15 +68,12 @@ def grouped(
         return None
     mask = tuple(g is not None for g in gradients), tuple(o.name in used for o in outs)
     symbol = _symbol(bsym, mask, kept, ((*cotangents, *saved, *bsym.args), bsym.kwargs), gradients)
-    with scope(get_tracectx()) as backward:
-        received = tuple(prims.get_grad(o) for o in outs if is_differentiable(o))
+
+    def backward(*received: TensorProxy) -> Sequence[TensorProxy]:
         results = symbol(*received, *saved, *bsym.args, **bsym.kwargs)
-        results = results if isinstance(results, tuple) else (results,)
-        remaining = iter(results)
-        for p, g in zip(inputs, gradients, strict=True):
-            if g is not None:
-                prims.put_grad(p, next(remaining))
-    return backward
+        return results if isinstance(results, tuple) else (results,)
+
+    return Grouped(tuple(p for p, g in zip(inputs, gradients, strict=True) if g is not None), backward)
 
 
 def _symbol(bsym: BoundSymbol, mask: tuple, kept: Sequence[BoundSymbol], arguments: tuple, gradients: Sequence[Any]) -> Symbol:

@@ -23,7 +23,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.function_transforms.locations import location_of
+from thunder_norm.function_transforms.registry import VjpRule
 from thunder_norm.function_transforms.replay import is_differentiable
+from thunder_norm.function_transforms.thunder_rules import joint_of
 
 # Runs what is derived here.  Never in an executor list: only what is written here carries it.
 opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
@@ -85,11 +87,11 @@ def _register(transform: str, operation: Operation) -> Symbol:
     run = functools.partial(how.run, operation.run)
     meta = functools.partial(how.meta, operation.meta)
     tags = [prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE] if operation.is_random else None
-    symbol = opaque_executor.register_operator(name, meta=meta, fn=_on_torch_types(run), tags=tags)
+    symbol = opaque_executor.register_operator(name, meta=meta, fn=_apart_from_autograd(_on_torch_types(run)), tags=tags)
     _symbols[transform, operation] = symbol
     _operations[symbol.id] = Operation(name, run, meta, operation.is_random)
     if not operation.is_random:  # for Thunder's own automatic differentiation of a program that holds it
-        register_grad(symbol, _vjp_rule(symbol, _operations[symbol.id]))
+        register_grad(symbol, joint_of(_TorchsRule(*_forward_and_backward(symbol, _operations[symbol.id]))))
     return symbol
 
 
@@ -145,6 +147,26 @@ def _on_torch_types(run: Callable) -> Callable:
         return run(*tree_map(_to_torch, args), **tree_map(_to_torch, kwargs))
 
     return on_torch_types
+
+
+def _apart_from_autograd(run: Callable) -> Callable:
+    """`run` as a computation of its own: torch's autograd records nothing of it, though gradients are enabled inside.
+
+    Programs run with gradients disabled, and under that some of torch's formulas (``linalg_det_backward``, ``linalg_solve_backward``)
+    choose variants that are no functions of all their arguments, whose derivatives are wrong.
+    """
+
+    def apart(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(_detached, (args, kwargs))
+        with torch.enable_grad():
+            result = run(*args, **kwargs)
+        return tree_map(_detached, result)
+
+    return apart
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
 def _to_torch(value: Any) -> Any:
@@ -280,10 +302,16 @@ def _run_vmap(
     return tuple(torch.stack(column) for column in zip(*results, strict=True))
 
 
-def torch_vjp_rule(bsym: BoundSymbol) -> Callable | None:
-    """The vjp rule of an operation that torch runs, as Thunder writes such rules, between ``get_grad`` and ``put_grad``.
+def is_opaque(bsym: BoundSymbol) -> bool:
+    """Whether an operation is one that Thunder had registered for torch to run: it has neither parts nor rules of its own.
 
-    None if torch is not what runs it.
+    Relies on ``thunder.torch.meta_adaptor`` keeping the function it stands for.
+    """
+    return not bsym.subsymbols and hasattr(bsym.sym.meta, "__torchfn")
+
+
+def torch_vjp_rule(bsym: BoundSymbol) -> VjpRule | None:
+    """The vjp rule of an operation that torch runs: torch's formula, run by ``torch.func``; None if torch is not what runs it.
 
     Raises:
         MissingTransformRuleError: it draws numbers, and torch's formula would draw others.
@@ -301,16 +329,24 @@ def torch_vjp_rule(bsym: BoundSymbol) -> Callable | None:
                 to_add_one=f"thunder_norm.transforms.register_vjp({str(bsym.sym.id)!r})(forward, backward); see CONTRIBUTING.md",
             )
         )
-    return _vjp_rule(bsym.sym, operation)
+    return _TorchsRule(*_forward_and_backward(bsym.sym, operation))
 
 
-def _vjp_rule(symbol: Symbol, operation: Operation) -> Callable:
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        result = symbol(*args, **kwargs)
-        cotangents = tuple(prims.get_grad(p) for p in flat_proxies(result) if is_differentiable(p))
+class _TorchsRule(VjpRule):
+    """Its gradients are those of all differentiable tensors among the arguments, in order."""
+
+    def paired(self, args: tuple, kwargs: dict, gradients: Sequence[TensorProxy]) -> list[tuple[Any, Any]]:
         inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
-        for p, g in zip(inputs, derived("vjp", operation)(args, kwargs, cotangents), strict=True):
-            prims.put_grad(p, g)
-        return result
+        return list(zip(inputs, gradients, strict=True))
 
-    return rule
+
+def _forward_and_backward(symbol: Symbol, operation: Operation) -> tuple[Callable, Callable]:
+    def forward(*args: Any, **kwargs: Any) -> tuple[Any, tuple]:
+        result = symbol(*args, **kwargs)
+        return result, (args, kwargs, tuple(map(is_differentiable, flat_proxies(result))))
+
+    def backward(saved: tuple, *cotangents: TensorProxy) -> tuple[TensorProxy, ...]:
+        args, kwargs, mask = saved
+        return derived("vjp", operation)(args, kwargs, tuple(ct for ct, m in zip(cotangents, mask, strict=True) if m))
+
+    return forward, backward

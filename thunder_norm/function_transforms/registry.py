@@ -7,8 +7,10 @@ it consists of, so rules are only needed for primitives, and wherever one is bet
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
-from typing import Any, Generic, NamedTuple, TypeVar
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import thunder.torch as ltorch
 import torch
@@ -20,15 +22,55 @@ from thunder_norm.subclass.patches import torch_functions_on_proxies
 Rule = TypeVar("Rule")
 
 
-class VjpRule(NamedTuple):
+@dataclass(frozen=True)
+class VjpRule:
     """Reverse mode of one operation, in two functions.
 
-    ``forward(*args, **kwargs)`` returns the result and what it saves, ``backward(saved, *cotangents)`` the gradient of each
-    positional argument (None: zero, or not a differentiable tensor).
+    Attributes:
+        forward: ``forward(*args, **kwargs)`` returns the result and what it saves.
+        backward: ``backward(saved, *cotangents)`` returns the gradient of each positional argument (None: zero, or not a
+            differentiable tensor).
+        check_active: ``check_active(args, active)`` refuses to differentiate by arguments the rule says nothing of; `active` are the
+            names of the tensors that the inputs reach.
     """
 
     forward: Callable[..., tuple[Any, Any]]
     backward: Callable[..., Any]
+    check_active: Callable[[tuple, Set[str]], None] | None = None
+
+    def paired(self, args: tuple, kwargs: dict, gradients: Any) -> list[tuple[Any, Any]]:
+        """Each argument, taken out of lists, with what `backward` returned for it; those without a gradient are left out.
+
+        Raises:
+            TransformError: there is not one for each positional argument.
+        """
+        if isinstance(gradients, Mapping):
+            raise TransformError("gradients are returned in the order of the arguments, not by name")
+        gradients = tuple(gradients) if isinstance(gradients, Sequence) else (gradients,)
+        return _paired(self._in_order(args, kwargs, len(gradients)), gradients)
+
+    def _in_order(self, args: tuple, kwargs: dict, count: int) -> tuple:
+        """The arguments that gradients are for: those by keyword, and those left out, at their places if there is one for each."""
+        if count == len(args):
+            return args
+        try:
+            bound = inspect.signature(self.forward).bind(*args, **kwargs)
+        except TypeError:
+            return args
+        bound.apply_defaults()
+        return bound.args
+
+
+def _paired(args: Sequence[Any], gradients: Sequence[Any]) -> list[tuple[Any, Any]]:
+    if len(args) != len(gradients):
+        raise TransformError(f"{len(gradients)} gradients are returned for {len(args)} arguments")
+    found = []
+    for a, g in zip(args, gradients, strict=True):
+        if isinstance(a, Sequence) and isinstance(g, Sequence) and not isinstance(a, str):
+            found.extend(_paired(a, g))
+        elif g is not None:
+            found.append((a, g))
+    return found
 
 
 class Registry(Generic[Rule]):
@@ -234,5 +276,5 @@ def _in_torch(rule: Callable) -> Callable:
 
 
 def _described(rule: Any) -> str:
-    functions = rule if isinstance(rule, VjpRule) else (rule,)
+    functions = (rule.forward, rule.backward) if isinstance(rule, VjpRule) else (rule,)
     return ", ".join(f"{f.__module__}.{getattr(f, '__qualname__', repr(f))}" for f in functions)

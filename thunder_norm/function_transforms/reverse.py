@@ -1,41 +1,39 @@
 """Reverse mode: from a flat program to its results and the program that pulls cotangents back.
 
 The operations of the forward program are written as they are, so they keep their names and lines.  Each operation that the inputs
-reach has a rule, tried in this order: ours (`registry.vjp_rules`), Thunder's for its id, its parts, one derived from torch.func.
-What a rule computes for the way back is written when a cotangent arrives, under the line of the operation it belongs to.
+reach has a rule, tried in this order: ours (`registry.vjp_rules`), Thunder's (`thunder_rules`), its parts, torch's (`opaque`).  The way
+back of an operation is a flat program of its own, recorded with the forward and written, for each pullback anew, when a cotangent
+arrives.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
-from thunder.core.pytree import tree_flatten, tree_unflatten
+from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import TraceCtx, get_tracectx
-from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backward_impls, nondifferentiable_vjp_symbols
 
 import thunder_norm.function_transforms.decompositions  # noqa: F401 - registers them
+import thunder_norm.function_transforms.elementwise  # noqa: F401 - registers the rules
 import thunder_norm.function_transforms.vjp_rules  # noqa: F401 - registers the rules
-from thunder_norm.errors import MissingTransformRuleError, TransformError, with_details
-from thunder_norm.function_transforms.acquisition import operations_of, outputs_of, scope
-from thunder_norm.function_transforms.grouping import grouped
+from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
+from thunder_norm.function_transforms.acquisition import operations_of, outputs_of, program_of, scope
+from thunder_norm.function_transforms.complex_numbers import in_dtype_of
+from thunder_norm.function_transforms.grouping import grouped, replayed
 from thunder_norm.function_transforms.locations import at_line_of, location_of
-from thunder_norm.function_transforms.opaque import flat_proxies, torch_vjp_rule
+from thunder_norm.function_transforms.opaque import flat_proxies, is_opaque, torch_vjp_rule
 from thunder_norm.function_transforms.readability import core
 from thunder_norm.function_transforms.registry import VjpRule, decompositions, vjp_rules
 from thunder_norm.function_transforms.replay import is_differentiable
+from thunder_norm.function_transforms.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 
-_CONSTANT = frozenset(
-    {*nondifferentiable_vjp_symbols, "torch.detach", "torch.Tensor.detach", "torch.Tensor.item", prims.PrimIDs.ITEM}
-)
 _IGNORED = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL, prims.PrimIDs.COMMENT)
 
 _MANY = 4  # operations on the way back of a primitive that are worth a name of their own
@@ -43,28 +41,38 @@ _MANY = 4  # operations on the way back of a primitive that are worth a name of 
 Swaps = dict[Variable, Proxy]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Node:
-    """One operation on the way back: what its rule wrote, with ``get_grad`` and ``put_grad`` where cotangents go in and out."""
+    """The way back of one operation.
+
+    Attributes:
+        bsym: the operation, for its line.
+        outs: its results that cotangents come for.
+        inputs: its arguments that get gradients.
+        backward: a flat program that takes a cotangent for each of `outs` and then `saved`, and returns a gradient for each of
+            `inputs`.
+        saved: what it needs of the forward program, by the forward program's proxies, as `outs` and `inputs` are.
+    """
 
     bsym: BoundSymbol
     outs: tuple[TensorProxy, ...]
-    backward: list[BoundSymbol]
+    inputs: tuple[TensorProxy, ...]
+    backward: TraceCtx
+    saved: tuple[Proxy, ...]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pullback:
     """Pulls cotangents of a program's results back to its inputs; written into the open trace at each call.
 
     Inputs and results go by the program's own proxies, so an input given twice, or captured as well, stays apart.
     """
 
-    nodes: list[Node]
+    nodes: Sequence[Node]
     args: tuple[Any, ...]
     outs: tuple[Any, ...]
     primals: Swaps
     wrt: tuple[bool, ...]
-    _is_used: bool = field(default=False)
 
     def __call__(self, cotangents: Sequence[TensorProxy | None]) -> tuple[TensorProxy | None, ...]:
         """The cotangents of the inputs, None where one is zero.
@@ -76,12 +84,26 @@ class Pullback:
         for out, ct in zip(self.outs, cotangents, strict=True):
             if ct is not None and isinstance(out, TensorProxy):
                 _accumulate(cotangent_of, out, ct)
-        renew, self._is_used = self._is_used, True
         for node in reversed(self.nodes):
             if any(o.name in cotangent_of for o in node.outs):
                 with at_line_of(trace, node.bsym):
-                    _write_back(trace, node, cotangent_of, dict(self.primals), renew)
+                    received = [cotangent_of.get(o.name) for o in node.outs]
+                    received = [self._zeros_like(o) if ct is None else ct for o, ct in zip(node.outs, received, strict=True)]
+                    gradients = replayed(node.backward, [*received, *map(self._primal, node.saved)])
+                    for target, gradient in zip(node.inputs, gradients, strict=True):
+                        _accumulate(cotangent_of, target, gradient)
         return tuple(cotangent_of.get(a.name) if w else None for a, w in zip(self.args, self.wrt, strict=True))
+
+    def _primal(self, p: Proxy) -> Proxy:
+        return self.primals.get(variableify(p), p)
+
+    def _zeros_like(self, p: TensorProxy) -> TensorProxy:
+        return ltorch.zeros_like(self._primal(p))
+
+
+def _accumulate(cotangent_of: dict[str, TensorProxy], target: TensorProxy, gradient: TensorProxy) -> None:
+    known = cotangent_of.get(target.name)
+    cotangent_of[target.name] = gradient if known is None else ltorch.add(known, gradient)
 
 
 def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool] | None = None) -> tuple[tuple[Any, ...], Pullback]:
@@ -94,6 +116,7 @@ def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool] | 
 
     Raises:
         MissingTransformRuleError: an operation on the way has no rule.
+        TransformError: a rule returned something that does not fit its operation.
     """
     wrt = tuple([True] * len(primals) if wrt is None else wrt)
     swaps = {
@@ -110,24 +133,21 @@ def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool] | 
 
 
 class _Reverse:
+    """A program while it is written: its ways back so far, and which of its tensors the inputs reach."""
+
     def __init__(self, args: Sequence[Proxy], primals: Swaps, wrt: Sequence[bool]):
         self.primals = primals
         self.nodes: list[Node] = []
         self.trace = get_tracectx()
-        self.active = {
-            a.name
-            for a, w in zip(args, wrt, strict=True)
-            if w and isinstance(a, TensorProxy) and dtypes.is_inexact_dtype(a.dtype)
-        }
+        self.active = {a.name for a, w in zip(args, wrt, strict=True) if w and is_differentiable(a)}
 
     def write(self, bsym: BoundSymbol) -> None:
         """Write one operation of the program."""
         with at_line_of(self.trace, bsym):
             forward, nodes = self.process(bsym)
-            backward = self.grouped(bsym, forward, nodes)
-        if backward is not None:
-            outs = tuple(o for o in bsym.flat_proxy_outs if isinstance(o, TensorProxy))
-            forward, nodes = [bsym], [Node(bsym, outs, backward)]
+            node = self.grouped(bsym, forward, nodes)
+        if node is not None:
+            forward, nodes = [bsym], [node]
         self.trace.peek_scope().extend(b.from_bsym_swap_proxies(self.primals, skip_output=True) for b in forward)
         self.nodes.extend(nodes)
 
@@ -137,13 +157,10 @@ class _Reverse:
             return [], []
         if _is_constant(bsym, self.active):
             return [bsym], []
-        check = getattr(bsym.sym.id, "check_active", None)
-        if check is not None:
-            check(bsym, self.active)
         parts = self.decomposed(bsym)
-        node = None if parts else self.by_rule(bsym)
-        if node is not None:
-            return node
+        rule = None if parts else rule_of(bsym)
+        if rule is not None:
+            return self.by_rule(bsym, rule)
         parts = parts or bsym.subsymbols
         if not parts:
             if not bsym.sym.is_prim and {p.name for p in bsym.flat_proxy_outs} <= {p.name for p in bsym.flat_proxy_args}:
@@ -155,23 +172,7 @@ class _Reverse:
             written, found = self.process(sub)
             forward.extend(written)
             nodes.extend(found)
-        inner = {p.name for b in forward for p in b.flat_proxy_outs} - {p.name for p in bsym.flat_proxy_outs}
-        if not any(p.name in inner for n in nodes for p in _used(n)):
-            return [bsym], nodes
-        return forward, nodes
-
-    def grouped(self, bsym: BoundSymbol, forward: list[BoundSymbol], nodes: list[Node]) -> list[BoundSymbol] | None:
-        """The way back as one operation, where that reads better than its parts."""
-        if not nodes or (forward != [bsym] and vjp_rules.find(bsym.sym) is not None):  # what a rule of ours saves is saved
-            return None
-        inputs = list({p.name: p for p in bsym.flat_proxy_args if p.name in self.active and isinstance(p, TensorProxy)}.values())
-        outs = tuple(o for o in bsym.flat_proxy_outs if is_differentiable(o))
-
-        def pull(cotangents: Sequence[TensorProxy]) -> tuple[TensorProxy | None, ...]:
-            return Pullback(nodes, tuple(inputs), outs, {}, (True,) * len(inputs))(cotangents)
-
-        is_simple = core(bsym).sym.is_prim and isinstance(core(bsym).sym.id, prims.PrimIDs)
-        return grouped(bsym, forward, pull, inputs, _MANY if is_simple else len(inputs))
+        return ([bsym] if _is_enough(bsym, forward, nodes) else forward), nodes
 
     def decomposed(self, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
         """An operation in others, where it has no rule of its own and we know how; its results have the same names."""
@@ -184,104 +185,120 @@ class _Reverse:
         renamed = {variableify(made): out for made, out in pairs}
         return [b.from_bsym_swap_proxies(renamed) for b in written]
 
-    def by_rule(self, bsym: BoundSymbol) -> tuple[list[BoundSymbol], list[Node]] | None:
-        rule = joint_rule(bsym)
-        if rule is None:
-            return None
+    def by_rule(self, bsym: BoundSymbol, rule: VjpRule) -> tuple[list[BoundSymbol], list[Node]]:
+        """What a rule writes for an operation, by the operation's own results, and the node for its way back."""
+        if rule.check_active is not None:
+            rule.check_active(bsym.args, self.active)
         with scope(self.trace) as written:
-            result = rule(*bsym.args, **bsym.kwargs)
-        made = [p for p in tree_flatten(result)[0] if isinstance(p, Proxy)]
-        outs = list(bsym.flat_proxy_outs)
-        if len(made) != len(outs):
-            raise TransformError(
-                with_details(
-                    f"the vjp rule of {bsym.sym.id} returns {len(made)} results, the operation {len(outs)}", at=location_of(bsym)
-                )
-            )
-        renamed = {variableify(m): o for m, o in zip(made, outs, strict=True) if m.name != o.name}
-        written = [b.from_bsym_swap_proxies(renamed) for b in written]
-        forward, backward = _split(written, {o.name for o in outs})
-        tensors = tuple(o for o in outs if isinstance(o, TensorProxy))
-        self.active.update(o.name for o in tensors if dtypes.is_inexact_dtype(o.dtype))
-        node = Node(bsym, tensors, backward)
-        if not {p.name for p in _used(node)} & {p.name for b in forward for p in b.flat_proxy_outs} - {o.name for o in outs}:
-            forward = [bsym]
-        return forward, [node]
+            result, saved = _forward_of(rule, bsym)
+        outs = tuple(o for o in bsym.flat_proxy_outs if isinstance(o, TensorProxy))
+        made = {variableify(m): o for m, o in zip(_checked_results(bsym, result), outs, strict=True) if m.name != o.name}
+        self.active.update(o.name for o in outs if is_differentiable(o))
+        inputs: list[TensorProxy] = []
+
+        def pull(*cotangents: TensorProxy) -> Sequence[TensorProxy]:
+            pairs = [(t, g) for t, g in _gradients_of(rule, bsym, saved, cotangents) if t.name in self.active]
+            inputs.extend(t for t, _ in pairs)
+            return [g for _, g in pairs]
+
+        node = _node(bsym, outs, inputs, pull, made)
+        forward = [b.from_bsym_swap_proxies(made) for b in written]
+        return ([bsym] if _is_enough(bsym, forward, [node]) else forward), [node]
+
+    def grouped(self, bsym: BoundSymbol, forward: list[BoundSymbol], nodes: list[Node]) -> Node | None:
+        """The way back as one operation, where that reads better than its parts."""
+        if not nodes or (forward != [bsym] and vjp_rules.find(bsym.sym) is not None):  # what a rule of ours saves is saved
+            return None
+        inputs = list({p.name: p for p in bsym.flat_proxy_args if p.name in self.active and isinstance(p, TensorProxy)}.values())
+        outs = tuple(o for o in bsym.flat_proxy_outs if is_differentiable(o))
+        pull = Pullback(nodes, tuple(inputs), outs, {}, (True,) * len(inputs))
+        is_simple = core(bsym).sym.is_prim and isinstance(core(bsym).sym.id, prims.PrimIDs)
+        found = grouped(bsym, forward, pull, inputs, _MANY if is_simple else len(inputs))
+        return None if found is None else _node(bsym, outs, found.inputs, found.backward, {})
 
 
-def joint_rule(bsym: BoundSymbol) -> Callable | None:
-    """The rule for an operation, as a function that writes its forward and, between get_grad and put_grad, its way back."""
+def _node(bsym: BoundSymbol, outs: tuple[TensorProxy, ...], inputs: Sequence[TensorProxy], pull: Any, made: Swaps) -> Node:
+    """The node whose way back `pull` writes; `made` are the operation's own proxies for those that a rule made."""
+    cotangents = [TensorProxy(like=o, history=None) for o in outs]
+    backward = program_of(pull, cotangents, hoists=False)
+    saved = tuple(made.get(variableify(p), p) for p in backward.args[len(outs) :])
+    return Node(bsym, outs, tuple(inputs), backward, saved)
+
+
+def _is_enough(bsym: BoundSymbol, forward: Sequence[BoundSymbol], nodes: Sequence[Node]) -> bool:
+    """Whether the ways back need nothing that is made inside an operation, so that it can be written as it is."""
+    inner = {p.name for b in forward for p in b.flat_proxy_outs} - {p.name for p in bsym.flat_proxy_outs}
+    return not any(p.name in inner for n in nodes for p in n.saved)
+
+
+def rule_of(bsym: BoundSymbol) -> VjpRule | None:
+    """The rule for an operation; None if it is to be taken apart."""
     ours = vjp_rules.find(bsym.sym)
     if ours is not None:
-        return joint_of(ours)
-    if bsym.sym.executor is fallback_executor and not has_tags(bsym, {prims.OpTags.RANDOM_OP}):
-        return torch_vjp_rule(bsym)  # torch's autograd, which its own rule asks, cannot be transformed further
-    thunders = _grad_fn_map.get(bsym.sym.id)
-    if thunders is not None:
-        return thunders
-    augmented = augmented_forward_impls.get(bsym.sym.id)
-    if augmented is None or _is_opaque(bsym):
-        return None if bsym.subsymbols else torch_vjp_rule(bsym)
-    backward = backward_impls[bsym.sym.id]
-    return _joint(augmented, lambda saved, *cts: backward(*saved, *cts))
+        return ours
+    if is_opaque(bsym) or (bsym.sym.executor is fallback_executor and not has_tags(bsym, {prims.OpTags.RANDOM_OP})):
+        return torch_vjp_rule(bsym)  # Thunder's rule asks torch's autograd, which cannot be transformed further
+    found = thunders_rule(bsym)
+    return torch_vjp_rule(bsym) if found is None and not bsym.subsymbols else found
 
 
-def joint_of(rule: VjpRule) -> Callable:
-    """A rule in two functions as one that writes its forward and, between get_grad and put_grad, its way back."""
-    return _joint(rule.forward, lambda saved, *cotangents: rule.backward(saved, *cotangents))
-
-
-def _is_opaque(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's rule for an operation is derived from torch's autograd: it cannot be differentiated further."""
-    rule = augmented_forward_impls.get(bsym.sym.id)
-    return getattr(rule, "__qualname__", "").startswith("augmented_forward_adaptor")
-
-
-def _joint(forward: Callable, backward: Callable) -> Callable:
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        given = {p.name for p in tree_flatten((args, kwargs))[0] if isinstance(p, Proxy)}
-        result, saved = forward(*args, **kwargs)
-        flat, spec = tree_flatten(result)
-        flat = [prims.shallow_copy(p) if isinstance(p, TensorProxy) and p.name in given else p for p in flat]
-        cotangents = [prims.get_grad(p) for p in flat if isinstance(p, TensorProxy)]
-        gradients = backward(saved, *cotangents)
-        _put(_in_order(forward, args, kwargs, gradients), gradients)
-        return tree_unflatten(flat, spec)
-
-    return rule
-
-
-def _in_order(forward: Callable, args: tuple, kwargs: dict, gradients: Any) -> tuple:
-    """The arguments that gradients are for: those by keyword, and those left out, at their places where there is one for each."""
-    if not isinstance(gradients, Sequence) or len(gradients) == len(args):
-        return args
+def _forward_of(rule: VjpRule, bsym: BoundSymbol) -> tuple[Any, Any]:
     try:
-        bound = inspect.signature(forward).bind(*args, **kwargs)
-    except TypeError:
-        return args
-    bound.apply_defaults()
-    return bound.args if len(gradients) == len(bound.args) else args
+        found = rule.forward(*bsym.args, **bsym.kwargs)
+    except ThunderNormError:
+        raise
+    except Exception as e:
+        raise _failed(bsym, "forward", e) from e
+    if not isinstance(found, Sequence) or len(found) != 2:
+        raise _misfit(bsym, "forward must return a pair (result, what backward needs)", got=f"a {type(found).__name__}")
+    result, saved = found
+    given = {p.name for p in bsym.flat_proxy_args}
+    leaves, spec = tree_flatten(result)
+    leaves = [prims.shallow_copy(v) if isinstance(v, TensorProxy) and v.name in given else v for v in leaves]
+    return [v for v in leaves if isinstance(v, TensorProxy)], saved
 
 
-def _put(args: Sequence[Any], gradients: Any) -> None:
-    """Give the gradients that a rule returned to the arguments: one each, or one for each tensor among them."""
-    if isinstance(gradients, Mapping):
-        raise TransformError("a vjp rule returns its gradients in the order of the arguments, not by name")
-    gradients = tuple(gradients) if isinstance(gradients, Sequence) else (gradients,)
-    if len(gradients) != len(args):
-        remaining = iter(gradients)
-        gradients = tuple(next(remaining, None) if _is_tensors(a) else None for a in args)
-    for a, g in zip(args, gradients, strict=True):
-        if isinstance(a, TensorProxy) and isinstance(g, TensorProxy):
-            prims.put_grad(a, g)
-        elif isinstance(a, Sequence) and isinstance(g, Sequence):
-            _put(a, g)
+def _checked_results(bsym: BoundSymbol, made: Sequence[TensorProxy]) -> Sequence[TensorProxy]:
+    outs = [o for o in bsym.flat_proxy_outs if isinstance(o, TensorProxy)]
+    if len(made) != len(outs):
+        raise _misfit(bsym, f"forward returns {len(made)} results, the operation {len(outs)}")
+    for m, o in zip(made, outs, strict=True):
+        if tuple(m.shape) != tuple(o.shape) or m.dtype != o.dtype:
+            raise _misfit(bsym, "forward returns another result than the operation", got=_described(m), expected=_described(o))
+    return made
 
 
-def _is_tensors(a: Any) -> bool:
-    if isinstance(a, Sequence) and not isinstance(a, str):
-        return bool(a) and all(_is_tensors(v) for v in a)
-    return isinstance(a, TensorProxy) and dtypes.is_inexact_dtype(a.dtype)
+def _gradients_of(
+    rule: VjpRule, bsym: BoundSymbol, saved: Any, cotangents: Sequence[TensorProxy]
+) -> list[tuple[TensorProxy, TensorProxy]]:
+    """The differentiable arguments that get a gradient, each with it."""
+    try:
+        pairs = rule.paired(bsym.args, bsym.kwargs, rule.backward(saved, *cotangents))
+    except TransformError as e:
+        raise _failed(bsym, "backward", e) from e
+    except ThunderNormError:
+        raise
+    except Exception as e:
+        raise _failed(bsym, "backward", e) from e
+    found = []
+    for target, gradient in pairs:
+        if not isinstance(gradient, TensorProxy):
+            raise _misfit(bsym, "backward returns something else than a tensor or None", got=f"a {type(gradient).__name__}")
+        if not isinstance(target, TensorProxy):
+            raise _misfit(
+                bsym, "backward returns a gradient for an argument that is no tensor", argument=f"a {type(target).__name__}"
+            )
+        if not dtypes.is_inexact_dtype(target.dtype):
+            continue
+        if tuple(gradient.shape) != tuple(target.shape):
+            raise _misfit(
+                bsym,
+                "backward returns a gradient of another shape than its argument",
+                gradient=tuple(gradient.shape),
+                argument=tuple(target.shape),
+            )
+        found.append((target, in_dtype_of(gradient, target)))
+    return found
 
 
 def _is_constant(bsym: BoundSymbol, active: set[str]) -> bool:
@@ -291,96 +308,20 @@ def _is_constant(bsym: BoundSymbol, active: set[str]) -> bool:
     outs = [o for o in bsym.flat_proxy_outs if isinstance(o, TensorProxy)]
     if not any(dtypes.is_inexact_dtype(o.dtype) for o in outs):
         return True
-    return bsym.sym.id in _CONSTANT or any(ProxyTag.DETACHED_AUTOGRAD_GRAPH in o.tags for o in outs)
+    return bsym.sym.id in CONSTANT or any(ProxyTag.DETACHED_AUTOGRAD_GRAPH in o.tags for o in outs)
 
 
-def _split(written: Sequence[BoundSymbol], results: set[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """What a rule wrote: the operations that its results need, and all others."""
-    needed = set(results)
-    forward: list[BoundSymbol] = []
-    backward: list[BoundSymbol] = []
-    for b in reversed(written):
-        is_marker = b.sym.id in (prims.PrimIDs.GET_GRAD, prims.PrimIDs.PUT_GRAD)
-        if not is_marker and any(p.name in needed for p in b.flat_proxy_outs):
-            needed.update(p.name for p in b.flat_proxy_args)
-            forward.append(b)
-        else:
-            backward.append(b)
-    return forward[::-1], backward[::-1]
+def _described(p: TensorProxy) -> str:
+    return f"{dtypes.to_torch_dtype(p.dtype)}, shape {tuple(p.shape)}"
 
 
-def _used(node: Node) -> list[Proxy]:
-    """What the way back of an operation uses of what is there already."""
-    return [p for b in node.backward if b.sym.id is not prims.PrimIDs.GET_GRAD for p in _values(b)]
+def _misfit(bsym: BoundSymbol, what: str, **details: Any) -> TransformError:
+    return TransformError(with_details(f"the vjp rule of {bsym.sym.id}: {what}", **details, at=location_of(bsym)))
 
 
-def _values(b: BoundSymbol) -> list[Proxy]:
-    args = b.args[1:] if b.sym.id is prims.PrimIDs.PUT_GRAD else (b.args, b.kwargs)
-    return [p for p in tree_flatten(args)[0] if isinstance(p, Proxy)]
-
-
-def _write_back(trace: TraceCtx, node: Node, cotangent_of: dict[str, TensorProxy], swaps: Swaps, renew: bool) -> None:
-    for b in node.backward:
-        if b.sym.id is prims.PrimIDs.GET_GRAD:
-            (out,) = b.args
-            swaps[variableify(b.output)] = cotangent_of[out.name] if out.name in cotangent_of else _zeros_like(out, swaps)
-        elif b.sym.id is prims.PrimIDs.PUT_GRAD:
-            target, gradient = b.args
-            _accumulate(cotangent_of, target, swaps.get(variableify(gradient), gradient))
-        else:
-            b = b.from_bsym_swap_proxies(swaps, skip_output=True)
-            trace.peek_scope().append(renewed(b, swaps) if renew else at_current_line(trace, b))
-
-
-def _zeros_like(p: TensorProxy, swaps: Swaps) -> TensorProxy:
-    return ltorch.zeros_like(swaps.get(variableify(p), p))
-
-
-def at_current_line(trace: TraceCtx, b: BoundSymbol) -> BoundSymbol:
-    """The same bound symbol, as recorded for the statement that the trace is at."""
-    return b.from_bsym(source_filename=trace._current_source_filename, source_positions=trace._current_source_positions)
-
-
-def renewed(b: BoundSymbol, swaps: Swaps) -> BoundSymbol:
-    """The same operation with new proxies for everything it makes, which `swaps` learns."""
-    made = {variableify(p): p for s in _all(b) for p in s.flat_proxy_outs}
-    given = {p.name for p in b.flat_proxy_args}
-    fresh = {v: TensorProxy(like=p) for v, p in made.items() if isinstance(p, TensorProxy) and p.name not in given}
-    for v, p in fresh.items():
-        p.tags.update(made[v].tags)
-    swaps.update(fresh)
-    return b.from_bsym_swap_proxies(fresh)
-
-
-def _all(b: BoundSymbol) -> list[BoundSymbol]:
-    return [b, *(x for s in b.subsymbols for x in _all(s))]
-
-
-def _accumulate(cotangent_of: dict[str, TensorProxy], target: TensorProxy, gradient: TensorProxy) -> None:
-    if not isinstance(gradient, TensorProxy):
-        gradient = ltorch.full_like(target, gradient)
-    gradient = _like(gradient, target)
-    known = cotangent_of.get(target.name)
-    cotangent_of[target.name] = gradient if known is None else ltorch.add(known, gradient)
-
-
-def _like(gradient: TensorProxy, target: TensorProxy) -> TensorProxy:
-    """A gradient with the shape and dtype of what it belongs to.
-
-    Thunder takes a 0-dim CPU tensor in an elementwise operation for a number, and its rules give it a gradient of the full shape;
-    what belongs to it is the sum.  Equally a gradient may lack dimensions that its rule did not write down.
-    """
-    shape, wanted = tuple(gradient.shape), tuple(target.shape)
-    if shape != wanted:
-        extra = len(shape) - len(wanted)
-        if extra >= 0:
-            summed = tuple(i for i, n in enumerate(shape) if i < extra or (wanted[i - extra] == 1 and n != 1))
-            if summed:
-                gradient = ltorch.sum(gradient, summed) if len(summed) < len(shape) else ltorch.sum(gradient)
-        if tuple(gradient.shape) != wanted:
-            fits = math.prod(shape) == math.prod(wanted)
-            gradient = ltorch.reshape(gradient, wanted) if fits else ltorch.expand(gradient, wanted)
-    return gradient if gradient.dtype == target.dtype else ltorch.to(gradient, dtypes.to_torch_dtype(target.dtype))
+def _failed(bsym: BoundSymbol, which: str, error: Exception) -> TransformError:
+    text = str(error) if isinstance(error, TransformError) else f"{type(error).__name__}: {error}"
+    return TransformError(with_details(f"the vjp rule of {bsym.sym.id}: {which} fails", error=text, at=location_of(bsym)))
 
 
 def _missing_rule(bsym: BoundSymbol) -> MissingTransformRuleError:

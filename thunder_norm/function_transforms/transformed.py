@@ -273,11 +273,25 @@ def constructor(function: Callable) -> Callable:
             made = acquisition.wrapped(function(target.value, *values, **options), target)
         except ThunderNormError as e:
             return do_raise(_with_line(e))
-        made.attribute_wrappers["function"] = target  # what the interpreter knows of it: where it comes from, what it closes over
-        acquisition.keep(made)
+        _remember_function(made, target)
         return made
 
     return function
+
+
+def _remember_function(made: WrappedValue, target: WrappedValue) -> None:
+    """Have the interpreter know the user's function, where it comes from and what it closes over, as that of a transformed function.
+
+    A transformed function may be one of a transformed function of the user's, as a Hessian is.
+    """
+    acquisition.keep(made)
+    function = made.value.function
+    if function is target.value:
+        made.attribute_wrappers["function"] = target
+        return
+    inner = acquisition.wrapped(function, target)
+    made.attribute_wrappers["function"] = inner
+    _remember_function(inner, target)
 
 
 _SHAREABLE = (types.BuiltinFunctionType, types.FunctionType)

@@ -1,11 +1,9 @@
 """How primitives push tangents forward, one family of operations per file."""
 
 from thunder_norm.function_transforms.jvp_rules import (  # noqa: F401 - registers the rules
-    binary,
     composites,
     contractions,
     indexing,
     linear,
     reductions,
-    unary,
 )

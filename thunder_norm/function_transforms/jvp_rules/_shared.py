@@ -7,7 +7,7 @@ transform.  A tangent of None is zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from thunder import clang
@@ -23,18 +23,6 @@ def plus(a: TensorProxy | None, b: TensorProxy | None) -> TensorProxy | None:
     if a is None or b is None:
         return b if a is None else a
     return clang.add(a, b)
-
-
-def minus(a: TensorProxy | None, b: TensorProxy | None) -> TensorProxy | None:
-    """The difference of two tangents."""
-    if b is None:
-        return a
-    return clang.neg(b) if a is None else clang.sub(a, b)
-
-
-def times(tangent: TensorProxy | None, factor: Any) -> TensorProxy | None:
-    """A tangent times a tensor or a number."""
-    return None if tangent is None else clang.mul(tangent, factor)
 
 
 def over(tangent: TensorProxy | None, divisor: Any) -> TensorProxy | None:
@@ -53,6 +41,13 @@ def restored(reduced: TensorProxy, like: TensorProxy, dims: Sequence[int]) -> Te
     """A result of a reduction over `dims`, broadcast to the shape of what was reduced."""
     kept = tuple(d for d in range(like.ndim) if d not in dims)
     return prims.broadcast_in_dim(reduced, tuple(like.shape), kept)
+
+
+def from_mean(x: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
+    """2 / (n - correction) (x - mean x), the gradient of the variance over `dims`: NaN where n is not larger than the correction."""
+    n = math.prod(x.shape[d] for d in dims)
+    mean = clang.true_divide(prims.sum(x, dims), n)
+    return clang.mul(clang.sub(x, restored(mean, x, dims)), 2.0 / (n - correction) if n > correction else math.nan)
 
 
 def factors(x: TensorProxy, dims: Sequence[int]) -> TensorProxy:
@@ -93,20 +88,5 @@ def register_multilinear(operation: Symbol, *arguments: int) -> None:
             if tangents[i] is not None:
                 total = plus(total, operation(*primals[:i], tangents[i], *primals[i + 1 :], **kwargs))
         return out, total
-
-    register_jvp(operation)(rule)
-
-
-def register_constant(operation: Symbol) -> None:
-    """Rule of an operation whose derivative is zero wherever it has one."""
-    register_jvp(operation)(lambda primals, tangents, **kwargs: (operation(*primals, **kwargs), None))
-
-
-def register_pointwise(operation: Symbol, derivative: Callable[[TensorProxy, TensorProxy], Any]) -> None:
-    """Rule of a function of one variable: ``derivative(x, f(x))`` is f'(x)."""
-
-    def rule(primals: tuple, tangents: tuple) -> tuple:
-        out = operation(*primals)
-        return out, clang.mul(tangents[0], derivative(primals[0], out))
 
     register_jvp(operation)(rule)

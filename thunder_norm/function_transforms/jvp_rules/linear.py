@@ -12,12 +12,8 @@ from thunder_norm.function_transforms.registry import register_jvp
 for _symbol in (
     prims.broadcast_in_dim,
     prims.clone,
-    prims.convert_element_type,
     prims.device_put,
     prims.flip,
-    prims.imag,
-    prims.neg,
-    prims.real,
     prims.reshape,
     prims.shallow_copy,
     prims.slice_prim,

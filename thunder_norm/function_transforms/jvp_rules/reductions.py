@@ -10,7 +10,8 @@ from thunder import clang
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.function_transforms.jvp_rules._shared import factors, halves, over, plus, restored
+from thunder_norm.function_transforms.complex_numbers import conjugate, is_complex
+from thunder_norm.function_transforms.jvp_rules._shared import factors, from_mean, halves, plus, restored
 from thunder_norm.function_transforms.registry import register_jvp
 
 
@@ -28,16 +29,11 @@ for _symbol in (prims.amax, prims.amin):
     register_jvp(_symbol)(partial(_extremum, _symbol))
 
 
-def _size(x: TensorProxy, dims: Sequence[int]) -> int:
-    return math.prod(x.shape[d] for d in dims)
-
-
 def _moved_variance(x: TensorProxy, dx: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
-    """d var = 2 / (n - correction) sum (x - mean) dx."""
-    n = _size(x, dims)
-    mean = clang.true_divide(prims.sum(x, dims), n)
-    total = prims.sum(clang.mul(clang.sub(x, restored(mean, x, dims)), dx), dims)
-    return clang.mul(total, 2.0 / (n - correction) if n > correction else math.nan)
+    """d var = 2 / (n - correction) sum Re(conj(x - mean) dx)."""
+    gradient = from_mean(x, dims, correction)
+    product = clang.mul(conjugate(gradient), dx)
+    return prims.sum(prims.real(product) if is_complex(product) else product, dims)
 
 
 @register_jvp(prims.var)
@@ -51,7 +47,7 @@ def var(primals, tangents, *, correction):
 def var_mean(primals, tangents, *, correction):
     """The variance as in `var`, the mean by the mean of the tangent."""
     (x, dims), (dx, _) = primals, tangents
-    mean = over(prims.sum(dx, dims), _size(x, dims))
+    mean = clang.true_divide(prims.sum(dx, dims), math.prod(x.shape[d] for d in dims))
     return prims.var_mean(x, dims, correction=correction), (_moved_variance(x, dx, dims, correction), mean)
 
 

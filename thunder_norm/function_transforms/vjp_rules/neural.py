@@ -9,6 +9,7 @@ import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
+from thunder_norm.function_transforms.complex_numbers import holomorphic
 from thunder_norm.function_transforms.kernels import gelu_backward, softmax_backward, standardize_backward
 from thunder_norm.function_transforms.registry import register_vjp
 
@@ -17,6 +18,7 @@ def _linear(a: TensorProxy, weight: TensorProxy, bias: TensorProxy | None) -> tu
     return prims.linear(a, weight, bias), (a, weight, bias)
 
 
+@holomorphic
 def _linear_backward(saved: tuple, g: TensorProxy) -> tuple:
     """g W, g^T x and g, the latter two summed over all but the last dimension; of one vector the outer product."""
     a, weight, bias = saved

@@ -1,14 +1,16 @@
-"""Products."""
+"""Products and variances."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from thunder import clang
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.function_transforms.jvp_rules._shared import factors, halves
+from thunder_norm.function_transforms.complex_numbers import holomorphic, is_complex
+from thunder_norm.function_transforms.jvp_rules._shared import factors, from_mean, halves, restored
 from thunder_norm.function_transforms.registry import register_vjp
 
 
@@ -16,6 +18,7 @@ def _prod(x: TensorProxy, dims: Sequence[int]) -> tuple[TensorProxy, tuple]:
     return prims.prod(x, dims), (x, tuple(dims))
 
 
+@holomorphic
 def _prod_backward(saved: tuple, g: TensorProxy) -> tuple:
     """The product of the other factors, in about log2(n) rounds: right where factors are 0, which (prod x) / x is not."""
     x, dims = saved
@@ -44,3 +47,43 @@ def _prod_backward(saved: tuple, g: TensorProxy) -> tuple:
 
 
 register_vjp(prims.prod)(_prod, _prod_backward)
+
+
+def _of_variance(g: TensorProxy, x: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
+    spread = restored(g, x, dims)
+    return clang.mul(prims.convert_element_type(spread, x.dtype) if is_complex(x) else spread, from_mean(x, dims, correction))
+
+
+def _var(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[TensorProxy, tuple]:
+    return prims.var(x, dims, correction=correction), (x, tuple(dims), correction)
+
+
+register_vjp(prims.var)(_var, lambda saved, g: (_of_variance(g, *saved), None))
+
+
+def _var_mean(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[tuple, tuple]:
+    return prims.var_mean(x, dims, correction=correction), (x, tuple(dims), correction)
+
+
+def _var_mean_backward(saved: tuple, g: TensorProxy, g_mean: TensorProxy) -> tuple:
+    x, dims, correction = saved
+    of_mean = clang.true_divide(restored(g_mean, x, dims), math.prod(x.shape[d] for d in dims))
+    return clang.add(_of_variance(g, x, dims, correction), of_mean), None
+
+
+register_vjp(prims.var_mean)(_var_mean, _var_mean_backward)
+
+
+def _std(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[TensorProxy, tuple]:
+    out = prims.std(x, dims, correction=correction)
+    return out, (x, tuple(dims), correction, out)
+
+
+def _std_backward(saved: tuple, g: TensorProxy) -> tuple:
+    """G / (2 std) times the gradient of the variance, 0 where std is 0."""
+    x, dims, correction, out = saved
+    scaled = clang.where(clang.eq(out, 0.0), 0.0, clang.true_divide(g, clang.mul(out, 2.0)))
+    return _of_variance(scaled, x, dims, correction), None
+
+
+register_vjp(prims.std)(_std, _std_backward)

@@ -1,0 +1,68 @@
+"""Operations on complex numbers that are linear over the reals only, and the modulus.
+
+For those the transpose is with respect to ``Re(conj(a) b)``, the inner product of PyTorch's gradients.
+"""
+
+from __future__ import annotations
+
+from thunder import clang
+from thunder.core import dtypes, prims
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.function_transforms.complex_numbers import conj_physical, is_complex
+from thunder_norm.function_transforms.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
+
+
+def _complex(a: TensorProxy, like: TensorProxy) -> TensorProxy:
+    return prims.convert_element_type(a, like.dtype)
+
+
+@register_jvp(prims.abs)
+def absolute(primals, tangents):
+    """dy = sign(x) dx, 0 at 0; for complex numbers Re(conj(x) dx) / y, 0 at 0."""
+    (x,), (dx,) = primals, tangents
+    out = prims.abs(x)
+    if not is_complex(x):
+        return out, clang.mul(dx, clang.sign(x))
+    inner = clang.add(clang.mul(prims.real(x), prims.real(dx)), clang.mul(prims.imag(x), prims.imag(dx)))
+    return out, clang.where(clang.eq(out, 0.0), 0.0, clang.true_divide(inner, out))
+
+
+def _absolute_backward(saved: tuple, g: TensorProxy) -> TensorProxy:
+    """G sign(x); for complex numbers g x / y, 0 at 0."""
+    x, out = saved
+    if not is_complex(x):
+        return clang.mul(g, clang.sign(x))
+    return clang.mul(x, _complex(clang.where(clang.eq(out, 0.0), 0.0, clang.true_divide(g, out)), x))
+
+
+vjp_rules.add(prims.abs, VjpRule(lambda x: ((out := prims.abs(x)), (x, out)), _absolute_backward))
+
+
+def _linear(operation, pulled) -> None:
+    """Of one argument and linear over the reals: the tangent is the operation on the tangent; ``pulled(x, g)`` is its transpose."""
+    jvp_rules.add(operation, lambda primals, tangents: (operation(*primals), operation(*tangents)))
+    vjp_rules.add(operation, VjpRule(lambda x: (operation(x), x), pulled))
+
+
+_linear(prims.real, lambda x, g: _complex(g, x) if is_complex(x) else g)
+_linear(prims.imag, lambda x, g: clang.mul(_complex(g, x), complex(0, 1)))
+_linear(conj_physical, lambda x, g: conj_physical(g) if is_complex(x) else g)
+
+
+@register_jvp(prims.convert_element_type)
+def convert_element_type(primals, tangents):
+    """The tangent in the other dtype; of a real one made of complex numbers the real part."""
+    return prims.convert_element_type(*primals), _converted(tangents[0], primals[1])
+
+
+def _converted(t: TensorProxy, dtype: dtypes.dtype) -> TensorProxy:
+    if is_complex(t) and not dtypes.is_complex_dtype(dtypes.to_dtype(dtype)):
+        t = prims.real(t)
+    return prims.convert_element_type(t, dtype)
+
+
+vjp_rules.add(
+    prims.convert_element_type,
+    VjpRule(lambda x, dtype: (prims.convert_element_type(x, dtype), x), lambda x, g: (_converted(g, x.dtype), None)),
+)
