@@ -82,7 +82,7 @@ def test_the_gradient_of_a_sum_of_sines_is_the_cosine() -> None:
     gradient(X)
     assert [line for line in _text(gradient).splitlines() if "=" in line and "#" not in line.split("=")[0]][-1].split("  #")[
         0
-    ].split("= ")[1] == "prims.cos(x)"
+    ].split("= ")[1] == "ltorch.cos(x)"
 
 
 def loss(params: dict, batch: torch.Tensor) -> torch.Tensor:

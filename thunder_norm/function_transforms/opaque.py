@@ -150,17 +150,11 @@ def _on_torch_types(run: Callable) -> Callable:
 
 
 def _apart_from_autograd(run: Callable) -> Callable:
-    """`run` as a computation of its own: torch's autograd records nothing of it, though gradients are enabled inside.
-
-    Programs run with gradients disabled, and under that some of torch's formulas (``linalg_det_backward``, ``linalg_solve_backward``)
-    choose variants that are no functions of all their arguments, whose derivatives are wrong.
-    """
+    """`run` as a computation of its own, of which torch's autograd records nothing, though it may enable gradients inside."""
 
     def apart(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(_detached, (args, kwargs))
-        with torch.enable_grad():
-            result = run(*args, **kwargs)
-        return tree_map(_detached, result)
+        return tree_map(_detached, run(*args, **kwargs))
 
     return apart
 
@@ -242,13 +236,18 @@ def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence
 
 
 def _push(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    """Results and tangents; by two reverse modes where torch has no forward mode for an operation."""
-    try:
-        _, pushed, results = _jvp(function, points, directions, has_aux=True)
-    except NotImplementedError:
-        floating, pull, results = _vjp(function, *points, has_aux=True)
-        _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
-        (pushed,) = push(directions)
+    """Results and tangents; by two reverse modes where torch has no forward mode for an operation.
+
+    Programs run with gradients disabled, under which some of torch's formulas for gradients (``linalg_det_backward``,
+    ``linalg_solve_backward``) choose variants that cannot be differentiated: of a function that is a gradient they would be.
+    """
+    with torch.enable_grad():
+        try:
+            _, pushed, results = _jvp(function, points, directions, has_aux=True)
+        except NotImplementedError:
+            floating, pull, results = _vjp(function, *points, has_aux=True)
+            _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
+            (pushed,) = push(directions)
     return results, pushed
 
 
@@ -296,7 +295,7 @@ def _run_vmap(
     try:
         return torch.func.vmap(lambda *values: function(*values)[1], dims, randomness=randomness)(*values)
     except RuntimeError as e:
-        if "Batching rule not implemented" not in str(e):
+        if "random operation" in str(e):
             raise
     results = [function(*(v.select(d, i) for v, d in zip(values, dims, strict=True)))[1] for i in range(axis_size)]
     return tuple(torch.stack(column) for column in zip(*results, strict=True))

@@ -160,7 +160,11 @@ class _PairRule(VjpRule):
 
 
 def _from_pair(augmented: Callable, backward: Callable) -> VjpRule:
-    return _PairRule(augmented, lambda saved, *cotangents: backward(*saved, *cotangents))
+    def forward(*args: Any, **kwargs: Any) -> tuple[Any, tuple]:
+        result, saved = augmented(*args, **kwargs)
+        return result, saved
+
+    return _PairRule(forward, lambda saved, *cotangents: backward(*saved, *cotangents))
 
 
 def _of_operands(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container
 from numbers import Number
 from typing import Any
 
+import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
@@ -19,32 +20,32 @@ from thunder_norm.function_transforms.elementwise.slopes import of_operand, regi
 from thunder_norm.function_transforms.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
 
 register_slopes(prims.add, lambda t, y, a, b: t, lambda t, y, a, b: t)
-register_slopes(prims.sub, lambda t, y, a, b: t, lambda t, y, a, b: clang.neg(t))
-register_slopes(prims.mul, lambda t, y, a, b: clang.mul(t, b), lambda t, y, a, b: clang.mul(t, a))
+register_slopes(prims.sub, lambda t, y, a, b: t, lambda t, y, a, b: ltorch.neg(t))
+register_slopes(prims.mul, lambda t, y, a, b: ltorch.mul(t, b), lambda t, y, a, b: ltorch.mul(t, a))
 register_slopes(
     prims.div,
-    lambda t, y, a, b: clang.true_divide(t, b),
-    lambda t, y, a, b: clang.neg(clang.true_divide(clang.mul(t, y), b)),
+    lambda t, y, a, b: ltorch.true_divide(t, b),
+    lambda t, y, a, b: ltorch.neg(ltorch.true_divide(ltorch.mul(t, y), b)),
 )
 
 
 def _over_square(t: TensorProxy, a: Any, b: Any) -> TensorProxy:
-    return clang.true_divide(t, clang.add(clang.mul(a, a), clang.mul(b, b)))
+    return ltorch.true_divide(t, ltorch.add(ltorch.mul(a, a), ltorch.mul(b, b)))
 
 
 # the angle of (b, a): (b da - a db) / (a^2 + b^2)
 register_slopes(
     prims.atan2,
-    lambda t, y, a, b: _over_square(clang.mul(t, b), a, b),
-    lambda t, y, a, b: clang.neg(_over_square(clang.mul(t, a), a, b)),
+    lambda t, y, a, b: _over_square(ltorch.mul(t, b), a, b),
+    lambda t, y, a, b: ltorch.neg(_over_square(ltorch.mul(t, a), a, b)),
 )
 
 # a - b trunc(a / b) and a - b floor(a / b), where trunc and floor do not move
-for _symbol, _rounded in ((prims.fmod, clang.trunc), (prims.remainder, clang.floor)):
+for _symbol, _rounded in ((prims.fmod, ltorch.trunc), (prims.remainder, ltorch.floor)):
     register_slopes(
         _symbol,
         lambda t, y, a, b: t,
-        lambda t, y, a, b, _rounded=_rounded: clang.neg(clang.mul(t, _rounded(clang.true_divide(a, b)))),
+        lambda t, y, a, b, _rounded=_rounded: ltorch.neg(ltorch.mul(t, _rounded(ltorch.true_divide(a, b)))),
     )
 
 
@@ -55,8 +56,8 @@ def _share(is_chosen: Callable, mine: Any, other: Any) -> TensorProxy:
 for _symbol, _is_chosen in ((prims.maximum, clang.gt), (prims.minimum, clang.lt)):
     register_slopes(
         _symbol,
-        lambda t, y, a, b, _is_chosen=_is_chosen: clang.mul(t, _share(_is_chosen, a, b)),
-        lambda t, y, a, b, _is_chosen=_is_chosen: clang.mul(t, _share(_is_chosen, b, a)),
+        lambda t, y, a, b, _is_chosen=_is_chosen: ltorch.mul(t, _share(_is_chosen, a, b)),
+        lambda t, y, a, b, _is_chosen=_is_chosen: ltorch.mul(t, _share(_is_chosen, b, a)),
     )
 
 
@@ -65,22 +66,22 @@ def _by_base(t: TensorProxy, y: TensorProxy, a: TensorProxy, b: Any) -> TensorPr
     if isinstance(b, Number | NumberProxy):
         exponent: Any = pyval(b)
         if exponent == 0:
-            return clang.mul(t, 0.0)
+            return ltorch.mul(t, 0.0)
         if exponent == 1:
             return t
-        return clang.mul(t, clang.mul(a if exponent == 2 else clang.pow(a, exponent - 1), exponent))
-    slope = clang.mul(b, clang.pow(a, clang.sub(b, 1.0)))
-    return clang.mul(t, clang.where(clang.eq(b, 0.0), 0.0, slope))
+        return ltorch.mul(t, ltorch.mul(a if exponent == 2 else ltorch.pow(a, exponent - 1), exponent))
+    slope = ltorch.mul(b, ltorch.pow(a, ltorch.sub(b, 1.0)))
+    return ltorch.mul(t, ltorch.where(ltorch.eq(b, 0.0), 0.0, slope))
 
 
 def _by_exponent(t: TensorProxy, y: TensorProxy, a: Any, b: TensorProxy) -> TensorProxy:
     """a^b ln(a) t; 0 where a is 0 and b, a real number, is not negative."""
     if isinstance(a, Number | NumberProxy):
-        a = clang.full_like(b, pyval(a))
-    is_flat = clang.bitwise_and(clang.eq(a, 0.0), clang.ge(prims.real(b) if is_complex(b) else b, 0.0))
+        a = ltorch.full_like(b, pyval(a))
+    is_flat = ltorch.bitwise_and(ltorch.eq(a, 0.0), ltorch.ge(prims.real(b) if is_complex(b) else b, 0.0))
     if is_complex(b):
-        is_flat = clang.bitwise_and(is_flat, clang.eq(prims.imag(b), 0.0))
-    return clang.mul(t, clang.where(is_flat, 0.0, clang.mul(y, clang.log(a))))
+        is_flat = ltorch.bitwise_and(is_flat, ltorch.eq(prims.imag(b), 0.0))
+    return ltorch.mul(t, ltorch.where(is_flat, 0.0, ltorch.mul(y, ltorch.log(a))))
 
 
 register_slopes(prims.pow, _by_base, _by_exponent)
@@ -88,9 +89,10 @@ register_slopes(prims.pow, _by_base, _by_exponent)
 # start + w (end - start)
 register_slopes(
     prims.lerp,
-    lambda t, y, start, end, weight: clang.mul(t, clang.sub(1.0, weight)),
-    lambda t, y, start, end, weight: clang.mul(t, weight),
-    lambda t, y, start, end, weight: clang.mul(t, clang.sub(end, start)),
+    lambda t, y, start, end, weight: ltorch.mul(t, ltorch.sub(1.0, weight)),
+    lambda t, y, start, end, weight: ltorch.mul(t, weight),
+    lambda t, y, start, end, weight: ltorch.mul(t, ltorch.sub(end, start)),
+    runs=ltorch.lerp,
 )
 
 
@@ -105,7 +107,7 @@ def _refuse_order(args: tuple, moving: Container[str]) -> None:
 register_slopes(
     prims.zeta,
     None,
-    lambda t, y, s, q: clang.mul(t, clang.mul(clang.neg(s), prims.zeta(clang.add(s, 1.0), q))),
+    lambda t, y, s, q: ltorch.mul(t, ltorch.mul(ltorch.neg(s), prims.zeta(ltorch.add(s, 1.0), q))),
     check_active=_refuse_order,
 )
 

@@ -5,7 +5,7 @@ For those the transpose is with respect to ``Re(conj(a) b)``, the inner product 
 
 from __future__ import annotations
 
-from thunder import clang
+import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 
@@ -23,17 +23,17 @@ def absolute(primals, tangents):
     (x,), (dx,) = primals, tangents
     out = prims.abs(x)
     if not is_complex(x):
-        return out, clang.mul(dx, clang.sign(x))
-    inner = clang.add(clang.mul(prims.real(x), prims.real(dx)), clang.mul(prims.imag(x), prims.imag(dx)))
-    return out, clang.where(clang.eq(out, 0.0), 0.0, clang.true_divide(inner, out))
+        return out, ltorch.mul(dx, ltorch.sign(x))
+    inner = ltorch.add(ltorch.mul(prims.real(x), prims.real(dx)), ltorch.mul(prims.imag(x), prims.imag(dx)))
+    return out, ltorch.where(ltorch.eq(out, 0.0), 0.0, ltorch.true_divide(inner, out))
 
 
 def _absolute_backward(saved: tuple, g: TensorProxy) -> TensorProxy:
     """G sign(x); for complex numbers g x / y, 0 at 0."""
     x, out = saved
     if not is_complex(x):
-        return clang.mul(g, clang.sign(x))
-    return clang.mul(x, _complex(clang.where(clang.eq(out, 0.0), 0.0, clang.true_divide(g, out)), x))
+        return ltorch.mul(g, ltorch.sign(x))
+    return ltorch.mul(x, _complex(ltorch.where(ltorch.eq(out, 0.0), 0.0, ltorch.true_divide(g, out)), x))
 
 
 vjp_rules.add(prims.abs, VjpRule(lambda x: ((out := prims.abs(x)), (x, out)), _absolute_backward))
@@ -46,7 +46,7 @@ def _linear(operation, pulled) -> None:
 
 
 _linear(prims.real, lambda x, g: _complex(g, x) if is_complex(x) else g)
-_linear(prims.imag, lambda x, g: clang.mul(_complex(g, x), complex(0, 1)))
+_linear(prims.imag, lambda x, g: ltorch.mul(_complex(g, x), complex(0, 1)))
 _linear(conj_physical, lambda x, g: conj_physical(g) if is_complex(x) else g)
 
 

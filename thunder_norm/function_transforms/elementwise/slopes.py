@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import thunder.torch as ltorch
-from thunder import clang
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
@@ -23,28 +22,33 @@ from thunder_norm.function_transforms.registry import VjpRule, jvp_rules, vjp_ru
 Slope = Callable[..., Any]
 
 
-def register_slopes(operation: Symbol, *slopes: Slope | None, check_active: Callable | None = None) -> None:
+def register_slopes(
+    operation: Symbol, *slopes: Slope | None, runs: Symbol | None = None, check_active: Callable | None = None
+) -> None:
     """Register an elementwise operation's derivative for forward and reverse mode.
 
     Args:
         operation: a primitive that is real, or holomorphic where its arguments are complex.
         slopes: one for each positional argument, None where the derivative is zero wherever it exists.  ``slope(t, y, *args)`` is the
             derivative by that argument, at ``y = operation(*args)``, times t; linear in t.
+        runs: what to write for the operation, if an executor takes it in another form only.
         check_active: see `VjpRule`; a slope that is None is not to be reached then.
     """
+
+    runs = operation if runs is None else runs
 
     def pushed(primals: tuple, tangents: tuple, **kwargs: Any) -> tuple:
         if check_active is not None:
             check_active(primals, {a.name for a, t in zip(primals, tangents, strict=True) if t is not None})
-        out, total = operation(*primals, **kwargs), None
+        out, total = runs(*primals, **kwargs), None
         for slope, t in zip(slopes, tangents, strict=False):
             if slope is not None and t is not None:
                 moved = slope(t, out, *primals)
-                total = moved if total is None else clang.add(total, moved)
+                total = moved if total is None else ltorch.add(total, moved)
         return out, total
 
     def forward(*args: Any, **kwargs: Any) -> tuple:
-        out = operation(*args, **kwargs)
+        out = runs(*args, **kwargs)
         return out, (out, args)
 
     def backward(saved: tuple, g: TensorProxy) -> tuple:

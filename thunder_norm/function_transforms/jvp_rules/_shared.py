@@ -25,11 +25,6 @@ def plus(a: TensorProxy | None, b: TensorProxy | None) -> TensorProxy | None:
     return clang.add(a, b)
 
 
-def over(tangent: TensorProxy | None, divisor: Any) -> TensorProxy | None:
-    """A tangent divided by a tensor or a number."""
-    return None if tangent is None else clang.true_divide(tangent, divisor)
-
-
 def or_zeros(tangent: TensorProxy | None, primal: Any) -> Any:
     """A tangent as a tensor, or the number zero for a number."""
     if tangent is not None:
