@@ -44,7 +44,6 @@ _LINEAR = frozenset(
         Ids.DEVICE_PUT,
         Ids.GATHER,
         Ids.INDEX_COPY,
-        Ids.MATMUL,
         Ids.PAD,
         Ids.RESHAPE,
         Ids.SCATTER,

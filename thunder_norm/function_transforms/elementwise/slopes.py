@@ -34,7 +34,6 @@ def register_slopes(
         runs: what to write for the operation, if an executor takes it in another form only.
         check_active: see `VjpRule`; a slope that is None is not to be reached then.
     """
-
     runs = operation if runs is None else runs
 
     def pushed(primals: tuple, tangents: tuple, **kwargs: Any) -> tuple:

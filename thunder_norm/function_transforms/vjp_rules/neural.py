@@ -6,34 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import thunder.torch as ltorch
-from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.function_transforms.complex_numbers import holomorphic
 from thunder_norm.function_transforms.kernels import gelu_backward, softmax_backward, standardize_backward
 from thunder_norm.function_transforms.registry import register_vjp
-
-
-def _linear(a: TensorProxy, weight: TensorProxy, bias: TensorProxy | None) -> tuple[TensorProxy, tuple]:
-    return prims.linear(a, weight, bias), (a, weight, bias)
-
-
-@holomorphic
-def _linear_backward(saved: tuple, g: TensorProxy) -> tuple:
-    """g W, g^T x and g, the latter two summed over all but the last dimension; of one vector the outer product."""
-    a, weight, bias = saved
-    to_a = ltorch.matmul(g, weight)
-    if a.ndim == 1:
-        to_weight = ltorch.mul(ltorch.unsqueeze(g, 1), ltorch.unsqueeze(a, 0))
-    else:
-        columns = ltorch.transpose(ltorch.reshape(g, (-1, g.shape[-1])), 0, 1)
-        to_weight = ltorch.matmul(columns, ltorch.reshape(a, (-1, a.shape[-1])))
-    if bias is None:
-        return to_a, to_weight, None
-    return to_a, to_weight, ltorch.sum(g, tuple(range(g.ndim - 1))) if g.ndim > 1 else g
-
-
-register_vjp(prims.linear)(_linear, _linear_backward)
 
 
 def _gelu(a: TensorProxy, *, approximate: str = "none") -> tuple[TensorProxy, tuple]:
