@@ -13,11 +13,13 @@ import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same
 from thunder_norm.errors import (
     DataDependentError,
+    MissingTransformRuleError,
     ThunderNormError,
     TransformError,
     TransformLevelError,
     TransformTypeError,
 )
+from thunder_norm.function_transforms.registry import vjp_rules
 
 X = torch.tensor([1.0, 2.0, 3.0])
 BUFFER = torch.ones(3)
@@ -70,6 +72,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "number as argument": (lambda: T.grad(scalar)(3.0), TransformTypeError, ["argument 0 is no tensor", "float"]),
     "number as loss": (lambda: T.grad(lambda x: 3.0)(X), TransformTypeError, ["scalar tensor", "float"]),
     "integer loss": (lambda: T.grad(lambda x: x.argmax())(X), TransformTypeError, ["floating point loss", "int64"]),
+    "complex loss": (lambda: T.grad(lambda x: (x * 1j).sum())(X), TransformTypeError, ["real loss", "complex64"]),
+    "jacobian of complex numbers": (lambda: T.jacrev(lambda x: x * 1j)(X), TransformTypeError, ["real results", "view_as_real"]),
+    "jacobian by complex numbers": (lambda: T.jacfwd(torch.abs)(X * 1j), TransformTypeError, ["real arguments"]),
     "tuple as loss": (lambda: T.grad(lambda x: (x.sum(), x))(X), TransformTypeError, ["has_aux=True"]),
     "argnums out of range": (lambda: T.grad(scalar, argnums=2)(X), TransformError, ["argnums 2", "1 positional"]),
     "argnums by keyword": (lambda: T.grad(scalar)(x=X), TransformError, ["argnums 0", "by position"]),
@@ -145,3 +150,38 @@ def test_a_condition_on_what_is_known_is_no_data_dependence() -> None:
 
     assert_same(T.grad(f)(X, True), torch.ones(3))
     assert_same(T.grad(f)(X, False), X.prod() / X)
+
+
+MISFITS: dict[str, tuple[Callable, Callable, list[str]]] = {
+    "too many dimensions": (lambda x: (x.sinh(), x), lambda x, g: (g * x)[None], ["another shape", "(1, 3)", "(3,)"]),
+    "too few": (lambda x: (x.sinh(), x), lambda x, g: (g * x).sum(), ["another shape", "()"]),
+    "as many elements": (lambda x: (x.sinh(), x), lambda x, g: (g * x)[:, None], ["another shape", "(3, 1)"]),
+    "broadcast": (lambda x: (x.sinh(), x), lambda x, g: (g * x)[:1], ["another shape", "(1,)"]),
+    "a number": (lambda x: (x.sinh(), x), lambda x, g: 2.0, ["something else than a tensor", "float"]),
+    "two gradients": (lambda x: (x.sinh(), x), lambda x, g: (g, g), ["2 gradients", "1 argument"]),
+    "by name": (lambda x: (x.sinh(), x), lambda x, g: {"x": g}, ["not by name"]),
+    "another result": (lambda x: (x.sinh()[:2], x), lambda x, g: g, ["another result", "(2,)", "(3,)"]),
+    "another dtype": (lambda x: (x.sinh().double(), x), lambda x, g: g, ["another result", "float64"]),
+    "no pair": (lambda x: x.sinh(), lambda x, g: g, ["pair"]),
+    "an error of its own": (lambda x: (x.sinh(), x), lambda x, g: g @ torch.ones(7), ["backward fails", "RuntimeError"]),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_vjp_rule_that_does_not_fit(case: str) -> None:
+    forward, backward, pieces = MISFITS[case]
+    T.register_vjp(torch.sinh)(forward, backward)
+    try:
+        with pytest.raises(TransformError) as caught:
+            T.grad(lambda x: x.sinh().sum())(X)
+        for piece in ("torch.sinh", "x.sinh().sum()", *pieces):
+            assert piece in str(caught.value)
+    finally:
+        vjp_rules.remove(torch.sinh)
+
+
+def test_gradients_are_not_lost_where_the_derivative_is_unknown() -> None:
+    with pytest.raises(MissingTransformRuleError, match="zeta"):
+        T.grad(lambda s: torch.special.zeta(s, X).sum())(X + 1)
+    with pytest.raises(MissingTransformRuleError, match="zeta"):
+        T.jvp(lambda s: torch.special.zeta(s, X).sum(), (X + 1,), (X,))

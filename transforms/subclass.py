@@ -8,12 +8,14 @@ import torch
 from thunder.core.proxies import TensorProxy
 from thunder.core.transform_common import Transform
 
+from thunder_norm.function_transforms.jitted_gradients import with_complex_gradients
 from thunder_norm.subclass import boundary, boundary_passes, patches, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate
 from thunder_norm.subclass.mutations import check_mutations
+from thunder_norm.subclass.named_results import return_without_fields
 from thunder_norm.subclass.random_ops import check_random
 
 
@@ -61,17 +63,18 @@ class SubclassTransform(Transform):
         acquisition.raise_if_refused()
         values.check_numbers(computation_trace)
         joint = differentiate(acquisition, computation_trace) if acquisition.differentiates else None
-        traces = prologue_trace, computation_trace, epilogue_trace
+        traces = prologue_trace, computation_trace, return_without_fields(epilogue_trace)
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
         if acquisition.has_wrappers:
             patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():
                 check_mutations(computation)
                 check_random(computation)
+                computation = with_complex_gradients(computation, executors_list[0])
             computation = broadcast_scalars(computation)
             return self.transform_lowered(acquisition, (prologue, computation, epilogue))
         if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
-            computation = broadcast_scalars(computation)
+            computation = broadcast_scalars(with_complex_gradients(computation, executors_list[0]))
         return prologue, computation, epilogue
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:

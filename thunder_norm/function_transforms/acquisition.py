@@ -32,7 +32,7 @@ from thunder_norm.function_transforms.functionalization import without_mutations
 from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.readability import without_dead_code
 from thunder_norm.function_transforms.wrappers import closed, opened
-from thunder_norm.subclass.patches import current_acquisition
+from thunder_norm.subclass.patches import NUM_LEVELS, current_acquisition
 
 _STATE = "_thunder_norm_levels"
 
@@ -217,12 +217,14 @@ def _level(ctx: JitCtx, name: str) -> Iterator[None]:
     names = Levels.of(ctx).names
     of_wrappers = current_acquisition()
     names.append(name)
+    setattr(ctx, NUM_LEVELS, len(names))
     if of_wrappers is not None:
         of_wrappers.num_levels += 1
     try:
         yield
     finally:
         names.pop()
+        setattr(ctx, NUM_LEVELS, len(names))
         if of_wrappers is not None:
             of_wrappers.num_levels -= 1
 

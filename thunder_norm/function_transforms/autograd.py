@@ -49,10 +49,12 @@ def run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
     wrappers = [t for t in tensors if type(t) not in _PLAIN and is_wrapper(t)]
     compiled = transformed.compiled_for(wrappers)
     if not torch.is_grad_enabled():
-        return compiled(*args, **kwargs)[0]
+        found, number, *_ = compiled(*args, **kwargs)
+        return tree_unflatten(found, transformed.result_specs[number])
     rng_states = _rng_states()
     with torch.no_grad():
-        result, captured, is_random, refusal = compiled(*args, **kwargs)
+        found, number, captured, is_random, refusal = compiled(*args, **kwargs)
+    result = tree_unflatten(found, transformed.result_specs[number])
     opens = _opens(wrappers)
     inputs = [inner for t in tensors for inner in _inner(t)] if opens else tensors
     if refusal:

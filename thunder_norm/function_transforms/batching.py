@@ -7,7 +7,7 @@ always as its first, or is the same for all samples; what does not depend on a b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import thunder.torch as ltorch
@@ -19,9 +19,8 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
 import thunder_norm.function_transforms.batching_rules  # noqa: F401 - registers the rules
-import thunder_norm.function_transforms.decompositions  # noqa: F401 - registers the decompositions
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
-from thunder_norm.function_transforms.acquisition import scope
+from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.opaque import derived, flat_proxies, operation_of
 from thunder_norm.function_transforms.registry import batching_rules, decompositions
@@ -115,22 +114,12 @@ class _Program:
                 if isinstance(p, Proxy):
                     self.values[p] = size
         elif not self._apply_rule(bsym):
-            decomposition = decompositions.find(bsym.sym)
             if bsym.subsymbols:
                 self.run(bsym.subsymbols)
-            elif decomposition is not None:
-                self._batch_decomposed(bsym, decomposition)
+            elif decompositions.find(bsym.sym) is not None:
+                self.run(decomposed(bsym))
             else:
                 self._batch_opaque(bsym)
-
-    def _batch_decomposed(self, bsym: BoundSymbol, decomposition: Callable) -> None:
-        with scope(get_tracectx()) as bsyms:
-            made = decomposition(*bsym.args, **bsym.kwargs)  # for one sample, on the program's own proxies
-        self.run(bsyms)
-        for p, value in zip(flat_proxies(bsym.output), flat_proxies(made), strict=True):
-            self.values[p] = self.values.read(value)
-            if value.name in self.batched:
-                self.batched.add(p.name)
 
     def _apply_rule(self, bsym: BoundSymbol) -> bool:
         """Whether there is a rule that has done it."""

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 # A copy: the lazy conjugate of torch.conj is a view that some kernels do not take.
 conj_physical = ltorch._torch_to_thunder_function_map[torch.conj_physical]
 
+complex_of = ltorch._torch_to_thunder_function_map[torch.complex]  # of a real and an imaginary part
+
 
 def is_complex(value: Any) -> bool:
     """Whether a value is a complex tensor."""

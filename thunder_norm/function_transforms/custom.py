@@ -17,7 +17,7 @@ from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.function_transforms.acquisition import Program, flat_program, operations_of, outputs_of, program_of
 from thunder_norm.function_transforms.batch_dims import with_batch
 from thunder_norm.function_transforms.batching import evaluate_vmap
-from thunder_norm.function_transforms.grouping import print_without_module, replayed
+from thunder_norm.function_transforms.grouping import print_without_module, renewed_program, replayed
 from thunder_norm.function_transforms.registry import VjpRule
 from thunder_norm.function_transforms.reverse import evaluate_vjp
 from thunder_norm.function_transforms.thunder_rules import joint_of
@@ -189,7 +189,7 @@ class CustomOperation:
         results, (kept, captured) = self._augmented(*primals)
         zeros = [ltorch.zeros_like(r) for r in results]
         wrt = [*[False] * len(kept), *[True] * len(zeros), *[False] * len(captured)]
-        _, transpose = evaluate_vjp(_renewed(self.backward), [*kept, *zeros, *captured], wrt)
+        _, transpose = evaluate_vjp(renewed_program(self.backward), [*kept, *zeros, *captured], wrt)
         moving = [t for t, has in zip(tangents[:count], self.has_gradient, strict=True) if has]
         return results, transpose(moving)[len(kept) : len(kept) + len(zeros)]
 
@@ -234,12 +234,6 @@ class CustomOperation:
 def _closed(trace: TraceCtx, num_args: int, captured: Any, outs: Sequence[Any]) -> TraceCtx:
     """The program with `captured`, which includes what it captures, as its last arguments."""
     return flat_program([*trace.args[:num_args], *captured], operations_of(trace), outs)
-
-
-def _renewed(trace: TraceCtx) -> TraceCtx:
-    """The same flat program with proxies of its own: a program is written once."""
-    fresh = [TensorProxy(like=p, history=None) for p in trace.args]
-    return program_of(lambda *args: replayed(trace, args), fresh, hoists=False)
 
 
 def _described(tree: PyTree) -> str:

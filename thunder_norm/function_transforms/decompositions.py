@@ -11,9 +11,25 @@ from collections.abc import Callable, Sequence
 import thunder.torch as ltorch
 import torch
 from thunder.core import dtypes
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import get_tracectx
 
+from thunder_norm.function_transforms.acquisition import scope
+from thunder_norm.function_transforms.complex_numbers import complex_of
 from thunder_norm.function_transforms.registry import decompositions
+
+
+def decomposed(bsym: BoundSymbol) -> list[BoundSymbol]:
+    """What an operation with a decomposition consists of, by its own arguments and results."""
+    decomposition = decompositions.find(bsym.sym)
+    assert decomposition is not None
+    with scope(get_tracectx()) as written:
+        result = decomposition(*bsym.args, **bsym.kwargs)
+    pairs = zip(tree_flatten(result)[0], tree_flatten(bsym.output)[0], strict=True)
+    renamed = {variableify(made): out for made, out in pairs if isinstance(made, TensorProxy)}
+    return [b.from_bsym_swap_proxies(renamed) for b in written]
 
 
 def _decomposition(operation: object) -> Callable[[Callable], Callable]:
@@ -71,6 +87,12 @@ def index_fill(input: TensorProxy, dim: int, index: TensorProxy, value: TensorPr
         shape[dim] = size
     filling = ltorch.to(value, input.dtype) if isinstance(value, TensorProxy) else value
     return ltorch.where(ltorch.reshape(is_filled, tuple(shape)), filling, input)
+
+
+@_decomposition(torch.polar)
+def polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
+    """r (cos t + i sin t).  Torch 2.11's tangent of it has a wrong sign."""
+    return complex_of(ltorch.mul(abs, ltorch.cos(angle)), ltorch.mul(abs, ltorch.sin(angle)))
 
 
 _SELU_AT_MINUS_INFINITY = -1.7580993408473766  # what alpha dropout sets to: minus scale times alpha of selu

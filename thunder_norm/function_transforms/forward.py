@@ -21,9 +21,10 @@ import thunder_norm.function_transforms.elementwise  # noqa: F401 - registers th
 import thunder_norm.function_transforms.jvp_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.function_transforms.acquisition import scope
+from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.opaque import derived, flat_proxies, operation_of
-from thunder_norm.function_transforms.registry import jvp_rules
+from thunder_norm.function_transforms.registry import decompositions, jvp_rules
 from thunder_norm.function_transforms.replay import (
     Values,
     at_the_line_of,
@@ -94,6 +95,8 @@ class _Program:
             self._write(bsym, lambda: rule(*self._dual(bsym.args), **self.values.read(bsym.kwargs)))
         elif bsym.subsymbols:
             self.run(bsym.subsymbols)
+        elif decompositions.find(bsym.sym) is not None:
+            self.run(decomposed(bsym))
         else:
             self._write(bsym, lambda: self._pushed_by_torch(bsym))
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.function_transforms.acquisition import outputs_of
+from thunder_norm.function_transforms.complex_numbers import is_complex
 from thunder_norm.function_transforms.reverse import evaluate_vjp
 from thunder_norm.function_transforms.transformed import Call, Transformed, constructor, shared
 from thunder_norm.function_transforms.wrappers import OpenWrapper
@@ -176,6 +177,10 @@ def _num_losses(loss: Any, name: str) -> int:
         )
     if not dtypes.is_inexact_dtype(loss.dtype):
         raise TransformTypeError(with_details(f"{name} needs a floating point loss", got=str(dtypes.to_torch_dtype(loss.dtype))))
+    if is_complex(loss):
+        raise TransformTypeError(
+            with_details(f"{name} needs a real loss", got=str(dtypes.to_torch_dtype(loss.dtype)), instead=".real, .abs(), or vjp")
+        )
     return 1
 
 

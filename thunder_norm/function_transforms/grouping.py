@@ -16,7 +16,7 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, Symbol, has_tags
 from thunder.core.trace import TraceCtx, get_tracectx
 
-from thunder_norm.function_transforms.acquisition import flat_program, outputs_of, scope
+from thunder_norm.function_transforms.acquisition import flat_program, outputs_of, program_of, scope
 from thunder_norm.function_transforms.readability import BackwardId, tidied
 from thunder_norm.function_transforms.replay import Values, is_differentiable
 
@@ -97,6 +97,12 @@ def replayed(program: TraceCtx, actual: Sequence[Any]) -> tuple[Any, ...]:
     for b in program.bound_symbols[:-1]:
         values.copy(b)
     return values.read(outputs_of(program))
+
+
+def renewed_program(program: TraceCtx) -> TraceCtx:
+    """The same flat program with proxies of its own: a program is written once."""
+    fresh = [TensorProxy(like=p, history=None) for p in program.args]
+    return program_of(lambda *args: replayed(program, args), fresh, hoists=False)
 
 
 def print_without_module(bsym: BoundSymbol) -> None:

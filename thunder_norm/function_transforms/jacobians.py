@@ -16,6 +16,7 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.function_transforms.acquisition import Program, outputs_of, program_of
 from thunder_norm.function_transforms.batching import Draws, Randomness, evaluate_vmap
+from thunder_norm.function_transforms.complex_numbers import is_complex
 from thunder_norm.function_transforms.factories import eye
 from thunder_norm.function_transforms.forward import evaluate_jvp
 from thunder_norm.function_transforms.gradients import Argnums, Differentiated, checked_argnums, split_aux, zeros_if_none
@@ -39,9 +40,11 @@ class _Jacobian(Transformed):
     def emit(self, call: Call) -> Any:
         """Write the Jacobian."""
         inputs = Differentiated(call, self.argnums)
+        _check_real([t for t, w in zip(call.tensors, inputs.wrt, strict=True) if w], self.name, "argument")
         program = call.acquire()
         result, _ = split_aux(program.result(outputs_of(program.trace)), self.has_aux, self.name)
         _check_result(result, self.name)
+        _check_real(tree_flatten(result)[0], self.name, "result")
         num_results = len(tree_flatten(result)[0])
         outs, blocks = self.blocks(call, inputs, program, num_results)
         _, aux = split_aux(program.result(outs), self.has_aux, self.name)
@@ -145,6 +148,19 @@ def _batched(value: TensorProxy, dim: int | None, size: int) -> TensorProxy:
     return ltorch.movedim(value, dim, 0) if dim else value
 
 
+def _check_real(tensors: Sequence[TensorProxy], name: str, what: str) -> None:
+    """A matrix of derivatives says nothing of a function of complex numbers that is not holomorphic; nor has torch.func one."""
+    for t in tensors:
+        if is_complex(t):
+            raise TransformTypeError(
+                with_details(
+                    f"{name} needs real {what}s",
+                    got=f"a tensor of {dtypes.to_torch_dtype(t.dtype)}, shape {tuple(t.shape)}",
+                    instead="torch.view_as_real and torch.view_as_complex, or jvp and vjp, which take complex numbers",
+                )
+            )
+
+
 def _check_result(result: Any, name: str) -> None:
     for path, v in tree_flatten_with_path(result)[0]:
         if not isinstance(v, TensorProxy) or not dtypes.is_inexact_dtype(v.dtype):
@@ -180,7 +196,7 @@ def jacrev(
         randomness: as for `vmap`, for what is drawn on the way back; numbers drawn in `function` are the same for all rows.
 
     Raises:
-        TransformTypeError: an argument to differentiate, or the result, is no floating point tensor.
+        TransformTypeError: an argument to differentiate, or the result, is no real floating point tensor.
         TransformError: `argnums` or `chunk_size` do not fit.
 
     >>> import torch

@@ -6,6 +6,7 @@ transforms nest.  Its metadata follows from that of the operation, without runni
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
@@ -195,6 +196,9 @@ def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:
     return found
 
 
+# Whether what runs is to be differentiated backwards.
+_is_reversed: contextvars.ContextVar[bool] = contextvars.ContextVar("is_reversed", default=False)
+
 # Their annotations do not say that what they return depends on has_aux.
 _jvp: Any = torch.func.jvp
 _vjp: Any = torch.func.vjp
@@ -236,19 +240,34 @@ def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence
 
 
 def _push(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    """Results and tangents; by two reverse modes where torch has no forward mode for an operation.
+    """Results and tangents; by two reverse modes where torch has no forward mode, or none that may be differentiated backwards.
+
+    The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
+    reverse mode over its forward mode is wrong for them.
 
     Programs run with gradients disabled, under which some of torch's formulas for gradients (``linalg_det_backward``,
     ``linalg_solve_backward``) choose variants that cannot be differentiated: of a function that is a gradient they would be.
     """
     with torch.enable_grad():
+        first, second = (_push_backwards, _push_forwards) if _is_reversed.get() else (_push_forwards, _push_backwards)
         try:
-            _, pushed, results = _jvp(function, points, directions, has_aux=True)
-        except NotImplementedError:
-            floating, pull, results = _vjp(function, *points, has_aux=True)
-            _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
-            (pushed,) = push(directions)
+            return first(function, points, directions)
+        except (NotImplementedError, RuntimeError) as e:
+            try:
+                return second(function, points, directions)
+            except (NotImplementedError, RuntimeError):
+                raise e from None
+
+
+def _push_forwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
+    _, pushed, results = _jvp(function, points, directions, has_aux=True)
     return results, pushed
+
+
+def _push_backwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
+    floating, pull, results = _vjp(function, *points, has_aux=True)
+    _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
+    return results, push(directions)[0]
 
 
 def _meta_vjp(meta: Callable, args: tuple, kwargs: dict, cotangents: Sequence[TensorProxy | None]) -> tuple[TensorProxy, ...]:
@@ -261,7 +280,11 @@ def _run_vjp(run: Callable, args: tuple, kwargs: dict, cotangents: Sequence[torc
     points = flat_tensors((args, kwargs))
     varying = tuple(i for i, t in enumerate(points) if _is_float(t))
     function = _function_of(run, (args, kwargs), varying)
-    results, pull, _ = _vjp(function, *(points[i] for i in varying), has_aux=True)
+    token = _is_reversed.set(True)
+    try:
+        results, pull, _ = _vjp(function, *(points[i] for i in varying), has_aux=True)
+    finally:
+        _is_reversed.reset(token)
     return pull(tuple(torch.zeros_like(t) if g is None else g for t, g in zip(results, cotangents, strict=True)))
 
 

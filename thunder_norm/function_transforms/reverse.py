@@ -1,8 +1,8 @@
 """Reverse mode: from a flat program to its results and the program that pulls cotangents back.
 
 The operations of the forward program are written as they are, so they keep their names and lines.  Each operation that the inputs
-reach has a rule, tried in this order: ours (`registry.vjp_rules`), Thunder's (`thunder_rules`), its parts, torch's (`opaque`).  The way
-back of an operation is a flat program of its own, recorded with the forward and written, for each pullback anew, when a cotangent
+reach has a rule, tried in this order: ours (`registry.vjp_rules`), Thunder's (`thunder_rules`), those of its parts, torch's
+(`opaque`).  The way back of an operation is a flat program of its own, recorded with the forward and written, for each pullback anew, when a cotangent
 arrives.
 """
 
@@ -19,15 +19,15 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import TraceCtx, get_tracectx
 
-import thunder_norm.function_transforms.decompositions  # noqa: F401 - registers them
 import thunder_norm.function_transforms.elementwise  # noqa: F401 - registers the rules
 import thunder_norm.function_transforms.vjp_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
 from thunder_norm.function_transforms.acquisition import operations_of, outputs_of, program_of, scope
 from thunder_norm.function_transforms.complex_numbers import in_dtype_of
+from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.grouping import grouped, replayed
 from thunder_norm.function_transforms.locations import at_line_of, location_of
-from thunder_norm.function_transforms.opaque import flat_proxies, is_opaque, torch_vjp_rule
+from thunder_norm.function_transforms.opaque import is_opaque, torch_vjp_rule
 from thunder_norm.function_transforms.readability import core
 from thunder_norm.function_transforms.registry import VjpRule, decompositions, vjp_rules
 from thunder_norm.function_transforms.replay import is_differentiable
@@ -157,15 +157,26 @@ class _Reverse:
             return [], []
         if _is_constant(bsym, self.active):
             return [bsym], []
-        parts = self.decomposed(bsym)
-        rule = None if parts else rule_of(bsym)
+        rule = vjp_rules.find(bsym.sym)
+        if rule is None and decompositions.find(bsym.sym) is not None:
+            return self.process_parts(bsym, decomposed(bsym))
+        rule = rule or rule_of(bsym)
         if rule is not None:
             return self.by_rule(bsym, rule)
-        parts = parts or bsym.subsymbols
-        if not parts:
+        if not bsym.subsymbols:
             if not bsym.sym.is_prim and {p.name for p in bsym.flat_proxy_outs} <= {p.name for p in bsym.flat_proxy_args}:
                 return [], []  # it did nothing
             raise _missing_rule(bsym)
+        try:
+            return self.process_parts(bsym, bsym.subsymbols)
+        except MissingTransformRuleError:
+            rule = torch_vjp_rule(bsym)
+            if rule is None:
+                raise
+            return self.by_rule(bsym, rule)
+
+    def process_parts(self, bsym: BoundSymbol, parts: Sequence[BoundSymbol]) -> tuple[list[BoundSymbol], list[Node]]:
+        """An operation by what it consists of."""
         forward: list[BoundSymbol] = []
         nodes: list[Node] = []
         for sub in parts:
@@ -173,17 +184,6 @@ class _Reverse:
             forward.extend(written)
             nodes.extend(found)
         return ([bsym] if _is_enough(bsym, forward, nodes) else forward), nodes
-
-    def decomposed(self, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
-        """An operation in others, where it has no rule of its own and we know how; its results have the same names."""
-        decomposition = decompositions.find(bsym.sym)
-        if decomposition is None or vjp_rules.find(bsym.sym) is not None:
-            return ()
-        with scope(self.trace) as written:
-            result = decomposition(*bsym.args, **bsym.kwargs)
-        pairs = zip(flat_proxies(result), flat_proxies(bsym.output), strict=True)
-        renamed = {variableify(made): out for made, out in pairs}
-        return [b.from_bsym_swap_proxies(renamed) for b in written]
 
     def by_rule(self, bsym: BoundSymbol, rule: VjpRule) -> tuple[list[BoundSymbol], list[Node]]:
         """What a rule writes for an operation, by the operation's own results, and the node for its way back."""
@@ -232,10 +232,7 @@ def _is_enough(bsym: BoundSymbol, forward: Sequence[BoundSymbol], nodes: Sequenc
 
 
 def rule_of(bsym: BoundSymbol) -> VjpRule | None:
-    """The rule for an operation; None if it is to be taken apart."""
-    ours = vjp_rules.find(bsym.sym)
-    if ours is not None:
-        return ours
+    """The rule for an operation that we have none for; None if it is to be taken apart."""
     if is_opaque(bsym) or (bsym.sym.executor is fallback_executor and not has_tags(bsym, {prims.OpTags.RANDOM_OP})):
         return torch_vjp_rule(bsym)  # Thunder's rule asks torch's autograd, which cannot be transformed further
     found = thunders_rule(bsym)

@@ -21,7 +21,7 @@ from thunder.core.jit_ext import get_jit_ctx, register_general_jit_lookaside
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.transforms.autocast import disable_autocast
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from thunder_norm.errors import ThunderNormError, TransformError, TransformTypeError, with_details
 from thunder_norm.function_transforms import (  # noqa: F401 - two register lookasides
@@ -34,9 +34,10 @@ from thunder_norm.function_transforms import (  # noqa: F401 - two register look
 from thunder_norm.function_transforms.acquisition import Interrupted, Program
 from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.function_transforms.readability import tidied
-from thunder_norm.function_transforms.wrappers import announce, closed
+from thunder_norm.function_transforms.wrappers import announce, closed, is_open
 from thunder_norm.subclass import patches
 from thunder_norm.subclass.broadcast import broadcast_scalars_of
+from thunder_norm.subclass.named_results import without_fields
 from thunder_norm.subclass.reach import may_construct_wrappers
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tensors import NormedTensor
@@ -50,6 +51,7 @@ class Call:
         self._args = args
         self._kwargs = kwargs
         self.name: str = transformed.value.name
+        self.result_specs: list[TreeSpec] = transformed.value.result_specs
         self.skipped = transformed.value.num_own_arguments
         values, self.kwargs = acquisition.values_of(args, kwargs)
         self.own, self.args = values[: self.skipped], values[self.skipped :]
@@ -85,6 +87,8 @@ class Transformed:
                 with_details(f"{self.name} takes a function, got {type(function).__name__}", instead=f"{self.name}(f)(x)")
             )
         self.function = function
+        self.result_specs: list[TreeSpec] = []  # the structures of results, by their number in what `_run` returns
+        patches.install()
 
     def emit(self, call: Call) -> Any:
         """Write the program for a call into the open trace and return the result, proxies in place of tensors."""
@@ -154,17 +158,20 @@ class Transformed:
         return f"{self.name}({getattr(self.function, '__qualname__', repr(self.function))})"
 
 
-def _run(transformed: Transformed, *args: Any, **kwargs: Any) -> tuple[Any, tuple[torch.Tensor, ...], bool, str | None]:
-    """Interpreted: a call of `transformed`; what it uses beside its arguments that requires grad; whether it draws numbers.
+def _run(
+    transformed: Transformed, *args: Any, **kwargs: Any
+) -> tuple[tuple[Any, ...], int, tuple[torch.Tensor, ...], bool, str | None]:
+    """Interpreted: a call of `transformed`, as the leaves of its result and the number of their structure.
 
-    Last, why the result cannot be connected for torch's autograd, if it cannot.
+    Thunder's programs return no instances of classes.  Then: what it uses beside its arguments that requires grad; whether it draws
+    numbers; why the result cannot be connected for torch's autograd, if it cannot.
     """
     raise NotImplementedError
 
 
 @register_general_jit_lookaside(Transformed.__call__)
 def _call(transformed: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    return _written(transformed, args, kwargs, lambda call, bsyms, result: result, _for_thunders_autograd)
+    return _written(transformed, args, kwargs, _for_program, _for_thunders_autograd)
 
 
 @register_general_jit_lookaside(_run)
@@ -174,6 +181,11 @@ def _call_outermost(transformed: WrappedValue, *args: WrappedValue, **kwargs: Wr
         interpreted.is_transformed = True
     with acquisition.grad_enabled():  # the call records nothing, which does not make constants of what it writes
         return _written(transformed, args, kwargs, _with_surroundings)
+
+
+def _for_program(call: Call, bsyms: Sequence[BoundSymbol], result: Any) -> Any:
+    """The result of a call in a user's program, which Thunder can return."""
+    return result if acquisition.active_level() is not None else without_fields(result)
 
 
 def _for_thunders_autograd(bsyms: list[BoundSymbol]) -> list[BoundSymbol]:
@@ -195,7 +207,9 @@ def _with_surroundings(call: Call, bsyms: Sequence[BoundSymbol], result: Any) ->
     used = {p.name: p for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy) and p.history is not None}
     used |= {p.name: p for p in tree_flatten(result)[0] if isinstance(p, TensorProxy) and p.history is not None}
     captured = tuple(p for p in used.values() if p.requires_grad and p.name not in given)
-    return result, captured, any(draws_numbers(b) for b in bsyms), _hidden_wrappers(call)
+    leaves, spec = tree_flatten(result, is_leaf=is_open)
+    call.result_specs.append(spec)
+    return tuple(leaves), len(call.result_specs) - 1, captured, any(draws_numbers(b) for b in bsyms), _hidden_wrappers(call)
 
 
 def _hidden_wrappers(call: Call) -> str | None:

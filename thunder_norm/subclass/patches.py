@@ -32,7 +32,7 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, TransformError, UnsupportedOpError, UnsupportedSubclassError, VersionError
-from thunder_norm.subclass import attributes, interpret, operations, values
+from thunder_norm.subclass import attributes, interpret, named_results, operations, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
@@ -40,6 +40,7 @@ from thunder_norm.subclass.reach import may_construct_wrappers
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
 _IS_OURS = "_thunder_norm_is_ours"
+NUM_LEVELS = "_thunder_norm_num_levels"  # how many functions under function transforms are being acquired
 
 _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
@@ -135,9 +136,15 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
 
 
 def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
-    acquisition = getattr(jit_ext.get_jit_ctx(), _ATTRIBUTE, None) or current_acquisition()
-    if acquisition is None:
-        return (values.refusal(fn, args) if is_ours() else None) or _original_lookaside(fn, *args, **kwargs)
+    ctx = jit_ext.get_jit_ctx()
+    acquisition = getattr(ctx, _ATTRIBUTE, None) or current_acquisition()
+    if acquisition is not None:
+        return named_results.with_fields(_interpreted(acquisition, fn, args, kwargs), fn)
+    found = (values.refusal(fn, args) if is_ours() else None) or _original_lookaside(fn, *args, **kwargs)
+    return named_results.with_fields(found, fn) if is_ours() or getattr(ctx, NUM_LEVELS, 0) else found
+
+
+def _interpreted(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     if not acquisition.meets_wrappers:
         refused = values.refusal(fn, args)
         if refused is not None:

@@ -112,18 +112,22 @@ register_slopes(
 )
 
 
+def _zero(like: TensorProxy) -> float | complex:
+    return 0j if is_complex(like) else 0.0
+
+
 @register_jvp(prims.where)
 def where(primals, tangents):
     """The tangent of the side that was taken."""
     (condition, *_), (_, da, db) = primals, tangents
-    pushed = prims.where(condition, *(0.0 if t is None else t for t in (da, db)))
-    return prims.where(*primals), pushed
+    out = prims.where(*primals)
+    return out, prims.where(condition, *(_zero(out) if t is None else t for t in (da, db)))
 
 
 def _where_backward(saved: tuple, g: TensorProxy) -> tuple:
     """To the side that was taken."""
     condition, *sides = saved
-    chosen = (lambda: prims.where(condition, g, 0.0), lambda: prims.where(condition, 0.0, g))
+    chosen = (lambda: prims.where(condition, g, _zero(g)), lambda: prims.where(condition, _zero(g), g))
     found = (of_operand(c(), a) if isinstance(a, TensorProxy) else None for c, a in zip(chosen, sides, strict=True))
     return None, *found
 

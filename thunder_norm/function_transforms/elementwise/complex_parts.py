@@ -9,7 +9,8 @@ import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.function_transforms.complex_numbers import conj_physical, is_complex
+from thunder_norm.function_transforms.complex_numbers import complex_of, conj_physical, is_complex
+from thunder_norm.function_transforms.elementwise.slopes import summed_to
 from thunder_norm.function_transforms.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
 
 
@@ -48,6 +49,22 @@ def _linear(operation, pulled) -> None:
 _linear(prims.real, lambda x, g: _complex(g, x) if is_complex(x) else g)
 _linear(prims.imag, lambda x, g: ltorch.mul(_complex(g, x), complex(0, 1)))
 _linear(conj_physical, lambda x, g: conj_physical(g) if is_complex(x) else g)
+
+
+@register_jvp(complex_of)
+def complex_(primals, tangents):
+    """The tangents of the parts; zero where one does not move."""
+    parts = (ltorch.zeros_like(x) if t is None else t for t, x in zip(tangents, primals, strict=True))
+    return complex_of(*primals), complex_of(*parts)
+
+
+vjp_rules.add(
+    complex_of,
+    VjpRule(
+        lambda real, imag: (complex_of(real, imag), (real, imag)),
+        lambda saved, g: (summed_to(prims.real(g), saved[0]), summed_to(prims.imag(g), saved[1])),
+    ),
+)
 
 
 @register_jvp(prims.convert_element_type)

@@ -75,3 +75,12 @@ def of_operand(gradient: TensorProxy, target: TensorProxy) -> TensorProxy:
     Thunder takes a 0-dim CPU tensor among the operands for a number and writes no broadcast, whose transpose is this sum.
     """
     return ltorch.sum(gradient) if target.ndim == 0 and gradient.ndim > 0 else gradient
+
+
+def summed_to(gradient: TensorProxy, target: TensorProxy) -> TensorProxy:
+    """The transpose of broadcasting `target` to the shape of the gradient."""
+    extra = gradient.ndim - target.ndim
+    dims = [d for d in range(extra, gradient.ndim) if target.shape[d - extra] == 1 and gradient.shape[d] != 1]
+    if dims:
+        gradient = ltorch.sum(gradient, tuple(dims), True)
+    return ltorch.sum(gradient, tuple(range(extra))) if extra else gradient

@@ -9,6 +9,7 @@ from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.function_transforms.complex_numbers import holomorphic
+from thunder_norm.function_transforms.elementwise.slopes import summed_to
 from thunder_norm.function_transforms.registry import register_vjp
 
 
@@ -40,14 +41,14 @@ def _matmul_backward(saved: tuple, g: TensorProxy) -> tuple[TensorProxy, TensorP
         return ltorch.mul(b, g), ltorch.mul(a, g)
     if a.ndim == 1:
         to_a = ltorch.squeeze(ltorch.matmul(b, ltorch.unsqueeze(g, -1)), -1)
-        return _summed_to(to_a, a), _summed_to(_outer(a, g), b)
+        return summed_to(to_a, a), summed_to(_outer(a, g), b)
     if b.ndim == 1:
         to_b = ltorch.squeeze(ltorch.matmul(_transposed(a), ltorch.unsqueeze(g, -1)), -1)
-        return _summed_to(_outer(g, b), a), _summed_to(to_b, b)
+        return summed_to(_outer(g, b), a), summed_to(to_b, b)
     to_a = ltorch.matmul(g, _transposed(b))
     if b.ndim == 2 and a.ndim > 2:
         return to_a, ltorch.matmul(_transposed(_rows(a)), _rows(g))
-    return _summed_to(to_a, a), _summed_to(ltorch.matmul(_transposed(a), g), b)
+    return summed_to(to_a, a), summed_to(ltorch.matmul(_transposed(a), g), b)
 
 
 register_vjp(prims.matmul)(_matmul, _matmul_backward)
@@ -65,12 +66,3 @@ def _transposed(a: TensorProxy) -> TensorProxy:
 def _outer(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     """[..., m] and [..., n] to [..., m, n]."""
     return ltorch.mul(ltorch.unsqueeze(a, -1), ltorch.unsqueeze(b, -2))
-
-
-def _summed_to(g: TensorProxy, target: TensorProxy) -> TensorProxy:
-    """The transpose of broadcasting `target` to the shape of g."""
-    extra = g.ndim - target.ndim
-    dims = [d for d in range(extra, g.ndim) if target.shape[d - extra] == 1 and g.shape[d] != 1]
-    if dims:
-        g = ltorch.sum(g, tuple(dims), True)
-    return ltorch.sum(g, tuple(range(extra))) if extra else g

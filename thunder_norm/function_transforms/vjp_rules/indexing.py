@@ -9,6 +9,7 @@ from thunder import clang
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
+from thunder_norm.function_transforms.complex_numbers import complex_of, is_complex
 from thunder_norm.function_transforms.registry import register_vjp
 
 register_vjp(prims.flip)(lambda a, dims: (prims.flip(a, dims), dims), lambda dims, g: (prims.flip(g, dims), None))
@@ -16,6 +17,28 @@ register_vjp(prims.flip)(lambda a, dims: (prims.flip(a, dims), dims), lambda dim
 register_vjp(prims.view)(
     lambda a, shape: (prims.view(a, shape), tuple(a.shape)), lambda shape, g: (clang.reshape(g, shape), None)
 )
+
+
+def _slice(
+    a: TensorProxy, starts: Sequence[int], ends: Sequence[int], strides: Sequence[int] | None = None
+) -> tuple[TensorProxy, tuple]:
+    out = prims.slice_prim(a, starts, ends, strides)
+    return out, (tuple(a.shape), tuple(out.shape), starts, [1] * a.ndim if strides is None else strides)
+
+
+def _slice_backward(saved: tuple, g: TensorProxy) -> tuple:
+    """Zeros around it, and between where there is a stride; torch pads real numbers only."""
+    shape, out_shape, starts, strides = saved
+    config = []
+    for size, kept, start, stride in zip(shape, out_shape, map(int, starts), map(int, strides), strict=True):
+        covered = start + (kept - 1) * stride + 1 if kept else start
+        config.append((start, size - covered, stride - 1))
+    if is_complex(g):
+        return complex_of(*(prims.pad(part, 0.0, config) for part in (prims.real(g), prims.imag(g)))), None, None, None
+    return prims.pad(g, 0.0, config), None, None, None
+
+
+register_vjp(prims.slice_prim)(_slice, _slice_backward)
 
 
 def _index_add(a: TensorProxy, index: TensorProxy, value: TensorProxy, dim: int) -> tuple[TensorProxy, tuple]:

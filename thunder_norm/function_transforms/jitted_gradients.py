@@ -1,0 +1,72 @@
+"""Gradients of jitted programs by our rules, where Thunder's are for real numbers only.
+
+Thunder differentiates a jitted program itself.  An operation on complex numbers becomes one of our own, which consists of it, so that
+executors run it as before, and is differentiated as `grad` would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thunder.core import prims
+from thunder.core.langctxs import Languages, langctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, from_trace
+
+from thunder_norm.function_transforms.acquisition import flat_program
+from thunder_norm.function_transforms.complex_numbers import is_complex
+from thunder_norm.function_transforms.grouping import print_without_module, renewed_program, replayed
+from thunder_norm.function_transforms.opaque import flat_proxies
+from thunder_norm.function_transforms.replay import is_differentiable
+from thunder_norm.function_transforms.reverse import evaluate_vjp
+
+
+def with_complex_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
+    """The same computation, whose operations on complex numbers have gradients of ours.
+
+    Args:
+        trace: a computation that Thunder is going to differentiate.
+        executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
+    """
+    bsyms = [_with_gradient(b, executor) if _is_concerned(b) else b for b in trace.bound_symbols]
+    if all(a is b for a, b in zip(bsyms, trace.bound_symbols, strict=True)):
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = bsyms
+    return new
+
+
+def _is_concerned(bsym: BoundSymbol) -> bool:
+    if bsym.sym.id in (prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL) or not any(
+        map(is_differentiable, bsym.flat_proxy_outs)
+    ):
+        return False
+    tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
+    return any(map(is_complex, tensors)) and any(map(is_differentiable, bsym.flat_proxy_args))
+
+
+def _with_gradient(bsym: BoundSymbol, executor: Any) -> BoundSymbol:
+    inputs = list({p.name: p for p in flat_proxies((bsym.args, bsym.kwargs))}.values())
+    program = flat_program(inputs, [bsym], flat_proxies(bsym.output))
+
+    @langctx(Languages.TORCH)
+    def meta(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+        return replayed(program, args)
+
+    @langctx(Languages.TORCH)
+    def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+        results, pullback = evaluate_vjp(renewed_program(program), args, list(map(is_differentiable, args)))
+        cotangents = [prims.get_grad(r) if is_differentiable(r) else None for r in results]
+        for a, g in zip(args, pullback(cotangents), strict=True):
+            if g is not None:
+                prims.put_grad(a, g)
+        return results
+
+    name = bsym.sym.name
+    symbol = Symbol(
+        name=name, meta=meta, id=f"thunder_norm.{name}.{len(executor.implmap)}", _bind_postprocess=print_without_module
+    )
+    executor.register_implementation(symbol, execution_transform=meta, grad_transform=joint)
+    outs = flat_proxies(bsym.output)
+    return bsym.from_bsym(sym=symbol, args=tuple(inputs), kwargs={}, output=outs, subsymbols=[bsym])

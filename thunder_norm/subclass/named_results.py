@@ -1,0 +1,82 @@
+"""Results with fields: ``x.sort().values`` is right in PyTorch, where Thunder's operations return plain tuples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
+from thunder.core.symbol import Symbol
+from thunder.core.trace import TraceCtx, from_trace
+from torch.utils._pytree import tree_flatten, tree_map
+
+
+def with_fields(found: Callable | None, fn: Callable) -> Callable | None:
+    """`found`, which stands for `fn` in the interpreter, with results of the class that torch's function returns."""
+    kind = None if found is None else _class_of_results(fn)
+    if kind is None:
+        return found
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = found(*args, **kwargs)
+        if not isinstance(result, WrappedValue) or type(result.value) is not tuple or len(result.value) != kind.n_sequence_fields:
+            return result
+        return wrap(kind(result.value), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[result.provenance]))
+
+    return call
+
+
+def without_fields(tree: Any) -> Any:
+    """`tree` with plain tuples in place of such results: Thunder's programs cannot return them."""
+    is_named = _has_fields
+    return tree_map(lambda v: without_fields(tuple(v)) if is_named(v) else v, tree, is_leaf=is_named)
+
+
+def return_without_fields(trace: TraceCtx) -> TraceCtx:
+    """An epilogue that returns plain tuples."""
+    *others, last = trace.bound_symbols
+    if not any(_has_fields(v) for v in tree_flatten(last.args, is_leaf=_has_fields)[0]):
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = [*others, last.from_bsym(args=without_fields(last.args))]
+    return new
+
+
+def _has_fields(value: Any) -> bool:
+    return type(value).__module__ == "torch.return_types"
+
+
+def _class_of_results(fn: Callable) -> Any:
+    if isinstance(fn, Symbol):
+        return _classes_of_symbols().get(fn.id) if isinstance(fn.id, str) else None
+    try:
+        return _classes_of_functions().get(fn)
+    except TypeError:  # not hashable
+        return None
+
+
+@functools.cache
+def _classes_of_symbols() -> dict[str, Any]:
+    """The classes in ``torch.return_types`` by the ids of Thunder's symbols, as in ``torch.linalg.eigh``."""
+    names = [n for n in dir(torch.return_types) if hasattr(getattr(torch.return_types, n), "n_sequence_fields")]
+    found = {}
+    for name in names:
+        kind = getattr(torch.return_types, name)
+        if name.startswith("linalg_"):
+            found[f"torch.linalg.{name.removeprefix('linalg_')}"] = kind
+        else:
+            found |= {f"torch.{name}": kind, f"torch.Tensor.{name}": kind}
+    return found
+
+
+@functools.cache
+def _classes_of_functions() -> dict[Callable, Any]:
+    found = {}
+    for fn, symbol in ltorch._torch_to_thunder_function_map.items():
+        kind = _classes_of_symbols().get(getattr(symbol, "id", None))
+        if kind is not None:
+            found[fn] = kind
+    return found
