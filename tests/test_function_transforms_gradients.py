@@ -77,6 +77,7 @@ SCALAR_FUNCTIONS = {
     "no gradient": _without_gradient,
     "number": lambda x: (x * x.sum().item()).sum(),
     "unused": lambda x: torch.ones((), dtype=torch.float64) * 3,
+    "an argument that torch does not differentiate by": lambda x: F.soft_margin_loss(x, torch.ones_like(x)),
     "through integers": lambda x: (x.floor() * x).sum(),
 }
 

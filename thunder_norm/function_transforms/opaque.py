@@ -6,10 +6,11 @@ transforms nest.  Its metadata follows from that of the operation, without runni
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import thunder.torch as ltorch
@@ -88,11 +89,11 @@ def _register(transform: str, operation: Operation) -> Symbol:
     run = functools.partial(how.run, operation.run)
     meta = functools.partial(how.meta, operation.meta)
     tags = [prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE] if operation.is_random else None
-    symbol = opaque_executor.register_operator(name, meta=meta, fn=_apart_from_autograd(_on_torch_types(run)), tags=tags)
+    symbol = opaque_executor.register_operator(name, meta=meta, fn=_apart_from_autograd(name, _on_torch_types(run)), tags=tags)
     _symbols[transform, operation] = symbol
     _operations[symbol.id] = Operation(name, run, meta, operation.is_random)
     if not operation.is_random:  # for Thunder's own automatic differentiation of a program that holds it
-        register_grad(symbol, joint_of(_TorchsRule(*_forward_and_backward(symbol, _operations[symbol.id]))))
+        register_grad(symbol, joint_of(_torchs_rule(symbol, _operations[symbol.id])))
     return symbol
 
 
@@ -150,12 +151,26 @@ def _on_torch_types(run: Callable) -> Callable:
     return on_torch_types
 
 
-def _apart_from_autograd(run: Callable) -> Callable:
-    """`run` as a computation of its own, of which torch's autograd records nothing, though it may enable gradients inside."""
+def _apart_from_autograd(name: str, run: Callable) -> Callable:
+    """`run` as a computation of its own, of which torch's autograd records nothing, though it may enable gradients inside.
+
+    It raises MissingTransformRuleError where torch has no formula.
+    """
 
     def apart(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(_detached, (args, kwargs))
-        return tree_map(_detached, run(*args, **kwargs))
+        try:
+            return tree_map(_detached, run(*args, **kwargs))
+        except (NotImplementedError, RuntimeError) as e:
+            if "not implemented" not in str(e) and "not differentiable" not in str(e):
+                raise
+            raise MissingTransformRuleError(
+                with_details(
+                    f"{name}: torch has no derivative of this operation",
+                    why=str(e),
+                    to_add_one="thunder_norm.transforms.register_vjp and register_jvp; see CONTRIBUTING.md",
+                )
+            ) from e
 
     return apart
 
@@ -196,8 +211,18 @@ def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:
     return found
 
 
-# Whether what runs is to be differentiated backwards.
-_is_reversed: contextvars.ContextVar[bool] = contextvars.ContextVar("is_reversed", default=False)
+# Whether what runs is being differentiated.
+_is_differentiated: contextvars.ContextVar[bool] = contextvars.ContextVar("is_differentiated", default=False)
+
+
+@contextlib.contextmanager
+def _differentiated() -> Iterator[None]:
+    token = _is_differentiated.set(True)
+    try:
+        yield
+    finally:
+        _is_differentiated.reset(token)
+
 
 # Their annotations do not say that what they return depends on has_aux.
 _jvp: Any = torch.func.jvp
@@ -240,16 +265,16 @@ def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence
 
 
 def _push(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    """Results and tangents; by two reverse modes where torch has no forward mode, or none that may be differentiated backwards.
+    """Results and tangents; by two reverse modes where torch has no forward mode, or where they are differentiated again.
 
     The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
-    reverse mode over its forward mode is wrong for them.
+    derivatives of its forward mode, in either direction, are wrong for them.
 
     Programs run with gradients disabled, under which some of torch's formulas for gradients (``linalg_det_backward``,
     ``linalg_solve_backward``) choose variants that cannot be differentiated: of a function that is a gradient they would be.
     """
     with torch.enable_grad():
-        first, second = (_push_backwards, _push_forwards) if _is_reversed.get() else (_push_forwards, _push_backwards)
+        first, second = (_push_backwards, _push_forwards) if _is_differentiated.get() else (_push_forwards, _push_backwards)
         try:
             return first(function, points, directions)
         except (NotImplementedError, RuntimeError) as e:
@@ -260,31 +285,36 @@ def _push(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, 
 
 
 def _push_forwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    _, pushed, results = _jvp(function, points, directions, has_aux=True)
+    with _differentiated():
+        _, pushed, results = _jvp(function, points, directions, has_aux=True)
     return results, pushed
 
 
 def _push_backwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    floating, pull, results = _vjp(function, *points, has_aux=True)
+    with _differentiated():
+        floating, pull, results = _vjp(function, *points, has_aux=True)
     _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
     return results, push(directions)[0]
 
 
-def _meta_vjp(meta: Callable, args: tuple, kwargs: dict, cotangents: Sequence[TensorProxy | None]) -> tuple[TensorProxy, ...]:
-    return tuple(TensorProxy(like=p) for p in flat_proxies((args, kwargs)) if is_differentiable(p))
+def _meta_vjp(
+    meta: Callable, args: tuple, kwargs: dict, cotangents: Sequence[TensorProxy | None], wanted: Sequence[bool]
+) -> tuple[TensorProxy, ...]:
+    inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
+    return tuple(TensorProxy(like=p) for p, w in zip(inputs, wanted, strict=True) if w)
 
 
 @derivation("vjp", _meta_vjp)
-def _run_vjp(run: Callable, args: tuple, kwargs: dict, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
-    """Gradients of all floating tensors in (args, kwargs); `cotangents` has one, or None, for each floating result."""
+def _run_vjp(
+    run: Callable, args: tuple, kwargs: dict, cotangents: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of the floating tensors in (args, kwargs) that are wanted; `cotangents` has one, or None, for each floating result."""
     points = flat_tensors((args, kwargs))
-    varying = tuple(i for i, t in enumerate(points) if _is_float(t))
+    floating = [i for i, t in enumerate(points) if _is_float(t)]
+    varying = tuple(i for i, w in zip(floating, wanted, strict=True) if w)
     function = _function_of(run, (args, kwargs), varying)
-    token = _is_reversed.set(True)
-    try:
+    with _differentiated():
         results, pull, _ = _vjp(function, *(points[i] for i in varying), has_aux=True)
-    finally:
-        _is_reversed.reset(token)
     return pull(tuple(torch.zeros_like(t) if g is None else g for t, g in zip(results, cotangents, strict=True)))
 
 
@@ -332,8 +362,10 @@ def is_opaque(bsym: BoundSymbol) -> bool:
     return not bsym.subsymbols and hasattr(bsym.sym.meta, "__torchfn")
 
 
-def torch_vjp_rule(bsym: BoundSymbol) -> VjpRule | None:
+def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     """The vjp rule of an operation that torch runs: torch's formula, run by ``torch.func``; None if torch is not what runs it.
+
+    It gives gradients to the tensors named in `active`: torch refuses to differentiate by some arguments of some operations.
 
     Raises:
         MissingTransformRuleError: it draws numbers, and torch's formula would draw others.
@@ -351,24 +383,27 @@ def torch_vjp_rule(bsym: BoundSymbol) -> VjpRule | None:
                 to_add_one=f"thunder_norm.transforms.register_vjp({str(bsym.sym.id)!r})(forward, backward); see CONTRIBUTING.md",
             )
         )
-    return _TorchsRule(*_forward_and_backward(bsym.sym, operation))
+    return _torchs_rule(bsym.sym, operation, active)
 
 
 class _TorchsRule(VjpRule):
-    """Its gradients are those of all differentiable tensors among the arguments, in order."""
+    """Its gradients come with the tensors they are for."""
 
-    def paired(self, args: tuple, kwargs: dict, gradients: Sequence[TensorProxy]) -> list[tuple[Any, Any]]:
-        inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
-        return list(zip(inputs, gradients, strict=True))
+    def paired(self, args: tuple, kwargs: dict, gradients: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return list(gradients)
 
 
-def _forward_and_backward(symbol: Symbol, operation: Operation) -> tuple[Callable, Callable]:
+def _torchs_rule(symbol: Symbol, operation: Operation, active: Container[str] | None = None) -> VjpRule:
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, tuple]:
         result = symbol(*args, **kwargs)
         return result, (args, kwargs, tuple(map(is_differentiable, flat_proxies(result))))
 
-    def backward(saved: tuple, *cotangents: TensorProxy) -> tuple[TensorProxy, ...]:
+    def backward(saved: tuple, *cotangents: TensorProxy) -> list[tuple[TensorProxy, TensorProxy]]:
         args, kwargs, mask = saved
-        return derived("vjp", operation)(args, kwargs, tuple(ct for ct, m in zip(cotangents, mask, strict=True) if m))
+        inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
+        wanted = tuple(active is None or p.name in active for p in inputs)
+        received = tuple(ct for ct, m in zip(cotangents, mask, strict=True) if m)
+        gradients = derived("vjp", operation)(args, kwargs, received, wanted)
+        return list(zip([p for p, w in zip(inputs, wanted, strict=True) if w], gradients, strict=True))
 
-    return forward, backward
+    return _TorchsRule(forward, backward)

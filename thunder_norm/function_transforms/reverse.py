@@ -8,7 +8,7 @@ arrives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,7 +160,7 @@ class _Reverse:
         rule = vjp_rules.find(bsym.sym)
         if rule is None and decompositions.find(bsym.sym) is not None:
             return self.process_parts(bsym, decomposed(bsym))
-        rule = rule or rule_of(bsym)
+        rule = rule or rule_of(bsym, self.active)
         if rule is not None:
             return self.by_rule(bsym, rule)
         if not bsym.subsymbols:
@@ -170,7 +170,7 @@ class _Reverse:
         try:
             return self.process_parts(bsym, bsym.subsymbols)
         except MissingTransformRuleError:
-            rule = torch_vjp_rule(bsym)
+            rule = torch_vjp_rule(bsym, self.active)
             if rule is None:
                 raise
             return self.by_rule(bsym, rule)
@@ -231,12 +231,12 @@ def _is_enough(bsym: BoundSymbol, forward: Sequence[BoundSymbol], nodes: Sequenc
     return not any(p.name in inner for n in nodes for p in n.saved)
 
 
-def rule_of(bsym: BoundSymbol) -> VjpRule | None:
+def rule_of(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     """The rule for an operation that we have none for; None if it is to be taken apart."""
     if is_opaque(bsym) or (bsym.sym.executor is fallback_executor and not has_tags(bsym, {prims.OpTags.RANDOM_OP})):
-        return torch_vjp_rule(bsym)  # Thunder's rule asks torch's autograd, which cannot be transformed further
+        return torch_vjp_rule(bsym, active)  # Thunder's rule asks torch's autograd, which cannot be transformed further
     found = thunders_rule(bsym)
-    return torch_vjp_rule(bsym) if found is None and not bsym.subsymbols else found
+    return torch_vjp_rule(bsym, active) if found is None and not bsym.subsymbols else found
 
 
 def _forward_of(rule: VjpRule, bsym: BoundSymbol) -> tuple[Any, Any]:
