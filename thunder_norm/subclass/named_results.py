@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 def with_fields(found: Callable | None, fn: Callable) -> Callable | None:
     """`found`, which stands for `fn` in the interpreter, with results of the class that torch's function returns."""
-    kind = None if found is None else _class_of_results(fn)
-    if kind is None:
+    if found is None or (kind := _class_of_results(fn)) is None:
         return found
 
     def call(*args: Any, **kwargs: Any) -> Any:
