@@ -156,7 +156,7 @@ def compare(plain: Plain, result: Any, what: str) -> list[tuple[int, NormedTenso
         if not isinstance(y, NormedTensor):
             continue
         actual, bound = _size(y, expected), y.norm_size.item()
-        if not actual <= bound * (1 + plain.slack) + 1e-12:
+        if not actual <= bound * (1 + plain.slack) + plain.slack:
             raise Wrong(f"{what}: result {i} has norm {actual:.6g}, the bound is {bound:.6g}: {y!r}")
         found.append((i, y))
     return found
@@ -271,7 +271,8 @@ def _check_reached(plain: Plain, found: dict[str, float], what: str) -> None:
     is_cut = bool(CUT & set(plain.program.labels()))
     for name, s in found.items():
         gradient = plain.gradients.get(name)
-        if gradient is not None and not s > 0 and gradient.to_dense().abs().sum() > 0:
+        has_gradient = gradient is not None and gradient.to_dense().abs().sum() > plain.slack
+        if has_gradient and not s > 0 and _moves(plain, name):
             raise Wrong(f"{what}: {name} has a gradient in torch, and counts as unreached")
         if gradient is None and s > 0 and not is_cut and name in plain.gradients and not _moves(plain, name):
             raise Wrong(f"{what}: {name} has no gradient in torch and moves nothing, its sensitivity is {s:.3g}")
@@ -284,7 +285,7 @@ def _moves(plain: Plain, name: str) -> bool:
     for scale in (0.1, 1.0, 10.0):
         moved = p + scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)
         for a, b in zip(plain.results, plain.at({name: moved}, []), strict=True):
-            if _is_floating(a) and not torch.allclose(a, b, rtol=1e-7, atol=1e-9):
+            if _is_floating(a) and not torch.allclose(a, b, rtol=plain.slack * 10, atol=plain.slack):
                 return True
     return False
 
@@ -338,7 +339,10 @@ def modes(plain: Plain) -> None:
 
 
 def nan(plain: Plain) -> None:
-    """A result with NaN has no finite bound, whatever was NaN."""
+    """A result with NaN has no finite bound, whatever was NaN; nor an infinite one.
+
+    (Infinite entries that cancel are another matter: scores of -inf are what masks are made of, and their softmax is bounded.)
+    """
     program = plain.program
     generator = torch.Generator().manual_seed(program.seed)
     model = program.build()
@@ -366,7 +370,7 @@ def nan(plain: Plain) -> None:
     with program._defaults(program.seed + 2):
         result, _ = run_eagerly(model, tuple(args), {}, policy="measured", mode="bound")
     for i, (y, e) in enumerate(zip(tree_flatten(result)[0], expected, strict=True)):
-        if isinstance(y, NormedTensor) and y.norm_size.isfinite() and not e.isfinite().all():
+        if isinstance(y, NormedTensor) and y.norm_size.isfinite() and (e.isnan() if math.isnan(value) else e.isinf()).any():
             where = names[which] if which < len(names) else f"input {which - len(names)}"
             raise Wrong(f"with {value} in {where} result {i} is not finite, its bound is {y.norm_size.item():.6g}")
 
@@ -376,7 +380,8 @@ def norm_map(plain: Plain) -> None:
     program = plain.program
     model, args = program.build(), program.arguments()
     inputs = plain.inputs()
-    _check_thunder_runs(plain)
+    if not _thunder_runs(plain):
+        return
     for policy in ("unit", "measured"):
         with program._defaults(program.seed + 2):
             result, _ = run_eagerly(program.build(), tuple(inputs), {}, policy=policy, mode="bound", otherwise=policy)
@@ -398,7 +403,8 @@ def norm_map(plain: Plain) -> None:
 def jitted(plain: Plain) -> None:
     """Jitted: real mode is the module, normed mode what it is eagerly; afterwards the module holds what a plain call leaves."""
     program = plain.program
-    _check_thunder_runs(plain)
+    if not _thunder_runs(plain):
+        return
     is_random = _is_random(plain)
     model = program.build()
     inputs = plain.inputs()
@@ -420,13 +426,14 @@ def jitted(plain: Plain) -> None:
         raise Wrong("a plain call after a normed one gives norms")
 
 
-def _check_thunder_runs(plain: Plain) -> None:
-    """Raises what Thunder alone raises: then there is nothing to compare with."""
+def _thunder_runs(plain: Plain) -> bool:
+    """Whether Thunder alone runs the module: if not, there is nothing to compare with."""
     program = plain.program
     try:
         program.call(thunder.jit(program.build()), *program.arguments())
-    except Exception as e:  # noqa: BLE001 - Thunder's own affair
-        raise ThunderNormError(f"Thunder alone: {type(e).__name__}") from e
+    except Exception:  # noqa: BLE001 - Thunder's own affair
+        return False
+    return True
 
 
 def _is_random(plain: Plain) -> bool:
