@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from thunder_norm import LinfTensor, norm_report
-from thunder_norm.errors import MissingNormRuleError
+from thunder_norm.errors import MissingNormRuleError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 
@@ -60,3 +60,39 @@ class Loss(nn.Module):
 def test_a_model_of_buffers_alone_has_a_modular_norm():
     norm = ModularNorm(Loss(), torch.randn(2, 4))
     assert norm.sensitivities == {} and norm.outputs.norm_size > 0
+
+
+def test_data_parallel_is_the_module_inside():
+    torch.manual_seed(0)
+    inside, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    expected, outer = ModularNorm(inside, x), nn.DataParallel(inside)
+    norm = ModularNorm(outer, x)
+    assert norm.targets == expected.targets
+    assert norm.first_names["module.0.weight"] == "0.weight"
+    nested = ModularNorm(nn.Sequential(nn.DataParallel(inside)), x)
+    assert list(nested.targets.values()) == list(expected.targets.values())
+    report = norm_report(thunder.jit(outer, transforms=[NormTransform()]), LinfTensor.of(x))
+    expected_report = norm_report(thunder.jit(inside, transforms=[NormTransform()]), LinfTensor.of(x))
+    assert [r.norm_size for r in report] == [r.norm_size for r in expected_report]
+    assert list(report.parameters) == [f"module.{name}" for name in expected_report.parameters]
+
+
+@pytest.mark.parametrize("compiled", [torch.jit.script, lambda m: torch.jit.trace(m, torch.randn(2, 4))])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_of_torch_jit_is_refused(compiled):
+    model = compiled(nn.Linear(4, 4))
+    with pytest.raises(UnsupportedOpError, match="torch.jit"):
+        ModularNorm(model, torch.randn(2, 4))
+
+
+class Mapped(nn.Linear):
+    def forward(self, x):
+        return torch.vmap(lambda row: nn.functional.linear(row, self.weight, self.bias).tanh())(x)
+
+
+def test_vmap_inside_a_module_is_refused():
+    model, x = Mapped(4, 4), torch.randn(2, 4)
+    with pytest.raises(UnsupportedOpError, match="torch.vmap"):
+        ModularNorm(model, x)
+    with pytest.raises(UnsupportedOpError):
+        model(LinfTensor.of(x))

@@ -127,6 +127,7 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     """Find the rule, run the operation on the backings and the rule on the norms, and put them together."""
     if kwargs.get("out") is not None:
         raise UnsupportedOpError(f"{op_name(func)}: out= is not possible with a NormedTensor")
+    _check_not_batched(func)
     _check_finalized(func, args, kwargs)
     found = op.find(args, kwargs)
     if found is None:
@@ -265,6 +266,19 @@ def _partial_derivatives(rule: NormRule, bound: inspect.BoundArguments, result: 
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _check_not_batched(func: Callable) -> None:
+    """Refuse torch.vmap around an operation: its tensors stand for several, of which each has a norm of its own."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Vmap:
+        raise UnsupportedOpError(
+            with_details(
+                f"{op_name(func)} on a NormedTensor inside torch.vmap",
+                at=current_environment().user_location(),
+                instead="the operation on whole tensors, with a batch dimension",
+            )
+        )
 
 
 def _check_finalized(func: Callable, args: tuple, kwargs: dict) -> None:

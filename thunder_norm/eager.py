@@ -19,7 +19,7 @@ from thunder_norm import context, dispatch, registry
 from thunder_norm.eager_environment import EagerEnvironment, user_line
 from thunder_norm.inference import Candidate, RunWith, Wanted, choose
 from thunder_norm.model_state import undisturbed
-from thunder_norm.parameters import Policy, derivations, refuse_mutation, tensor_names
+from thunder_norm.parameters import Policy, call_with, derivations, refuse_mutation, tensor_names
 from thunder_norm.tensors import NormedTensor
 
 
@@ -168,7 +168,7 @@ class _Run:
             _module_paths(self.model, environment),
             EagerNormedMode(environment),
         ):
-            return torch.func.functional_call(self.model, dict(self.tensors), self.args, self.kwargs), environment
+            return call_with(self.model, self.tensors, self.args, self.kwargs), environment
 
     def choose(self, environment: EagerEnvironment) -> dict[str, tuple[Wanted, tuple[Candidate, ...]]]:
         """A norm for each parameter whose uses disagree, in the order in which they are used."""

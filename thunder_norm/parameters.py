@@ -37,6 +37,26 @@ def tensor_names(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def call_with(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
+    """The result of a module with these tensors in place of its parameters and buffers.
+
+    Raises:
+        UnsupportedOpError: the module is a program of torch.jit, whose tensors cannot be replaced.
+    """
+    if isinstance(model, torch.nn.DataParallel):  # of several devices; here one computes everything
+        inside = {name.removeprefix("module."): t for name, t in tensors.items()}
+        return call_with(model.module, inside, args, kwargs)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedOpError(
+            with_details(
+                f"a {type(model).__name__} has no norms",
+                why="it is a compiled program of torch.jit: its operations and parameters cannot be looked at one by one",
+                instead="the module that torch.jit.script or torch.jit.trace was given",
+            )
+        )
+    return torch.func.functional_call(model, dict(tensors), args, kwargs)
+
+
 def tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
     """For each name of a parameter or buffer, all names of the same tensor, the canonical one first."""
     groups: dict[int, list[str]] = {}

@@ -335,5 +335,7 @@ def _unwrapped(model: torch.nn.Module) -> tuple[torch.nn.Module, Any]:
             model = model._orig_mod
         elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model, group = model.module, model.process_group
+        elif isinstance(model, torch.nn.DataParallel):
+            model = model.module
         else:
             return model, group

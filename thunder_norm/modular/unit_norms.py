@@ -19,7 +19,7 @@ from thunder_norm.eager import run_eagerly
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.inference import Wanted
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
-from thunder_norm.parameters import canonical_dims, tensor_names
+from thunder_norm.parameters import call_with, canonical_dims, tensor_names
 from thunder_norm.sensitivity import sensitivities
 from thunder_norm.tensors import NormedTensor, RMSTensor
 
@@ -193,4 +193,4 @@ class _InputsAsParameters(torch.nn.Module):
     def forward(self) -> Any:
         leaves = [self._parameters.get(f"input_{i}", x) for i, x in enumerate(self._leaves)]
         args, kwargs = tree_unflatten(leaves, self._spec)
-        return torch.func.functional_call(self._model[0], self._tensors, args, kwargs)
+        return call_with(self._model[0], self._tensors, args, kwargs)
