@@ -10,6 +10,7 @@ import thunder
 import torch
 from torch import nn
 
+from tests.sizes import assert_same_size
 from thunder_norm import RMSTensor, normed, sensitivities, with_perturbation
 from thunder_norm.transforms import NormTransform
 
@@ -97,7 +98,8 @@ def test_torch_modules(name):
     y = jitted(x)
     want = module(x)
     assert type(y) is type(want) and y.elem_dims == want.elem_dims
-    assert torch.equal(y.norm_size, want.norm_size) and torch.equal(y.perturbation_size, want.perturbation_size)
+    assert_same_size(y.norm_size, want.norm_size)
+    assert_same_size(y.perturbation_size, want.perturbation_size)
     torch.testing.assert_close(y.backing, expected)
     assert type(y).of(expected, y.elem_dims).norm_size <= y.norm_size * SOUND
     s = sensitivities(y, [x])[0]

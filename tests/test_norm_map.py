@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.seeds import seeded
+from tests.sizes import assert_same_size
 from thunder_norm import (
     L1Tensor,
     LinfTensor,
@@ -153,11 +154,11 @@ def test_factories_with_a_rule():
 def test_a_norm_map_is_the_norm_of_the_program(norm_map, net):
     y = norm_map(RMSTensor(1.25), normed_state_dict=state())
     assert type(y) is RMSTensor and y.elem_dims == (-1,) and y.shape == (4, 3) and y.device.type == "meta"
-    assert y.norm_size.item() == pytest.approx(formula(1.25, **SIZES), rel=1e-15)
+    assert y.norm_size.item() == pytest.approx(formula(1.25, **SIZES), rel=1e-13)
     x = RMSTensor(1.25, backing=torch.zeros(4, 6))
     want = thunder.jit(net, transforms=[NormTransform(parameters=state())])(x)
-    assert torch.equal(y.norm_size, want.norm_size)
-    assert torch.equal(y.norm_size, run_eagerly(net, (x,), {}, policy=state(), mode="bound")[0].norm_size)
+    assert_same_size(y.norm_size, want.norm_size)
+    assert_same_size(y.norm_size, run_eagerly(net, (x,), {}, policy=state(), mode="bound")[0].norm_size)
 
 
 @pytest.mark.parametrize("mode", ["typical", "modula"])
@@ -165,7 +166,7 @@ def test_modes(net, mode):
     y = build_norm_map(net, torch.empty(4, 6), mode=mode)(with_perturbation(RMSTensor(1.25)), normed_state_dict=state())
     x = with_perturbation(RMSTensor(1.25, backing=torch.zeros(4, 6)))
     want, _ = run_eagerly(net, (x,), {}, policy=state(), mode=mode)
-    assert torch.equal(y.norm_size, want.norm_size)
+    assert_same_size(y.norm_size, want.norm_size)
 
 
 def test_derivatives_to_the_input_and_every_parameter(norm_map):
@@ -175,7 +176,7 @@ def test_derivatives_to_the_input_and_every_parameter(norm_map):
     sizes = torch.tensor([1.25, *SIZES.values()], dtype=torch.float64, requires_grad=True)
     want = torch.autograd.grad(formula(sizes[0], **dict(zip(SIZES, sizes[1:], strict=True))), sizes)[0]
     for g, w in zip(got, want, strict=True):
-        assert g.item() == pytest.approx(w.item(), rel=1e-14)
+        assert g.item() == pytest.approx(w.item(), rel=1e-12)
 
 
 def test_second_derivatives(norm_map):
@@ -190,7 +191,7 @@ def test_second_derivatives(norm_map):
     got = second(norm_map(x, normed_state_dict=leaves).norm_size, wanted)
     want = second(formula(sizes[0], **dict(zip(SIZES, sizes[1:], strict=True))), sizes)
     for g, w in zip(got, want, strict=True):
-        assert g.item() == pytest.approx(w.item(), rel=1e-14)
+        assert g.item() == pytest.approx(w.item(), rel=1e-12)
 
 
 def test_sensitivities(norm_map):
@@ -201,9 +202,9 @@ def test_sensitivities(norm_map):
     sizes = {name: torch.tensor(v, dtype=torch.float64, requires_grad=True) for name, v in {"x": 1.25, **SIZES}.items()}
     want = dict(zip(sizes, torch.autograd.grad(formula(**sizes), list(sizes.values())), strict=True))  # multilinear
     for name, s in found.items():
-        assert s.item() == pytest.approx(want[name].item(), rel=1e-14)
+        assert s.item() == pytest.approx(want[name].item(), rel=1e-12)
     (got,) = torch.autograd.grad(found["w2"], x.norm_size)
-    assert got.item() == pytest.approx(SIZES["w1"] * SIZES["scale"], rel=1e-14)
+    assert got.item() == pytest.approx(SIZES["w1"] * SIZES["scale"], rel=1e-12)
 
 
 def test_norms_can_be_optimised(norm_map):
@@ -236,7 +237,7 @@ def test_programs_are_acquired_once_per_kinds(net, monkeypatch):
     assert len(seen) == 0  # not before it is known what the norms are
     for size in (1.0, 2.0, 0.0, 3.5):
         y = norm_map(RMSTensor(size), normed_state_dict={**state(), "w1": RMSToRMSTensor(size)})
-        assert y.norm_size.item() == pytest.approx(formula(size, **{**SIZES, "w1": size}), rel=1e-15)
+        assert y.norm_size.item() == pytest.approx(formula(size, **{**SIZES, "w1": size}), rel=1e-13)
     assert len(seen) == 1
     norm_map(RMSTensor(1.0), normed_state_dict={**state(), "w1": 1.0})  # a number in place of a NormedTensor
     assert len(seen) == 2
@@ -296,7 +297,8 @@ def test_dynamic_dimensions_of_several_arguments_and_outputs():
         z = RMSTensor(1.0, backing=torch.empty(2, 5))
         out, want = norm_map(*args, z=z), f(*args, z=z)
         for a, b in zip(out, want, strict=True):
-            assert a.shape == b.shape and torch.equal(a.norm_size, b.norm_size) and a.elem_dims == b.elem_dims
+            assert a.shape == b.shape and a.elem_dims == b.elem_dims
+            assert_same_size(a.norm_size, b.norm_size)
     with pytest.raises(NormMismatchError, match="'batch' is 4 in one argument and 7 in another"):
         norm_map(RMSTensor(1.0, backing=torch.empty(4, 6)), {"a": RMSTensor(1.0, backing=torch.empty(7, 6))}, z=z)
 
@@ -416,9 +418,9 @@ def test_a_float64_scalar_output_is_not_taken_for_a_norm_size():
     for f in (torch.sum, lambda x: (x.mean(), x.amax()), lambda x: F.mse_loss(x, x * 2)):
         got = torch.utils._pytree.tree_leaves(build_norm_map(f, torch.empty(4, 5, dtype=torch.float64, device="meta"))(x))
         for a, b in zip(got, torch.utils._pytree.tree_leaves(f(x)), strict=True):
-            assert (
-                a.shape == () and torch.equal(a.norm_size, b.norm_size) and torch.equal(a.perturbation_size, b.perturbation_size)
-            )
+            assert a.shape == ()
+            assert_same_size(a.norm_size, b.norm_size)
+            assert_same_size(a.perturbation_size, b.perturbation_size)
 
 
 def test_a_plain_floating_input_is_measured(net):
@@ -437,7 +439,7 @@ def test_meta_models_need_no_weights():
         model = Net()
     norm_map = build_norm_map(model, torch.empty(4, 6, device="meta"), dynamic_shapes=({0: "batch"},))
     y = norm_map(RMSTensor(1.25), normed_state_dict=state())
-    assert y.norm_size.item() == pytest.approx(formula(1.25, **SIZES), rel=1e-15)
+    assert y.norm_size.item() == pytest.approx(formula(1.25, **SIZES), rel=1e-13)
     assert norm_map(RMSTensor(1.0, backing=torch.empty(9, 6, device="meta")), normed_state_dict=state()).shape == (9, 3)
     with pytest.raises(NormMismatchError, match="on the meta device"):
         norm_map(RMSTensor(1.0))  # nothing to measure
@@ -446,7 +448,7 @@ def test_meta_models_need_no_weights():
 @pytest.mark.parametrize("value", [2.5, torch.tensor(2.5), RMSToRMSTensor(2.5), RMSToRMSTensor(2.5, backing=torch.empty(10, 6))])
 def test_what_a_norm_of_a_parameter_may_be(norm_map, value):
     y = norm_map(RMSTensor(1.0), normed_state_dict={**state(), "w1": value})
-    assert y.norm_size.item() == pytest.approx(formula(1.0, **{**SIZES, "w1": 2.5}), rel=1e-15)
+    assert y.norm_size.item() == pytest.approx(formula(1.0, **{**SIZES, "w1": 2.5}), rel=1e-13)
 
 
 def test_parameters_are_measured_when_no_norms_are_given(net):
@@ -667,4 +669,4 @@ def test_functions_have_norm_maps_too(case):
     y = build_norm_map(f, *examples)(*(with_perturbation(RMSTensor(n)) for n in sizes))
     want = f(*(with_perturbation(RMSTensor(n, backing=e)) for n, e in zip(sizes, examples, strict=True)))
     assert type(y) is type(want) and y.elem_dims == want.elem_dims and y.shape == want.shape
-    torch.testing.assert_close(y.norm_size, want.norm_size, rtol=1e-15, atol=0)
+    torch.testing.assert_close(y.norm_size, want.norm_size, rtol=1e-12, atol=0)
