@@ -45,6 +45,7 @@ class Machine:
             "OMP_NUM_THREADS": str(self.threads),
             "MKL_NUM_THREADS": str(self.threads),
             "THUNDER_NORM_THREADS": str(self.threads),
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take hours on cores which others use too
         }
 
 

@@ -58,6 +58,8 @@ class Acquisition:
         self.differentiates = False  # whether torch's autograd runs on the fakes, see `differentiation`
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
+        # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
+        self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
         self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
         self._num_scanned = 0
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd

@@ -16,6 +16,7 @@ from thunder.core import devices, dtypes, prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.update_aliases import _is_inplace_op
 from thunder.transforms.autocast import disable_autocast
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
@@ -175,8 +176,10 @@ def emit_composite(
     """Write the recorded operations as one composite bound symbol and bind the fakes in `outputs` to its results.
 
     It takes what the operations use of `arguments` in this order, then what else they use.  Outputs the log did not produce (an
-    input returned as it is) keep their proxies.
+    input returned as it is) keep their proxies.  What an earlier operation computed on the way and a wrapper kept, although it is
+    none of its leaves (a norm that a later rule asks for), is computed again.
     """
+    everything = log = [*_made_before(acquisition, log), *log]
     produced = {id(t) for r in log for t in r.outputs}
     outputs = [t for t in outputs if id(t) in produced]
     if not outputs and not any(is_random(r.func) for r in log):
@@ -198,6 +201,36 @@ def emit_composite(
         acquisition.bind(t, p)
     for t in (t for r in log for t in r.outputs if acquisition.differentiates):
         acquisition.intermediates[id(t)] = (t, made[id(t)])
+    for recorded in everything:
+        used_now = {id(t): acquisition.proxy_of(t) for t in _tensors((recorded.args, recorded.kwargs))}
+        acquisition.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs}
+
+
+def _made_before(acquisition: Acquisition, log: Sequence[Recorded]) -> list[Recorded]:
+    """The operations inside earlier composites whose results `log` uses; nothing was changed in place since, or they stay unknown."""
+    known = {id(t) for r in log for t in r.outputs}
+    needed: list[Recorded] = []
+
+    def visit(recorded: Recorded) -> None:
+        for t in _tensors((recorded.args, recorded.kwargs)):
+            if id(t) in known or acquisition.proxy_of(t) is not None or id(t) not in acquisition.made_by:
+                continue
+            maker, used_then = acquisition.made_by[id(t)]
+            inputs = _tensors((maker.args, maker.kwargs))
+            is_changed = any(acquisition.proxy_of(i) is not used_then[id(i)] for i in inputs) or _has_in_place_operations()
+            if not (is_changed or maker.is_in_place or is_random(maker.func)):
+                known.update(id(o) for o in maker.outputs)
+                visit(maker)
+                needed.append(maker)
+
+    for recorded in log:
+        visit(recorded)
+    return needed
+
+
+def _has_in_place_operations() -> bool:
+    """Whether the program changed a plain tensor in place so far: its proxy stands for another value since then."""
+    return any(_is_inplace_op(b) for b in get_jit_ctx().computation_trace.bound_symbols)
 
 
 def _going_on(acquisition: Acquisition, log: Sequence[Recorded]) -> set[int]:
