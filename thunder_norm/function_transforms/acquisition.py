@@ -31,6 +31,7 @@ from thunder_norm.errors import TransformLevelError, with_details
 from thunder_norm.function_transforms.functionalization import without_mutations
 from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.readability import without_dead_code
+from thunder_norm.function_transforms.replay import scope
 from thunder_norm.function_transforms.wrappers import closed, opened
 from thunder_norm.subclass.patches import NUM_LEVELS, current_acquisition
 
@@ -198,18 +199,6 @@ def acquire(
 
 def _has_tensors(tree: Any) -> bool:
     return any(isinstance(v, TensorProxy) for v in tree_flatten(tree)[0])
-
-
-@contextlib.contextmanager
-def scope(trace: TraceCtx) -> Iterator[list[BoundSymbol]]:
-    """Record what is written to `trace` in a list of its own; whatever happens inside, the trace is as before afterwards."""
-    saved = list(trace.scopes)
-    bsyms: list[BoundSymbol] = []
-    trace.push_scope(bsyms)
-    try:
-        yield bsyms
-    finally:
-        trace.scopes[:] = saved
 
 
 @contextlib.contextmanager

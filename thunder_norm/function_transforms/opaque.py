@@ -28,6 +28,7 @@ from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.registry import VjpRule
 from thunder_norm.function_transforms.replay import is_differentiable
 from thunder_norm.function_transforms.thunder_rules import joint_of
+from thunder_norm.function_transforms.trial import try_out
 
 # Runs what is derived here.  Never in an executor list: only what is written here carries it.
 opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
@@ -44,13 +45,14 @@ class Operation(NamedTuple):
     """An operation that torch runs.
 
     ``run(*args, **kwargs)`` takes torch tensors, ``meta(*args, **kwargs)`` proxies; the tensors of what both return, flattened,
-    correspond.
+    correspond.  `views` are the results that share memory with an argument, by the positions of both.
     """
 
     name: str
     run: Callable
     meta: Callable
     is_random: bool = False
+    views: tuple[tuple[int, int], ...] = ()
 
 
 class Derivation(NamedTuple):
@@ -82,19 +84,42 @@ def derived(transform: str, operation: Operation) -> Symbol:
 
 
 def _register(transform: str, operation: Operation) -> Symbol:
-    base = f"{transform}_{operation.name}"
-    names = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(1)))
-    name = next(n for n in names if n not in opaque_executor.opmap)  # two operations may have one name
     how = _derivations[transform]
     run = functools.partial(how.run, operation.run)
     meta = functools.partial(how.meta, operation.meta)
-    tags = [prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE] if operation.is_random else None
-    symbol = opaque_executor.register_operator(name, meta=meta, fn=_apart_from_autograd(name, _on_torch_types(run)), tags=tags)
+    symbol = symbol_for(Operation(f"{transform}_{operation.name}", run, meta, operation.is_random))
     _symbols[transform, operation] = symbol
-    _operations[symbol.id] = Operation(name, run, meta, operation.is_random)
+    return symbol
+
+
+def symbol_for(operation: Operation) -> Symbol:
+    """A symbol for an operation that torch runs and Thunder has no symbol for."""
+    names = itertools.chain([operation.name], (f"{operation.name}_{i}" for i in itertools.count(1)))
+    name = next(n for n in names if n not in opaque_executor.opmap)  # two operations may have one name
+    run = _on_torch_types(operation.run)
+    tags = [prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE] if operation.is_random else None
+    symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=_apart_from_autograd(name, run), tags=tags)
+    _operations[symbol.id] = operation._replace(name=name, run=run)
     if not operation.is_random:  # for Thunder's own automatic differentiation of a program that holds it
         register_grad(symbol, joint_of(_torchs_rule(symbol, _operations[symbol.id])))
     return symbol
+
+
+def views_of(bsym: BoundSymbol) -> dict[str, str]:
+    """The results of an operation that share memory with an argument in torch, and the names of both."""
+    own = _operations.get(bsym.sym.id)
+    function = getattr(bsym.sym.meta, "__torchfn", None) or _torch_function(bsym.sym)
+    if own is not None:
+        views = own.views
+    elif function is not None:
+        try:
+            views = try_out(function, bsym.args, bsym.kwargs).views
+        except Exception:  # noqa: BLE001 - not the arguments that torch's function takes: what the operation consists of says it
+            return {}
+    else:
+        return {}
+    outs, tensors = flat_proxies(bsym.output), flat_proxies((bsym.args, bsym.kwargs))
+    return {outs[i].name: tensors[k].name for i, k in views if i < len(outs)}
 
 
 def operation_of(bsym: BoundSymbol) -> Operation | None:

@@ -22,11 +22,10 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import get_tracectx
 from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backward_impls, nondifferentiable_vjp_symbols
 
-from thunder_norm.function_transforms.acquisition import scope
 from thunder_norm.function_transforms.complex_numbers import conjugate, has_complex
 from thunder_norm.function_transforms.elementwise.slopes import of_operand
 from thunder_norm.function_transforms.registry import VjpRule
-from thunder_norm.function_transforms.replay import is_differentiable
+from thunder_norm.function_transforms.replay import is_differentiable, scope
 
 Ids = prims.PrimIDs
 

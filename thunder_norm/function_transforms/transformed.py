@@ -24,9 +24,10 @@ from thunder.transforms.autocast import disable_autocast
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from thunder_norm.errors import ThunderNormError, TransformError, TransformTypeError, with_details
-from thunder_norm.function_transforms import (  # noqa: F401 - two register lookasides
+from thunder_norm.function_transforms import (  # noqa: F401 - some register lookasides
     acquisition,
     autograd,
+    completion,
     control_flow,
     functional_call,
     registry,

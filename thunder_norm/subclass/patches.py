@@ -135,7 +135,17 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     return p
 
 
-def _lookaside(fn: Callable, *args: Any, **kwargs: Any) -> Any:
+# What is asked before an operation of a transformed function is Thunder's; `function_transforms.completion` sets it.
+completion: Callable[[Callable, tuple, Callable[[], Any]], Any] | None = None
+
+
+def _lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    if completion is None or not getattr(jit_ext.get_jit_ctx(), NUM_LEVELS, 0):
+        return _found(fn, *args, **kwargs)
+    return completion(fn, args, lambda: _found(fn, *args, **kwargs))
+
+
+def _found(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     ctx = jit_ext.get_jit_ctx()
     acquisition = getattr(ctx, _ATTRIBUTE, None) or current_acquisition()
     if acquisition is not None:

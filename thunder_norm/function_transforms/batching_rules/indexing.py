@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import thunder.torch as ltorch
+import torch
 from thunder.core import prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Symbol
 
 from thunder_norm.function_transforms.batch_dims import canonical, sample_ndim, sample_shape, shifted, with_batch
+from thunder_norm.function_transforms.opaque import Operation, derived
 from thunder_norm.function_transforms.registry import batching_rules
 
 
@@ -96,7 +98,8 @@ def copy_with_setitem(axis_size: int, in_dims: tuple, a: TensorProxy, index: Any
     a_dim, index_dims, value_dim = in_dims
     positions = index if isinstance(index, tuple) else (index,)
     if any(isinstance(i, TensorProxy | NumberProxy | Sequence) for i in positions):
-        return NotImplemented
+        dims = (a_dim, *_dims_of_tensors(index, index_dims), *_dims_of_tensors(value, value_dim))
+        return derived("vmap", _SETITEM)(axis_size, "error", dims, (a, index, value), {})[0], 0
     a = with_batch(axis_size, a, a_dim)
     if isinstance(value, TensorProxy) and value_dim is not None:
         ndim = _selected_ndim(positions, a.ndim - 1)
@@ -105,6 +108,26 @@ def copy_with_setitem(axis_size: int, in_dims: tuple, a: TensorProxy, index: Any
             return NotImplemented
         value = prims.reshape(value, (axis_size, *(1,) * missing, *sample_shape(value, value_dim)))
     return prims.copy_with_setitem(a, (slice(None), *positions), value), 0
+
+
+def _dims_of_tensors(tree: Any, dims: Any) -> list[int | None]:
+    """The batch dimension of each tensor in an index."""
+    if isinstance(tree, TensorProxy):
+        return [dims]
+    if not isinstance(tree, list | tuple):
+        return []
+    each = dims if isinstance(dims, list | tuple) else [dims] * len(tree)
+    return [d for v, dim in zip(tree, each, strict=True) for d in _dims_of_tensors(v, dim)]
+
+
+def _with_item_set(a: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    new = a.clone()
+    new[index] = value
+    return new
+
+
+# with an index of which some samples' parts lie elsewhere than others': torch sets it sample by sample
+_SETITEM = Operation("setitem", _with_item_set, lambda a, index, value: TensorProxy(like=a))
 
 
 def _selected_ndim(positions: tuple, ndim: int) -> int:
