@@ -63,11 +63,11 @@ def op_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}".strip(".")
 
 
-def cases(op: Any, dtype: torch.dtype = torch.float32) -> list[Case]:
+def cases(op: Any, dtype: torch.dtype = torch.float32, samples: int = SAMPLES) -> list[Case]:
     """The first samples of an operator that hold a tensor."""
     torch.manual_seed(seeded(0))
     found = []
-    for sample in itertools.islice(op.sample_inputs("cpu", dtype), SAMPLES):
+    for sample in itertools.islice(op.sample_inputs("cpu", dtype), samples):
         leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
         if tensors and sum(t.numel() for t in tensors) <= LARGEST and all(t.layout is torch.strided for t in tensors):

@@ -10,6 +10,15 @@ It passed if the transform agrees with the reference, is refused if one of our e
     jvp         in a random direction of all floating tensors; reference torch.func.jvp, or two reverse modes where it has no rule
     vmap        over all tensors, over the first one, over the last one; reference one sample after the other
     vmap_grad   that gradient over a batch; reference torch.func.grad of one sample after the other
+
+Second derivatives, and first ones in complex128, are tried of each differentiable operator whether Thunder traces it or not, with its
+first sample; ``python -m tests.fuzz op_db`` does it for all of them. References are torch.func's, or two reverse modes for jvp.
+
+    jvp_grad      the gradient in a random direction: forward over reverse
+    vjp_jvp       gradients of results and tangents: reverse over forward
+    hessian       of that scalar function with respect to the first floating tensor, of a sample where that is small
+    grad_complex  the gradient of a scalar function of the results of complex tensors
+    jvp_complex   in a random direction of complex tensors
 """
 
 from __future__ import annotations
@@ -30,7 +39,7 @@ import thunder
 import torch
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import thunder_norm.transforms as ours
 from tests.seeds import seeded
@@ -47,6 +56,8 @@ else:
 LISTS = Path(__file__).parent / "transform_coverage"
 cases = functools.partial(op_coverage.cases, dtype=torch.float64)
 BATCH = 3
+SMALL = 400  # entries that a Hessian is taken with respect to
+TRANSFORMS = ("grad", "hessian", "jvp", "vjp", "vmap")
 
 # Operators that round to fewer digits: a batch may be summed in another order.
 ROUNDING = {"bfloat16": 2**-7, "half": 2**-10}
@@ -158,7 +169,7 @@ class Source:
             found = named_tensors(program([case])(*inputs(case))[0])
         results = tuple(name for name, t in found if t.is_floating_point() or t.is_complex())
         real = tuple(name for name, t in found if t.is_floating_point())
-        floating = tuple(i for i, t in enumerate(tensors) if t.is_floating_point())
+        floating = tuple(i for i, t in enumerate(tensors) if t.is_floating_point() or t.is_complex())
         return Source(call, constants, case, tuple(tensors), floating, results, real)
 
     def names(self, positions: Iterable[int] | None = None, prefix: str = "t") -> str:
@@ -168,19 +179,39 @@ class Source:
     def function(self, text: str, transforms: Any) -> Callable:
         """The function that `text` defines, with transforms from torch.func or from here."""
         names = {"operator": self.case.function, "torch": torch}
-        names |= {name: getattr(transforms, name) for name in ("grad", "jvp", "vmap") if hasattr(transforms, name)}
+        names |= {name: getattr(transforms, name) for name in TRANSFORMS if hasattr(transforms, name)}
         return function_of_source(text, names, dict(self.constants))
+
+    def loss(self, positions: Iterable[int] | None = None) -> str:
+        """The text of a scalar function of the tensors at some positions, all floating ones by default."""
+        terms = [
+            f"({r} * torch.cos({r})).sum()" if r in self.real else f"({r}.real * torch.cos({r}.imag)).sum()" for r in self.results
+        ]
+        return f"""
+    def loss({self.names(self.floating if positions is None else positions)}):
+        r = {self.call}
+        return {" + ".join(f"{term} * {1 + i}" for i, term in enumerate(terms))}
+"""
 
     def gradient(self) -> str:
         """The text of a function of all tensors: gradients with respect to the floating ones."""
-        loss = " + ".join(f"({r} * torch.cos({r})).sum() * {1 + i}" for i, r in enumerate(self.real))
         return f"""
-def run({self.names()}):
-    def loss({self.names(self.floating)}):
-        r = {self.call}
-        return {loss}
+def run({self.names()}):{self.loss()}
     return grad(loss, argnums={tuple(range(len(self.floating)))})({self.names(self.floating)})
 """
+
+    def function_of_floating(self) -> str:
+        """The text of a function of the floating tensors: the floating results."""
+        return f"""
+    def function({self.names(self.floating)}):
+        r = {self.call}
+        return ({"".join(f"{r}, " for r in self.results)})
+"""
+
+    def directions(self) -> list[torch.Tensor]:
+        """A random direction of each floating tensor."""
+        torch.default_generator.manual_seed(seeded(1))
+        return [torch.randn_like(self.tensors[i]) for i in self.floating]
 
 
 def named_tensors(tree: Any, name: str = "r") -> list[tuple[str, torch.Tensor]]:
@@ -194,7 +225,7 @@ def named_tensors(tree: Any, name: str = "r") -> list[tuple[str, torch.Tensor]]:
 def grad_trials(case: Case) -> Iterator[Trial]:
     """The gradient of a scalar function of the real results."""
     source = Source.of(case)
-    if source.floating and source.real:
+    if source.floating and source.results:
         text = source.gradient()
         yield Trial(thunder.jit(source.function(text, ours)), source.function(text, torch.func), source.tensors)
 
@@ -206,27 +237,82 @@ def jvp_trials(case: Case) -> Iterator[Trial]:
         return
     points, tangents = source.names(source.floating), source.names(source.floating, "d")
     text = f"""
-def run({source.names()}, {tangents}):
-    def function({points}):
-        r = {source.call}
-        return ({"".join(f"{r}, " for r in source.results)})
+def run({source.names()}, {tangents}):{source.function_of_floating()}
     return jvp(function, ({points},), ({tangents},))
 """
-    torch.default_generator.manual_seed(seeded(1))
-    directions = [torch.randn_like(source.tensors[i]) for i in source.floating]
-    reference = source.function(text, _Reference)
-    yield Trial(thunder.jit(source.function(text, ours)), reference, (*source.tensors, *directions))
+    yield _with_directions(source, text)
+
+
+def _with_directions(source: Source, text: str) -> Trial:
+    args = (*source.tensors, *source.directions())
+    return Trial(thunder.jit(source.function(text, ours)), source.function(text, _Reference), args)
+
+
+def jvp_grad_trials(case: Case) -> Iterator[Trial]:
+    """The derivative of the gradient in a random direction."""
+    source = Source.of(case)
+    if source.floating and source.results:
+        points, tangents = source.names(source.floating), source.names(source.floating, "d")
+        argnums = tuple(range(len(source.floating)))
+        yield _with_directions(
+            source,
+            f"""
+def run({source.names()}, {tangents}):{source.loss()}
+    return jvp(grad(loss, argnums={argnums}), ({points},), ({tangents},))
+""",
+        )
+
+
+def vjp_jvp_trials(case: Case) -> Iterator[Trial]:
+    """The gradient of results and of their derivatives in a random direction."""
+    source = Source.of(case)
+    if source.floating and source.results:
+        points, tangents = source.names(source.floating), source.names(source.floating, "d")
+        cotangents = ", ".join(f"({''.join(f'out[{part}][{i}].cos(), ' for i in range(len(source.results)))})" for part in (0, 1))
+        yield _with_directions(
+            source,
+            f"""
+def run({source.names()}, {tangents}):{source.function_of_floating()}
+    def pushed({points}):
+        return jvp(function, ({points},), ({tangents},))
+    out, pull = vjp(pushed, {points})
+    return pull(({cotangents}))
+""",
+        )
+
+
+def hessian_trials(case: Case) -> Iterator[Trial]:
+    """The Hessian with respect to the first floating tensor."""
+    source = Source.of(case)
+    if source.floating and source.results and source.tensors[source.floating[0]].numel() <= SMALL:
+        first = source.floating[:1]
+        text = f"\ndef run({source.names()}):{source.loss(first)}\n    return hessian(loss)({source.names(first)})\n"
+        yield Trial(thunder.jit(source.function(text, ours)), source.function(text, _Reference), source.tensors)
 
 
 class _Reference:
-    """torch.func.jvp, or two reverse modes: the transpose of the transpose."""
+    """torch.func's, with two reverse modes where torch has no forward mode: the transpose of the transpose."""
+
+    grad, vjp = torch.func.grad, torch.func.vjp
 
     @staticmethod
     def jvp(function: Callable, primals: tuple, tangents: tuple) -> tuple:
         try:
             return torch.func.jvp(function, primals, tangents)
         except NotImplementedError:
-            return torch.autograd.functional.jvp(function, primals, tangents)
+            out, pull = torch.func.vjp(function, *primals)
+            _, again = torch.func.vjp(pull, tree_map(torch.zeros_like, out))
+            return (out, *again(tangents))
+
+    @staticmethod
+    def hessian(function: Callable) -> Callable:
+        def transformed(*args: torch.Tensor) -> torch.Tensor:
+            try:
+                return torch.func.hessian(function)(*args)
+            except NotImplementedError:
+                return torch.func.jacrev(torch.func.jacrev(function))(*args)
+
+        return transformed
 
 
 def vmap_grad_trials(case: Case) -> Iterator[Trial]:
@@ -249,12 +335,45 @@ TRIALS: dict[str, Callable[[Case], Iterator[Trial]]] = {
     "jvp": jvp_trials,
     "vmap": vmap_trials,
     "vmap_grad": vmap_grad_trials,
+    "jvp_grad": jvp_grad_trials,
+    "vjp_jvp": vjp_jvp_trials,
+    "hessian": hessian_trials,
+    "grad_complex": grad_trials,
+    "jvp_complex": jvp_trials,
 }
+# Tried whether Thunder traces the operator or not, with one sample
+SECOND = ("jvp_grad", "vjp_jvp", "hessian", "grad_complex", "jvp_complex")
+
+
+def dtype_of(transform: str) -> torch.dtype:
+    """What a transform is tried in."""
+    return torch.complex128 if transform.endswith("complex") else torch.float64
+
+
+def _cases(transform: str, op: Any) -> list[Case]:
+    if transform not in SECOND:
+        return [case for case in cases(op) if is_traced_right(case)]
+    found = op_coverage.cases(op, dtype_of(transform), samples=12 if transform == "hessian" else 2)
+    if transform == "hessian":
+        found = [c for c in found if next((t.numel() for t in inputs(c) if t.is_floating_point()), SMALL + 1) <= SMALL]
+    return [case for case in found if is_repeatable(case)][:1]
+
+
+def is_repeatable(case: Case) -> bool:
+    """Whether eager gives the same result twice, with a tensor in it."""
+    try:
+        with without_seeds(), torch.no_grad():
+            first, second = (tensors_of(program([case])(*inputs(case))) for _ in range(2))
+        return bool(first) and all(
+            torch.equal(a, b) or torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)
+        )
+    except Exception:  # noqa: BLE001 - whatever goes wrong is eager's
+        return False
 
 
 def measure(transform: str, op: Any) -> tuple[str, str]:
     """(verdict, reason) for one operator: "skipped" where there is nothing to try, "passed", "refused" or "failed"."""
-    traced = [case for case in cases(op) if is_traced_right(case)]
+    traced = _cases(transform, op)
     if not traced:
         return "skipped", ""
     worst = ("skipped", "")
@@ -274,9 +393,9 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
 
 
-def is_tried(op: Any) -> bool:
-    """Whether an operator is differentiable in float64 on the CPU."""
-    return op.supports_autograd and op.supports_dtype(torch.float64, "cpu")
+def is_tried(op: Any, transform: str = "grad") -> bool:
+    """Whether an operator is differentiable on the CPU in what the transform is tried in."""
+    return op.supports_autograd and op.supports_dtype(dtype_of(transform), "cpu")
 
 
 def write(transform: str, results: dict[str, tuple[str, str]]) -> None:
@@ -318,7 +437,7 @@ def main() -> None:
     known = listed_rows(options.transform) if options.go_on else {}
     for op in op_db:
         name = op_name(op)
-        if is_tried(op) and name not in known and (not options.names or any(n in name for n in options.names)):
+        if is_tried(op, options.transform) and name not in known and (not options.names or any(n in name for n in options.names)):
             start = time.time()
             results[name] = measure(options.transform, op)
             if options.write or options.go_on:

@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("THUNDER_NORM_SEED", "0")))
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", type=_numbers, help="programs by number: 3,7,10-12; one alone runs in this process")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for a program")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a program")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="time for each subject")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--write", action="store_true", help="keep the results in tests/fuzz/results, and write docs/fuzz.md")

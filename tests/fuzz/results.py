@@ -9,7 +9,7 @@ import thunder
 import torch
 
 from .program import KINDS
-from .runner import SUBJECTS, Report
+from .runner import SUBJECTS, Report, module_of
 
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "fuzz.md"
@@ -39,6 +39,9 @@ def write(report: Report) -> None:
     content = report.as_json() | {"torch": torch.__version__.split("+")[0], "thunder": thunder.__version__}
     (RESULTS / f"{report.subject}.json").write_text(json.dumps(content, indent=1) + "\n")
     TABLE.write_text(render())
+    module = module_of(report.subject)
+    if hasattr(module, "keep"):
+        module.keep(report)
 
 
 def kept() -> dict[str, dict]:

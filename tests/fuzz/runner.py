@@ -40,7 +40,7 @@ class Job:
         listed = everything(self.subject)
         if listed is not None:
             return listed[self.index]
-        return _module(self.subject).draw(random.Random(f"{self.subject} {self.seed} {self.index}"))
+        return module_of(self.subject).draw(random.Random(f"{self.subject} {self.seed} {self.index}"))
 
 
 @dataclass
@@ -128,14 +128,15 @@ def _headline(detail: str) -> str:
 # -- in one process ---------------------------------------------------------------------------------------------------------
 
 
-def _module(subject: str) -> Any:
+def module_of(subject: str) -> Any:
+    """The module of a subject."""
     return importlib.import_module(f".{subject}", __package__)
 
 
 @functools.cache
 def everything(subject: str) -> Sequence[Program] | None:
     """All programs of a subject that is a list of them; None for a subject whose programs are drawn."""
-    module = _module(subject)
+    module = module_of(subject)
     return module.programs() if hasattr(module, "programs") else None
 
 
@@ -239,7 +240,7 @@ def run_many(
     seed: int = 0,
     *,
     jobs: int = 2,
-    limit: float = 120.0,
+    limit: float = 300.0,
     seconds: float = float("inf"),
     shrink: bool = True,
     show: Any = print,
