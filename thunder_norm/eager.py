@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm import context, dispatch, registry
 from thunder_norm.eager_environment import EagerEnvironment, user_line
 from thunder_norm.inference import Candidate, RunWith, Wanted, choose
-from thunder_norm.model_state import undisturbed
+from thunder_norm.model_state.undisturbed import undisturbed
 from thunder_norm.parameters import Policy, call_with, derivations, refuse_mutation, tensor_names
 from thunder_norm.tensors import NormedTensor
 

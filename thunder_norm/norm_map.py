@@ -21,7 +21,7 @@ from thunder_norm.context import Mode, check_mode, perturbations_recorded, recor
 from thunder_norm.dynamic_shapes import DynamicDims, parse_dynamic_shapes
 from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
 from thunder_norm.higher_order import RunCompiled, Scalars
-from thunder_norm.model_state import undisturbed
+from thunder_norm.model_state.undisturbed import undisturbed
 from thunder_norm.normed_mode import normed
 from thunder_norm.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.sizes import Sizes

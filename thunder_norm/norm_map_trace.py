@@ -25,6 +25,7 @@ from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin, location_of_user
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.side_effects import is_side_effect
 from thunder_norm.tensors import NormedTensor
 from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
 
@@ -265,12 +266,9 @@ def _return_only(trace: TraceCtx, arguments: Sequence[Any]) -> TraceCtx:
     return new
 
 
-_SIDE_EFFECTS = (prims.PrimIDs.PACK_ATTR, prims.PrimIDs.PACK_BUFFER, prims.PrimIDs.PACK_SETITEM)
-
-
 def _without_side_effects(trace: TraceCtx, received: Sequence[Any]) -> TraceCtx:
     """The epilogue without what the program writes into its module, and what is `received` for that: a norm map has norms only."""
-    body = [b for b in trace.bound_symbols if b.sym.id not in _SIDE_EFFECTS]
+    body = [b for b in trace.bound_symbols if not is_side_effect(b)]
     used = {p.name for b in body for p in b.flat_proxy_args if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL}
     body = [b for b in body if not _wraps_normed(b) or b.output.name in used]
     used = {p.name for b in body for p in b.flat_proxy_args if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL}

@@ -136,10 +136,17 @@ class NormAcquisition(Acquisition):
     def check_measurable(self, name: str) -> None:
         """Raise if the parameter `name` must not be measured."""
 
+    def kept(self, value: torch.Tensor) -> torch.Tensor:
+        """A norm belongs to a call: what stays in the user's objects is the plain tensor."""
+        return value.backing if isinstance(value, NormedTensor) else value
+
     def guards(self) -> list[Any]:
         """A trace is for calls through `normed` or for calls that are not."""
         expected = self.is_normed_call
-        return [boundary_operators.guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected)]
+        return [
+            *super().guards(),
+            boundary_operators.guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected),
+        ]
 
     def beyond_no_grad(self) -> set[int]:
         """Perturbations: a tensor moves as far under `torch.no_grad`, only derivatives of its norm stop there."""

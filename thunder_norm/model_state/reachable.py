@@ -77,6 +77,11 @@ class Reachable:
             self._seen[id(value)] = value
             pending.extend(self._enter(value))
 
+    @property
+    def known(self) -> Iterable[int]:
+        """The identities of everything that was reached."""
+        return self._seen.keys()
+
     def _enter(self, value: Any) -> Iterable[Any]:
         """Note the places in one value; returns what they hold."""
         if isinstance(value, torch.Tensor):

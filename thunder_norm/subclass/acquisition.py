@@ -81,6 +81,7 @@ class Acquisition:
         self.readable_names: dict[str, TensorProxy] = {}  # ours, by the name before; see `names`
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
         self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
+        self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
         self.input_specs: dict[int, WrapperSpec] = {}  # of input wrappers, by the identity of their fakes
 
     # -- what a transform may change ----------------------------------------------------------------------------------
@@ -100,9 +101,13 @@ class Acquisition:
         """The fakes, by identity, that `torch.no_grad` is not about: what is computed from them is differentiated anyway."""
         return set()
 
+    def kept(self, value: torch.Tensor) -> torch.Tensor:
+        """What an attribute or a container of the user's holds when the program puts a wrapper there; called with fakes too."""
+        return value
+
     def guards(self) -> list[Any]:
         """Bound symbols the prologue must run besides the checks of its inputs."""
-        return []
+        return list(self.side_effect_guards)
 
     @property
     def intercepts_plain(self) -> bool:

@@ -1,7 +1,7 @@
 """Every change made to Thunder, in one place.
 
-Two module globals of ``thunder.core.jit_ext`` are replaced by functions that first ask whether one of our transforms is in use
-for the compilation at hand, and otherwise call the original with the same arguments.  While a rule that a user registered for a
+Four module globals of Thunder are replaced by functions that first ask whether one of our transforms is in use for the
+compilation at hand, and otherwise call the original with the same arguments.  While a rule that a user registered for a
 function transform runs, and only then, ``TensorProxy`` has a ``__torch_function__``, so that the rule can be written in torch's
 functions.  Nothing else of Thunder is changed.
 
@@ -12,6 +12,9 @@ proxy                  JitCtx.proxify: ``p = proxy(uvalue, name=...)``       wha
 general_jit_lookaside  thunder_general_jit: ``fn_lookaside=...``             registered lookasides are looked up by function,
                                                                            after Thunder's own; constructors of unknown
                                                                            classes and unknown functions never get there
+thunder_general_jit    acquire_initial_trace: ``thunder_general_jit(fn``      nobody is told that an acquisition begins or fails
+process_recorded_...   thunder_general_jit: ``process_recorded_modi...``      what the program writes into objects is only known,
+                       ``fications(ctx, epilogue_trace)``                   and the epilogue still open, at this place
 =====================  ==================================================  ==============================================
 """
 
@@ -23,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import thunder
 import thunder.torch as ltorch
 import torch
 from thunder.core import compile_data, jit_ext
@@ -32,7 +36,7 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, TransformError, UnsupportedOpError, UnsupportedSubclassError, VersionError
-from thunder_norm.subclass import attributes, interpret, named_results, operations, values
+from thunder_norm.subclass import attributes, interpret, named_results, operations, side_effects, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
@@ -44,6 +48,8 @@ NUM_LEVELS = "_thunder_norm_num_levels"  # how many functions under function tra
 
 _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
+_original_acquire = thunder.thunder_general_jit
+_original_process = jit_ext.process_recorded_modifications
 
 
 def active_transform() -> Any | None:
@@ -113,6 +119,19 @@ def forget_earlier_traces() -> None:
     Relies on ``jit`` appending what a transform returns to ``cs.last_traces`` after the call.
     """
     current_stats().last_traces.clear()
+
+
+def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
+    transforms = getattr(get_compile_data(), "transforms", None) or ()
+    if not any(getattr(t, "refuses_values", False) for t in transforms):
+        return _original_acquire(fn, args, kwargs, **options)
+    with side_effects.watched(fn, args, kwargs):
+        return _original_acquire(fn, args, kwargs, **options)
+
+
+def _process_modifications(ctx: Any, epilogue_trace: Any) -> None:
+    _original_process(ctx, epilogue_trace)
+    side_effects.write(ctx, epilogue_trace, getattr(ctx, _ATTRIBUTE, None) or None)
 
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
@@ -250,7 +269,12 @@ def check_patch_points() -> None:
     Raises:
         VersionError: it does not.
     """
-    expected = {_original_proxy: ["x", "name", "history"], _original_lookaside: ["fn", "args", "kwargs"]}
+    expected = {
+        _original_proxy: ["x", "name", "history"],
+        _original_lookaside: ["fn", "args", "kwargs"],
+        _original_acquire: ["fn", "args", "kwargs", "sharp_edges", "ad_hoc_executor"],
+        _original_process: ["ctx", "epilogue_trace"],
+    }
     for function, parameters in expected.items():
         found = list(inspect.signature(function).parameters)
         if found != parameters:
@@ -258,8 +282,10 @@ def check_patch_points() -> None:
 
 
 def install() -> None:
-    """Put the two functions in place; done once, when a transform of ours is first made."""
+    """Put the functions in place; done once, when a transform of ours is first made."""
     if jit_ext.proxy is not _proxy:
         check_patch_points()
         jit_ext.proxy = _proxy
         jit_ext.general_jit_lookaside = _lookaside
+        jit_ext.process_recorded_modifications = _process_modifications
+        setattr(thunder, "thunder_general_jit", _acquire)  # noqa: B010 - pyright knows of no such assignment
