@@ -113,7 +113,11 @@ def _lower_computation(
             outputs = tuple(_unique(itertools.chain(_flat(returned["output"], inner), written)))
             if joint is not None:
                 outputs = joint.write(new, executor, returned["output"], outputs, inner, arguments)
-            lowered = {**returned, "output": outputs, "flat_args": list(arguments)}
+            # what an argument became in place is returned in its stead: otherwise Thunder moves the change into the backward
+            became = {
+                p.name: q for p, q in zip(trace.args, returned["flat_args"], strict=True) if not isinstance(p, SubclassProxy)
+            }
+            lowered = {**returned, "output": outputs, "flat_args": [became.get(p.name, p) for p in arguments]}
             new.bound_symbols.append(bsym.from_bsym(args=(lowered,)))
         else:
             _refuse_wrapper(bsym)

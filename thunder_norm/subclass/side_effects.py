@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from thunder.core.trace import TraceCtx, tracectx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from thunder_norm.model_state.reachable import Place, Reachable, is_same
+from thunder_norm.model_state.reachable import Place, Reachable
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_operators import bindable, guard
@@ -93,10 +95,11 @@ class SideEffects:
         Raises:
             EscapeError: what the program keeps holds a tensor where it cannot be put in anew, or nobody guards the trace.
         """
-        if acquisition is not None:
-            _keep_plain(epilogue, acquisition)
+        _mend_writes(epilogue, acquisition)
         for name, value in self._attributes_of_root(ctx):
             self._write(epilogue, acquisition, [value], f"attribute {name!r}", _setter(self.fn, name))
+            attributes = vars(self.fn)
+            self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
         for place in self.before.places:
             if place.is_changed:
                 self._write_place(epilogue, acquisition, place)
@@ -113,19 +116,35 @@ class SideEffects:
 
     def _write_place(self, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> None:
         held, now = place.held, place.read()
-        if isinstance(held, dict):
-            touched = [k for k in {**held, **now} if held.get(k, _ABSENT) is not now.get(k, _ABSENT)]
-            values = [now.get(k, _ABSENT) for k in touched]
-        else:
-            touched, values = None, list(now)
-        known = set(map(id, held.values() if isinstance(held, dict) else held))
-        if not _Proxies([v for v in values if id(v) not in known]).found:
+        before = held if isinstance(held, dict) else dict(enumerate(held))
+        after = now if isinstance(held, dict) else dict(enumerate(now))
+        touched = [k for k in {**before, **after} if before.get(k, _ABSENT) is not after.get(k, _ABSENT)]
+        position = {id(v): k for k, v in before.items()}
+        # what was there stays what is there in the call at hand
+        values = [_Same(position[id(v)]) if id(v) in position else v for v in (after.get(k, _ABSENT) for k in touched)]
+        if not _Proxies(values).found:
             return
         place.write(held)
-        what = f"what {type(place.owner).__name__} {getattr(place.owner, '__name__', '')} holds"
-        self._write(epilogue, acquisition, values, what, lambda new: place.write(_updated(place, touched, new)))
-        check = (lambda: is_same(held, place.read())) if touched is None else (lambda: _is_untouched(place, touched))
-        acquisition.side_effect_guards.append(guard("check_kept_values", check))
+        is_map = isinstance(held, dict)
+
+        def put(new: list) -> None:
+            found = place.read() if is_map else dict(enumerate(place.read()))
+            for k, v in zip(touched, [found[v.key] if isinstance(v, _Same) else v for v in new], strict=True):
+                found.pop(k, None) if v is _ABSENT else found.update({k: v})
+            place.write(found if is_map else type(held)(found.values()))
+
+        def read() -> Any:
+            current = place.read()
+            return {k: current.get(k, _ABSENT) for k in touched} if is_map else current
+
+        self._write(epilogue, acquisition, values, f"what {_described(place.owner)} holds", put)
+        self._guard(acquisition, {k: held.get(k, _ABSENT) for k in touched} if is_map else held, read)
+
+    def _guard(self, acquisition: Acquisition | None, held: Any, read: Callable[[], Any]) -> None:
+        """The trace is for what the place held: for None, say, not for the tensor that the program puts there."""
+        kind = _kind(held)
+        if acquisition is not None:
+            acquisition.side_effect_guards.append(guard("check_kept_values", lambda: _kind(read()) == kind))
 
     def _write(
         self, epilogue: TraceCtx, acquisition: Acquisition | None, values: list, what: str, put: Callable[[list], None]
@@ -139,9 +158,10 @@ class SideEffects:
             self.undo()
             raise escape(what, "proxy", (missed or proxies)[0])
         index = {p.name: i for i, p in enumerate(proxies)}
+        kept_of = [_keeping(acquisition, p) for p in proxies if acquisition is not None]
 
         def keep(*tensors: torch.Tensor) -> None:
-            kept = [t if acquisition is None else acquisition.kept(t) for t in tensors]
+            kept = [keep_one(t) for keep_one, t in zip(kept_of, tensors, strict=True)]
 
             def real(v: Any) -> Any:
                 return kept[index[v.name]] if isinstance(v, TensorProxy) else v.value if isinstance(v, NumberProxy) else v
@@ -159,33 +179,64 @@ def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:
     return put
 
 
-def _is_untouched(place: Place, touched: list[Any]) -> bool:
-    now = place.read()
-    return all(now.get(k, _ABSENT) is place.held.get(k, _ABSENT) for k in touched)
+@dataclass(frozen=True)
+class _Same:
+    """What is held at a place already, under a key or at a position."""
+
+    key: Any
 
 
-def _updated(place: Place, touched: list[Any] | None, new: list[Any]) -> Any:
-    if touched is None:
-        return type(place.held)(new)
-    now = place.read()
-    for k, v in zip(touched, new, strict=True):
-        if v is _ABSENT:
-            now.pop(k, None)
-        else:
-            now[k] = v
-    return now
+def _described(owner: Any) -> str:
+    return f"{type(owner).__name__} {getattr(owner, '__qualname__', '')}".strip()
 
 
-def _keep_plain(epilogue: TraceCtx, acquisition: Acquisition) -> None:
-    """Let Thunder's writes into attributes and buffers take what is kept of a wrapper."""
+def _kind(value: Any) -> Any:
+    """What a trace relies on about a value that is put in another's place: of tensors all but the data."""
+    if isinstance(value, torch.Tensor):
+        return type(value), value.shape, value.dtype, value.device, value.requires_grad
+    if isinstance(value, dict):
+        return type(value), tuple((k, _kind(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_kind, value))
+    return (type(value), value) if isinstance(value, int | float | str | bool | None) else id(value)
+
+
+def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
+    """Thunder's own writes: with what is kept of a wrapper, and buffers into the user's module unless a transform has put in its own.
+
+    Thunder writes a buffer of the jitted module itself under the name ".running_mean", where nobody finds it.
+    """
     found: list[BoundSymbol] = []
     for bsym in epilogue.bound_symbols:
         value = bsym.args[-1] if bsym.sym.id in _PACKS else None
-        kept = acquisition.kept(value.fake) if isinstance(value, SubclassProxy) else None
-        if kept is not None and kept is not value.fake:
+        if acquisition is not None and isinstance(value, TensorProxy):
+            keep = _keeping(acquisition, value)
             with tracectx(epilogue):
-                plain = trace.proxy_like(kept)
-                found.append(bindable(_NAME, acquisition.kept)(value, output=plain))
-            bsym = bsym.from_bsym(args=(*bsym.args[:-1], plain))
-        found.append(bsym)
+                plain = trace.proxy_like(acquisition.kept(acquisition.fake_of(value)))
+                found.append(bindable(_NAME, keep)(value, output=plain))
+            value = plain
+        if bsym.sym.id is prims.PrimIDs.PACK_BUFFER:
+            module, name, _ = bsym.args
+            found.append(bindable(_NAME, _buffer_setter(name.removeprefix(".")))(module, value, output=None))
+        else:
+            found.append(bsym if value is None else bsym.from_bsym(args=(*bsym.args[:-1], value)))
     epilogue.bound_symbols[:] = found
+
+
+def _keeping(acquisition: Acquisition, proxy: TensorProxy) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What is kept of the tensor that a proxy stands for: without gradient if it has none in eager mode."""
+    plain = acquisition.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy
+    is_constant = plain is not None and not acquisition.requires_grad(plain)
+    return lambda t: acquisition.kept(t).detach() if is_constant else acquisition.kept(t)
+
+
+def _buffer_setter(name: str) -> Callable[[Any, Any], None]:
+    path, _, own = name.rpartition(".")
+
+    def put(module: Any, value: Any) -> None:
+        buffers, used = module._model.get_submodule(path)._buffers, module._overrides_buffers.get(name)
+        if used is buffers.get(own):  # no transform has put another in its place
+            buffers[own] = value
+        module.set_buffer(name, value)
+
+    return put

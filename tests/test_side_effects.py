@@ -1,0 +1,296 @@
+"""What a model keeps in a call, it keeps in a jitted and in a normed call too: the same values, as plain tensors.
+
+The oracle is the same model in eager mode, called as often.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, deque
+from typing import Any
+
+import pytest
+import thunder
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from thunder_norm import RMSTensor, normed
+from thunder_norm.errors import EscapeError, UnsupportedOpError
+from thunder_norm.tensors import NormedTensor
+from thunder_norm.transforms import NormTransform, ProfileTransform
+
+GLOBAL: dict[str, Any] = {}
+TABLE: torch.Tensor | None = None
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Model(nn.Module):
+    shared: dict[str, Any] = {}
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.linear, self.inner = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
+        self.table, self.cache, self.items, self.recent, self.by_name = None, {}, [], deque(maxlen=2), OrderedDict(a=1)
+        self.count = 0
+        self.register_buffer("running", torch.zeros(4))
+        self.register_buffer("steps", torch.tensor(0))
+        self.inner.register_buffer("running", torch.ones(4))
+
+    def forward(self, x):
+        return self.linear(x) + self.keep(x)
+
+
+class Attribute(Model):
+    def keep(self, x):
+        if self.table is None:
+            self.table = x.sum(0)
+        return self.table
+
+
+class OfParameters(Model):
+    def keep(self, x):
+        if self.table is None:
+            self.table = self.linear.bias * 2
+        return self.table
+
+
+class OfSubmodule(Model):
+    def keep(self, x):
+        self.inner[0].last = self.inner[0](x)
+        return self.inner[0].last
+
+
+class Counter(Model):
+    def keep(self, x):
+        self.count += 1
+        return x
+
+
+class Cache(Model):
+    def keep(self, x):
+        if "table" not in self.cache:
+            self.cache["table"] = (x.new_ones(4), {"more": x * 2})
+        return self.cache["table"][0]
+
+
+class Appended(Model):
+    def keep(self, x):
+        self.items.append(x.mean())
+        self.by_name["b"] = x * 3
+        return x
+
+
+class Shifted(Model):
+    """The last two: one of those that were there stays."""
+
+    def keep(self, x):
+        self.items[:] = [*self.items[-1:], x + 1]
+        return x
+
+
+class Replaced(Model):
+    def keep(self, x):
+        self.items = [x, x * 2]
+        return x
+
+
+class Global(Model):
+    def keep(self, x):
+        global TABLE
+        if TABLE is None:
+            TABLE = x.sum(0)
+        GLOBAL["last"] = x * 2
+        Global.shared["last"] = x
+        Global.latest = x + TABLE
+        return TABLE
+
+
+class Assigned(Model):
+    def keep(self, x):
+        self.running = 0.9 * self.running + 0.1 * x.mean(0)
+        self.inner.running = self.inner.running + 1
+        return x
+
+
+class InPlace(Model):
+    def keep(self, x):
+        self.running.mul_(0.5).add_(1)
+        self.steps += 1
+        self.inner.running.copy_(self.running)
+        return x
+
+
+class Statistics(Model):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def keep(self, x):
+        return self.norm(x)
+
+
+class Detached(Model):
+    def keep(self, x):
+        with torch.no_grad():
+            self.last = self.linear(x)
+        return x
+
+
+MODELS = (
+    Attribute,
+    OfParameters,
+    OfSubmodule,
+    Counter,
+    Cache,
+    Appended,
+    Replaced,
+    Global,
+    Assigned,
+    InPlace,
+    Statistics,
+    Detached,
+)
+
+
+@pytest.fixture(autouse=True)
+def _as_imported():
+    _reset()
+
+
+def kept(model: Model) -> Any:
+    """Everything that the models may keep."""
+
+    def plain(v: Any) -> Any:
+        if isinstance(v, torch.Tensor):
+            assert not isinstance(v, NormedTensor | FakeTensor) and type(v) in (torch.Tensor, nn.Parameter), type(v)
+            return v.detach().clone()
+        if isinstance(v, nn.Module):
+            return {k: plain(x) for k, x in vars(v).items()}
+        if isinstance(v, dict):
+            return {k: plain(x) for k, x in v.items()}
+        if isinstance(v, list | tuple | deque):
+            return [plain(x) for x in v]
+        return v if isinstance(v, int | float | str) else None
+
+    return plain(model), plain(GLOBAL), plain(TABLE), plain(Model.shared), plain(getattr(Global, "latest", None))
+
+
+def in_eager_mode(cls: type, calls: int) -> tuple[list, Any]:
+    model = cls()
+    results = [model(X + i).detach() for i in range(calls)]
+    found = kept(model)
+    return results, found
+
+
+RUNS = {
+    "real": lambda model, x: model(x),
+    "normed": lambda model, x: normed(model)(x).backing,
+    "of a norm": lambda model, x: model(RMSTensor.of(x)).backing,
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("cls", MODELS, ids=lambda c: c.__name__)
+def test_a_jitted_call_keeps_what_a_plain_call_keeps(cls, run):
+    results, want = in_eager_mode(cls, 3)
+    _reset()
+    model = cls()
+    jm = thunder.jit(model, transforms=[NormTransform()])
+    for i, result in enumerate(results):
+        torch.testing.assert_close(RUNS[run](jm, X + i).detach(), result)
+    torch.testing.assert_close(kept(model), want)
+    assert type(model(X)) is torch.Tensor
+
+
+def _reset() -> None:
+    global TABLE
+    TABLE = None
+    GLOBAL.clear()
+    Model.shared.clear()
+    if hasattr(Global, "latest"):
+        del Global.latest
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_modes_may_alternate(run):
+    """A cache filled in one mode is read in another."""
+    model = Cache()
+    jm = thunder.jit(model, transforms=[NormTransform()])
+    want = [copy.deepcopy(model)(X + i).detach() for i in range(1)]
+    for other in RUNS.values():
+        torch.testing.assert_close(other(jm, X).detach(), want[0])
+        torch.testing.assert_close(RUNS[run](jm, X).detach(), want[0])
+    assert [type(t) for t in torch.utils._pytree.tree_leaves(model.cache)] == [torch.Tensor] * 2
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_failed_call_leaves_everything_as_it_was(run):
+    class Fails(Appended):
+        def forward(self, x):
+            self.keep(x)
+            self.table = x
+            return self.linear(x) + torch.linalg.qr(x).R.sum().item()
+
+    model = Fails()
+    before = kept(model)
+    with pytest.raises(Exception):  # noqa: B017 - whichever refuses first, ours or Thunder's
+        RUNS[run](thunder.jit(model, transforms=[NormTransform()]), X)
+    torch.testing.assert_close(kept(model), before)
+
+
+class Boxed(Model):
+    """A tensor inside a new object: it cannot be put together again."""
+
+    def keep(self, x):
+        class Other:
+            pass
+
+        other = Other()
+        other.held = x * 2
+        self.items.append(other)
+        return x
+
+
+def test_a_tensor_in_an_object_of_the_programs_own_is_refused_and_nothing_stays():
+    model = Boxed()
+    with pytest.raises(EscapeError, match="would have been a proxy"):
+        thunder.jit(model, transforms=[NormTransform()])(X)
+    assert model.items == []
+
+
+def test_without_an_interpretation_of_wrappers_nothing_guards_what_is_kept():
+    model = Cache()
+    with pytest.raises(EscapeError, match="would have been a proxy"):
+        thunder.jit(model, transforms=[ProfileTransform()])(X)
+    assert model.cache == {}
+
+
+def test_a_buffer_that_takes_in_a_norm_in_place_is_refused():
+    class Ema(Model):
+        def keep(self, x):
+            self.running.mul_(0.9).add_(x.mean(0))
+            return x
+
+    model = Ema()
+    with pytest.raises(UnsupportedOpError, match="in-place"):
+        thunder.jit(model, transforms=[NormTransform()])(RMSTensor.of(X))
+    assert not model.running.any()
+
+
+def test_what_is_kept_requires_grad_as_in_eager_mode():
+    for cls, attribute in ((Assigned, "running"), (OfParameters, "table"), (Attribute, "table"), (Detached, "last")):
+        model, plain = cls(), cls()
+        plain(X)
+        thunder.jit(model, transforms=[NormTransform()])(X)
+        assert getattr(model, attribute).requires_grad == getattr(plain, attribute).requires_grad, cls
+
+
+@pytest.mark.parametrize("cls", [Replaced, OfSubmodule, Cache, Assigned, Statistics], ids=lambda c: c.__name__)
+def test_what_is_kept_in_each_call_is_no_reason_to_trace_again(cls):
+    """Once for what was there at first, once for what the first call put there."""
+    jm = thunder.jit(cls(), transforms=[NormTransform()])
+    for i in range(5):
+        jm(X + i)
+    assert thunder.cache_misses(jm) <= 2
