@@ -204,6 +204,57 @@ def test_a_jitted_call_keeps_what_a_plain_call_keeps(cls, run):
     assert type(model(X)) is torch.Tensor
 
 
+# globals and classes are looked after in traces and analyses, not in eager calls
+@pytest.mark.parametrize("cls", [c for c in MODELS if c is not Global], ids=lambda c: c.__name__)
+def test_an_eager_call_on_a_norm_keeps_what_a_plain_call_keeps(cls):
+    results, want = in_eager_mode(cls, 3)
+    _reset()
+    model = cls()
+    for i, result in enumerate(results):
+        torch.testing.assert_close(model(RMSTensor.of(X + i)).backing.detach(), result)
+    torch.testing.assert_close(kept(model), want)
+    assert type(model(X)) is torch.Tensor
+
+
+def test_an_eager_call_that_fails_keeps_plain_tensors():
+    class Fails(Appended):
+        def forward(self, x):
+            self.table = x
+            self.keep(x + 1)
+            raise ValueError("no")
+
+    model = Fails()
+    with pytest.raises(ValueError, match="no"):
+        model(RMSTensor.of(X))
+    kept(model)
+    assert type(model.table) is torch.Tensor
+
+
+def test_norms_that_a_module_had_before_stay():
+    model = Attribute()
+    model.table = norm = RMSTensor.of(X.sum(0))
+    model(RMSTensor.of(X))
+    assert model.table is norm
+
+
+def test_calls_inside_a_call_see_norms():
+    """Only the outermost call ends the life of a norm."""
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = OfSubmodule()
+
+        def forward(self, x):
+            y = self.inner(x)
+            assert isinstance(self.inner.inner[0].last, NormedTensor)
+            return y + self.inner.inner[0].last
+
+    model = Outer()
+    assert isinstance(model(RMSTensor.of(X)), NormedTensor)
+    assert type(model.inner.inner[0].last) is torch.Tensor
+
+
 def _reset() -> None:
     global TABLE
     TABLE = None

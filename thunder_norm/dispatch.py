@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
-from thunder_norm.context import current_environment, current_mode, perturbations_recorded, records_program, run_real
+from thunder_norm.context import Environment, current_environment, current_mode, perturbations_recorded, records_program, run_real
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.model_state.eager_calls import note_operation
 from thunder_norm.op_names import is_in_place, op_key, op_name
 from thunder_norm.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
@@ -137,6 +138,8 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
 
 def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func: Callable, args: tuple, kwargs: dict) -> Any:
     """Run this rule of `op` on the norms of arguments that fit it, and the operation on the backings."""
+    if type(current_environment()) is Environment:  # neither traced nor analysed
+        note_operation()
     try:
         given = dict(bound.arguments)
         with perturbations_recorded():

@@ -1,7 +1,8 @@
 """Everything a program can reach and change: a copy of each place that holds something, to be compared and put back.
 
-From modules and arguments the walk follows attributes, containers, classes, closures and the global names that the code mentions.
-It stops at the standard library, torch and Thunder: what those keep is theirs.
+From modules and arguments the walk follows attributes, containers, classes, closures and the global names that the code mentions;
+of a class those methods that followed code names, ``forward`` first.  It stops at the standard library, torch and Thunder: what
+those keep is theirs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 
 _LIBRARIES = (sys.stdlib_module_names | {"torch", "torchvision", "thunder", "thunder_norm", "numpy"}) - {"__main__"}
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
+_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
 _UNBOUND = object()
 
 
@@ -61,14 +63,22 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 class Reachable:
-    """The places reachable from some roots, and the tensors, random generators and caches in them."""
+    """The places reachable from some roots, and the tensors, random generators and caches in them.
 
-    def __init__(self, roots: Iterable[Any]):
+    Args:
+        roots: modules, functions, arguments.
+        follows_code: whether to look into classes and functions, and not only into objects.
+    """
+
+    def __init__(self, roots: Iterable[Any], *, follows_code: bool = True):
+        self.follows_code = follows_code
         self.places: list[Place] = []
         self.tensors: list[torch.Tensor] = []
         self.generators: list[Any] = []
         self.caches: list[Any] = []
         self._seen: dict[int, Any] = {}  # kept alive: an id stays its object's
+        self._named: set[str] = {"forward", "__call__"}  # by code that may run
+        self._methods: dict[str, list[Any]] = {}  # that no code has named so far
         pending = list(roots)
         while pending:
             value = pending.pop()
@@ -92,9 +102,9 @@ class Reachable:
         if isinstance(value, tuple | frozenset):
             return value
         if isinstance(value, types.FunctionType):
-            return self._enter_function(value)
+            return self._enter_function(value) if self.follows_code else ()
         if isinstance(value, type):
-            return self._enter_class(value)
+            return self._enter_class(value) if self.follows_code else ()
         if isinstance(value, types.MethodType):
             return value.__self__, value.__func__
         if isinstance(value, staticmethod | classmethod):
@@ -150,13 +160,23 @@ class Reachable:
 
         held = read()
         self._note(cls, held, read, functools.partial(_write_attributes, cls, read))
-        methods = [v for name, v in vars(cls).items() if name not in held and isinstance(v, types.FunctionType)]
-        return [*held.values(), *methods, *cls.__bases__]
+        found: list[Any] = [*cls.__bases__]
+        for name, v in vars(cls).items():
+            if not isinstance(v, _METHODS):
+                found.extend([v] if name in held else ())
+            elif name in self._named:
+                found.append(v)
+            else:
+                self._methods.setdefault(name, []).append(v)
+        return found
 
     def _enter_function(self, fn: types.FunctionType) -> Iterable[Any]:
         """Global variables it mentions, variables it closes over, default arguments and attributes."""
         if _is_of_library(fn):
             return ()
+        named = [n for n in _names(fn.__code__) if n not in self._named]
+        self._named.update(named)
+        called = [m for n in named for m in self._methods.pop(n, ())]
         names = [n for n in _names(fn.__code__) if n in fn.__globals__ or n in _stored_globals(fn.__code__)]
         read = functools.partial(_read_globals, fn.__globals__, names)
         self._note(fn, read(), read, functools.partial(_write_globals, fn.__globals__))
@@ -164,7 +184,7 @@ class Reachable:
         for cell in fn.__closure__ or ():
             self._note(fn, _read_cell(cell), functools.partial(_read_cell, cell), functools.partial(_write_cell, cell))
             found.extend(_read_cell(cell))
-        return [*found, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
+        return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
 
 
 def _is_of_library(value: Any) -> bool:
