@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform
 
@@ -289,3 +289,48 @@ def test_a_checkpointed_training_step_moves_every_parameter():
     model(x().requires_grad_()).square().mean().backward()
     optimizer.step()
     assert all((p - b).norm() > 0.1 for p, b in zip(model.parameters(), before, strict=True))
+
+
+ANOTHER_NAME = {
+    "data": lambda m, x: F.linear(x, m.a.weight.data),
+    "detach": lambda m, x: F.linear(x, m.a.weight.detach()),
+    "Parameter": lambda m, x: F.linear(x, nn.Parameter(m.a.weight)),
+    "Parameter of data": lambda m, x: F.linear(x, nn.Parameter(m.a.weight.data.clone())),
+    "deep copy": lambda m, x: copy.deepcopy(m.a)(x),
+    "transposed": lambda m, x: x @ m.a.weight.data.T,
+    "kept": lambda m, x: F.linear(x, m.alias),
+}
+
+
+@pytest.mark.parametrize("name", ANOTHER_NAME)
+def test_a_parameter_by_another_name_is_the_parameter(name):
+    """It has no gradient in torch, and the function moves with it."""
+
+    class Named(nn.Module):
+        def __init__(self, how):
+            super().__init__()
+            torch.manual_seed(3)
+            self.a, self.b, self.how = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), how
+            self.alias = self.a.weight.data
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.how(self, x)))
+
+    model, want = Named(ANOTHER_NAME[name]), Named(lambda m, x: m.a(x))
+    assert ModularNorm(model, x()).targets == pytest.approx(ModularNorm(want, x()).targets, rel=CLOSE)
+    got, expected = (norm_report(jit(m), RMSTensor.of(x())).parameters for m in (model, want))
+    assert {k: r.sensitivity for k, r in got.items()} == pytest.approx({k: r.sensitivity for k, r in expected.items()}, rel=CLOSE)
+
+
+@pytest.mark.parametrize("run", [lambda m: m, jit], ids=["eager", "jit"])
+def test_a_derivative_that_the_program_takes_is_refused(run):
+    """The penalty of WGAN-GP, say: nothing is known of the norms of a derivative."""
+
+    class Penalty(Net):
+        def forward(self, x):
+            y = self.a(x)
+            (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return y + g
+
+    with pytest.raises(ThunderNormError):
+        run(Penalty())(RMSTensor.of(x()))

@@ -22,6 +22,15 @@ from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
 
 def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     """A torch function called with a NormedTensor: its rule, or else its decomposition into aten ops."""
+    if func in _DERIVATIVES:
+        raise UnsupportedOpError(
+            with_details(
+                f"{func.__module__}.{func.__name__} of a NormedTensor",
+                at=current_environment().user_location(),
+                why="a derivative that the program takes is another function, with norms of its own, and no rule says them",
+                instead="leave the penalty out of the normed call; the norm itself is differentiated by y.norm_size.backward()",
+            )
+        )
     key = key_of(func)
     if is_metadata(func):
         with torch._C.DisableTorchFunctionSubclass():
@@ -45,6 +54,9 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             raise
         raise missing_rule(func, args, kwargs, decomposition=str(e).partition("\n")[0]) from e
+
+
+_DERIVATIVES = frozenset({torch.autograd.grad, torch.autograd.backward})
 
 
 @functools.cache

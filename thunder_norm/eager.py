@@ -32,10 +32,16 @@ class EagerNormedMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         env = self.environment
+        if not registry.is_metadata(func) and not registry.is_mutation(func, kwargs):
+            args, kwargs = tree_map(env.known, (args, kwargs))
+        tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         if any(isinstance(t, NormedTensor) for t in tensors):
             return env.run(func, tree_map(env.annotated, args), tree_map(env.annotated, kwargs))
+        if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
+            return func(*args, **kwargs)
+        if func in _DEEP_COPIES:
+            return env.copied(func, *args, **kwargs)
         if not registry.has_rule(func) and (registry.is_metadata(func) or all(map(env.is_constant, tensors))):
             return func(*args, **kwargs)
         if not tensors:
@@ -55,6 +61,9 @@ class EagerNormedMode(TorchFunctionMode):
         if not registry.has_rule(func):
             return func(*args, **kwargs)
         return dispatch.run_registered(func, tree_map(env.annotated, args), tree_map(env.annotated, kwargs))
+
+
+_DEEP_COPIES = frozenset({torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__})
 
 
 @contextlib.contextmanager

@@ -83,6 +83,8 @@ class EagerEnvironment(context.Environment):
         self.lifted: dict[str, NormedTensor] = {}
         self.derived: dict[int, tuple[torch.Tensor, Derived]] = {}
         self.module_path = [""]
+        self._by_memory: dict[tuple, torch.Tensor] = {}
+        self._num_indexed = 0
         self._cache: dict[tuple, NormedTensor] = {}
         # norms of parameters, and of what was made from them alone: their names, and the last operation
         self._of_parameters: dict[int, tuple[tuple[str, ...], str]] = {}
@@ -169,6 +171,24 @@ class EagerEnvironment(context.Environment):
     def is_constant(self, t: torch.Tensor) -> bool:
         """Whether a tensor is its data and nothing else: it has no norm but the measured one, and does not move."""
         return self.is_measured(t) and not (self.perturbed and (id(t) in self.parameters or id(t) in self.derived))
+
+    def known(self, t: Any) -> Any:
+        """The parameter, or tensor made from parameters, that `t` is by another name: ``w.data``, ``nn.Parameter(w)``, a deep copy of w."""
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or id(t) in self.names or id(t) in self.derived:
+            return t
+        if self._num_indexed != len(self.derived) + 1:
+            self._num_indexed = len(self.derived) + 1
+            originals = [*self.tensors.values(), *(t for t, _ in self.derived.values())]
+            self._by_memory = {_memory(v): v for v in reversed(originals)}
+        return self._by_memory.get(_memory(t), t)
+
+    def copied(self, func: Callable, t: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """A deep copy; of a parameter, or of a tensor made from parameters, it is made from that."""
+        result = func(t, *args, **kwargs)
+        t = self.known(t)
+        if id(t) in self.parameters or id(t) in self.derived:
+            self.derived[id(result)] = result, Derived(torch.clone, (t,), {})
+        return result
 
     def annotated(self, t: Any) -> Any:
         """A parameter as the kind stated or chosen for it; anything else as it is."""
@@ -299,6 +319,13 @@ class EagerEnvironment(context.Environment):
     def user_location(self) -> str | None:
         """The user's line, from the Python stack."""
         return user_line()
+
+
+def _memory(t: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor's entries are, and in which order."""
+    if t.layout is not torch.strided:
+        return (id(t),)
+    return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
 
 
 def _pairs(name: str, before: Any, after: Any) -> Iterator[tuple[str, torch.Tensor, NormedTensor]]:

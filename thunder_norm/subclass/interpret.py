@@ -12,6 +12,7 @@ import torch.utils.checkpoint
 from thunder.core.interpreter import (
     WrappedValue,
     _interpret_call,
+    do_raise,
     interpreter_needs_wrap,
     unwrap,
     wrap_const,
@@ -21,6 +22,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.torch import _torch_to_thunder_function_map
 from torch.utils._pytree import tree_flatten
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.registry import NormedOp
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, value_of
@@ -76,6 +78,9 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         acquisition.differentiates or acquisition.intercepts_plain or _has_wrapper(args, kwargs)
     ):
         return _without_checkpoint
+    is_derivative = fn is torch.autograd.grad or fn is torch.autograd.backward
+    if is_derivative and (acquisition.meets_wrappers or acquisition.intercepts_plain):
+        return functools.partial(_refuse_derivative, acquisition, fn)
     if _has_wrapper(args, kwargs):
         if fn in ASKS_FOR_OVERRIDES:  # torch's modules leave their fused inference kernels where a subclass takes part
             return functools.partial(has_override, acquisition, fn)
@@ -155,6 +160,18 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     if is_torchs and any(isinstance(v, TensorProxy) and acquisition.requires_grad(v) for v in values):
         acquisition.differentiate()
     return lambda cls, *inputs, **options: operation_of(acquisition, apply)(*inputs, **options)
+
+
+def _refuse_derivative(acquisition: Acquisition, fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for `torch.autograd.grad` in a program with wrappers."""
+    error = UnsupportedOpError(
+        with_details(
+            f"torch.autograd.{fn.__name__} inside a traced program with wrapper subclasses",
+            why="there is no graph while a trace is acquired",
+            instead="thunder_norm.transforms.grad or vjp inside of it, or take the derivative outside",
+        )
+    )
+    return do_raise(acquisition.refuse(error))
 
 
 _CHECKPOINT_OPTIONS = frozenset("use_reentrant context_fn determinism_check debug preserve_rng_state early_stop".split())
