@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 SEEDS = re.compile(r"manual_seed\(|random\.Random\(|default_rng\(|\bRandomState\(")
 SHIFTED = re.compile(r"seeded\(|named_seed\(|\{seed\}")
@@ -44,6 +46,7 @@ def drawn(tmp_path: Path, seed: int) -> list[str]:
     return next(line for line in run.stdout.splitlines() if "DRAWN" in line).split("DRAWN")[1].split()
 
 
+@pytest.mark.slow
 def test_the_variable_shifts_every_stream_and_each_value_repeats(tmp_path):
     zero, one, again = (drawn(tmp_path, seed) for seed in (0, 1, 1))
     assert one == again
