@@ -1,5 +1,6 @@
 """What goes into ``thunder.jit(..., transforms=[...])``, transforms of functions, and what looks at programs before they run."""
 
+from thunder_norm.function_transforms import autograd_functions  # noqa: F401 - has a lookaside
 from thunder_norm.function_transforms.checks import check_jvp, check_vjp
 from thunder_norm.function_transforms.custom import custom_vjp
 from thunder_norm.function_transforms.gradients import grad, value_and_grad

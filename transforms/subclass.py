@@ -8,15 +8,15 @@ import torch
 from thunder.core.proxies import TensorProxy
 from thunder.core.transform_common import Transform
 
-from thunder_norm.function_transforms.jitted_gradients import with_complex_gradients
+from thunder_norm.function_transforms.jitted_gradients import with_missing_gradients
 from thunder_norm.subclass import boundary, boundary_passes, patches, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate
 from thunder_norm.subclass.mutations import check_mutations
-from thunder_norm.subclass.named_results import return_without_fields
 from thunder_norm.subclass.random_ops import check_random
+from thunder_norm.subclass.replaced import returning_current
 
 
 class SubclassTransform(Transform):
@@ -62,20 +62,22 @@ class SubclassTransform(Transform):
         acquisition.is_finished = True
         acquisition.raise_if_refused()
         values.check_numbers(computation_trace)
-        joint = differentiate(acquisition, computation_trace) if acquisition.differentiates else None
-        traces = prologue_trace, computation_trace, return_without_fields(epilogue_trace)
+        traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
+        joint = differentiate(acquisition, traces[1]) if acquisition.differentiates else None
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
         if acquisition.has_wrappers:
             patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():
                 check_mutations(computation)
                 check_random(computation)
-                computation = with_complex_gradients(computation, executors_list[0])
-            computation = broadcast_scalars(computation)
-            return self.transform_lowered(acquisition, (prologue, computation, epilogue))
+                computation = with_missing_gradients(computation, executors_list[0])
+            traces = prologue, broadcast_scalars(computation), epilogue
+            if torch.is_grad_enabled() and not acquisition.is_transformed:
+                traces = boundary_passes.detach_inactive(traces)
+            return boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
         if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
-            computation = broadcast_scalars(with_complex_gradients(computation, executors_list[0]))
-        return prologue, computation, epilogue
+            computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0]))
+        return boundary_passes.check_what_leaves((prologue, computation, epilogue))
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
         """Tidy up the program that runs; leave those without wrappers alone."""

@@ -1,7 +1,7 @@
-"""Gradients of jitted programs by our rules, where Thunder's are for real numbers only.
+"""Gradients of jitted programs by our rules, where Thunder's are for real numbers only, or there are none.
 
-Thunder differentiates a jitted program itself.  An operation on complex numbers becomes one of our own, which consists of it, so that
-executors run it as before, and is differentiated as `grad` would.
+Thunder differentiates a jitted program itself.  An operation on complex numbers, or one that Thunder has no gradient for (round, lerp),
+becomes one of our own, which consists of it, so that executors run it as before, and is differentiated as `grad` would.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace
+from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
 
 from thunder_norm.function_transforms.acquisition import flat_program
 from thunder_norm.function_transforms.complex_numbers import is_complex
@@ -22,8 +23,8 @@ from thunder_norm.function_transforms.replay import is_differentiable
 from thunder_norm.function_transforms.reverse import evaluate_vjp
 
 
-def with_complex_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
-    """The same computation, whose operations on complex numbers have gradients of ours.
+def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
+    """The same computation, whose operations on complex numbers, and those without a gradient of Thunder's, have gradients of ours.
 
     Args:
         trace: a computation that Thunder is going to differentiate.
@@ -43,7 +44,16 @@ def _is_concerned(bsym: BoundSymbol) -> bool:
     ):
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
-    return any(map(is_complex, tensors)) and any(map(is_differentiable, bsym.flat_proxy_args))
+    return any(map(is_differentiable, bsym.flat_proxy_args)) and (any(map(is_complex, tensors)) or _lacks_gradient(bsym))
+
+
+def _lacks_gradient(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's differentiation would come to a primitive that it has no rule for."""
+    if bsym.sym.id in augmented_forward_impls or _get_gradfn_and_executor(bsym)[0] is not None:
+        return False
+    if not any(map(is_differentiable, bsym.flat_proxy_args)) or not any(map(is_differentiable, bsym.flat_proxy_outs)):
+        return False
+    return any(map(_lacks_gradient, bsym.subsymbols)) if bsym.subsymbols else bsym.sym.is_prim
 
 
 def _with_gradient(bsym: BoundSymbol, executor: Any) -> BoundSymbol:

@@ -20,6 +20,7 @@ from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpr
 from thunder.core.jit_ext import get_jit_ctx, register_general_jit_lookaside
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.transform_common import Transform
 from thunder.transforms.autocast import disable_autocast
 from torch.utils._pytree import TreeSpec, tree_flatten
 
@@ -73,6 +74,15 @@ class Call:
         return tuple(v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, TensorProxy))
 
 
+class _Ours(Transform):
+    """Has the interpreter know, in compilations of ours without wrappers, that they are ours."""
+
+    refuses_values = False  # `control_flow` does, for those of a function under a transform
+
+    def __init__(self) -> None:
+        patches.install()
+
+
 class Transformed:
     """A function of tensors made from another one by a transform.
 
@@ -97,7 +107,7 @@ class Transformed:
 
     @functools.cached_property
     def _compiled(self) -> Callable:
-        return self._jitted([])
+        return self._jitted([_Ours()])
 
     @functools.cached_property
     def _compiled_with_wrappers(self) -> Callable:

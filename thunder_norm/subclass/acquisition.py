@@ -6,7 +6,7 @@ import contextlib
 import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from thunder.core import devices, dtypes
@@ -15,12 +15,13 @@ from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx, un
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.context import Environment, environment
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import activity
+from thunder_norm.subclass.escapes import tracing_mode
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 
@@ -41,6 +42,14 @@ class WrapperOrigin:
     leaf_name: str
 
 
+class Replaced(NamedTuple):
+    """What became of a plain proxy whose tensor the program changed in place."""
+
+    proxy: TensorProxy
+    fake: torch.Tensor
+    position: int  # in the trace; from there on the proxy means what the fake stands for
+
+
 class Acquisition:
     """The fakes of one acquisition and the trace proxies they stand for.
 
@@ -51,7 +60,7 @@ class Acquisition:
     def __init__(self) -> None:
         self.is_started = False
         self.is_finished = False
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = tracing_mode()
         self.watches = False  # whether every call of the program must be looked at: there are wrappers, or may be norms
         self.has_wrappers = False
         self.expects_wrappers = False  # some argument or parameter is one, although none was met yet
@@ -71,6 +80,7 @@ class Acquisition:
         self.value_read: Exception | None = None  # what to refuse with if there are wrappers: a tensor's value was asked for
         self.inner_fakes: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
         self._held: dict[int, torch.Tensor] = {}  # fakes that the program may hold as plain tensors
+        self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
         self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
         self._fake_of: dict[str, FakeTensor] = {}
@@ -116,10 +126,15 @@ class Acquisition:
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
-        if not self.differentiates or not is_grad_enabled():
+        if not self.differentiates:
             return False
         values = tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0]
-        return any(isinstance(v, TensorProxy) and self.requires_grad(v) for v in values)
+        proxies = [v for v in values if isinstance(v, TensorProxy)]
+        if any(p.name in self.replaced for p in proxies):
+            return True
+        if _is_in_place(fn) and proxies and proxies[0].name in self._fake_of:  # whose other aliases only its fake knows
+            return True
+        return is_grad_enabled() and any(self.requires_grad(p) for p in proxies)
 
     # -- differentiation ----------------------------------------------------------------------------------------------
 
@@ -241,6 +256,9 @@ class Acquisition:
 
     def bind(self, fake: FakeTensor, proxy: TensorProxy, *, is_input: bool = False) -> None:
         """From now on `fake` stands for `proxy`."""
+        before = self.proxy_of(fake)
+        if before is not None and before is not proxy and self.is_held(fake):
+            self.replaced[before.name] = Replaced(before, fake, len(get_jit_ctx().computation_trace.bound_symbols))
         self._proxy_of[id(fake)] = (fake, proxy)
         self._fake_of[proxy.name] = fake
         if is_input:
@@ -303,6 +321,10 @@ class Acquisition:
         """Whether the program may hold `fake` as a plain tensor; Thunder would not see it change."""
         return id(fake) in self._held
 
+    def may_replace(self) -> bool:
+        """Whether the program may change a plain tensor that it holds: all its later uses are met here, and mean the new value."""
+        return self.differentiates and not self.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
+
     def subclass_proxy(self, fake: torch.Tensor) -> SubclassProxy | None:
         """The SubclassProxy made for this fake wrapper, if there is one."""
         return self._subclass_proxies.get(id(fake))
@@ -362,6 +384,12 @@ class Acquisition:
                     instead='use cache="constant values" (the default) or cache="no caching"',
                 )
             )
+
+
+def _is_in_place(fn: Callable) -> bool:
+    name = getattr(fn, "__name__", "")
+    is_augmented = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
+    return is_augmented or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 class TracingEnvironment(Environment):

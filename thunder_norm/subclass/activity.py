@@ -12,10 +12,16 @@ def propagate(bsym: BoundSymbol, active: set[str]) -> None:
     """Add to `active` the names of results of `bsym` that depend differentiably on a tensor in it."""
     for sub in bsym.subsymbols:
         propagate(sub, active)
-    if bsym.subsymbols or bsym.sym.name == "detach" or active.isdisjoint(p.name for p in bsym.flat_proxy_args):
+    if bsym.sym.name == "detach" or active.isdisjoint(p.name for p in bsym.flat_proxy_args):
         return
+    decided = set() if _has_own_gradient(bsym) else {p.name for sub in bsym.subsymbols for p in sub.flat_proxy_outs}
     for p in bsym.flat_proxy_outs:
-        if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype) and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags:
+        if (
+            isinstance(p, TensorProxy)
+            and p.name not in decided
+            and dtypes.is_inexact_dtype(p.dtype)
+            and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags
+        ):
             active.add(p.name)
 
 
@@ -25,3 +31,8 @@ def depending(trace: TraceCtx, names: set[str]) -> set[str]:
     for bsym in trace.bound_symbols:
         propagate(bsym, active)
     return active
+
+
+def _has_own_gradient(bsym: BoundSymbol) -> bool:
+    """Whether a rule may differentiate the operation as a whole, whatever it consists of."""
+    return bsym.sym.executor is not None or not (isinstance(bsym.sym.id, tuple) or str(bsym.sym.id).startswith("torch."))

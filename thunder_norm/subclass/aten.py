@@ -21,16 +21,20 @@ from thunder.core.trace import get_tracectx
 from thunder.torch import _torch_to_thunder_function_map as torch_to_thunder
 from thunder.torch.default_torch_ops import torch_auto_registered_ops
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import location_of_user
 from thunder_norm.subclass.aten_table import SPECIAL
 from thunder_norm.subclass.decompositions import decompose, decomposition_of, differentiate
-from thunder_norm.subclass.fallback import Written, fallback, is_random
+from thunder_norm.subclass.fallback import Written, fallback, fallback_executor, is_random
 from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
 
 aten = torch.ops.aten
+
+# What torch.tensor calls on the numbers that it is given.
+LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
 
 def emit(
@@ -44,7 +48,7 @@ def emit(
     args, kwargs = tree_map(lambda v: to_proxy(v) if isinstance(v, torch.Tensor) else v, (recorded.args, recorded.kwargs))
     if isinstance(recorded.func, Step):
         return recorded.func.emit(*args)
-    if recorded.func in (aten.lift_fresh.default, aten.lift_fresh_copy.default) and isinstance(args[0], TensorProxy):
+    if recorded.func in LIFTS and isinstance(args[0], TensorProxy):
         return (args[0],)
     if _is_identity(recorded.func, args, kwargs, recorded.outputs):
         return (args[0],)
@@ -130,6 +134,34 @@ def constant(t: torch.Tensor) -> TensorProxy:
     return ltorch.tensor(t.tolist(), device=device, dtype=dtype)
 
 
+def captured(t: torch.Tensor) -> TensorProxy:
+    """Write a real tensor that an operation took from its surroundings into the trace: itself, which others may change meanwhile."""
+    return _capture(t)()
+
+
+def _capture(t: torch.Tensor) -> Callable[[], TensorProxy]:
+    known = _captures.get(t)
+    if known is None:
+        shape, dtype, device = tuple(t.shape), dtypes.to_dtype(t.dtype), devices.to_device(t.device)
+
+        def run() -> torch.Tensor:
+            if (tuple(t.shape), t.dtype) != (shape, dtypes.to_torch_dtype(dtype)):
+                raise UnsupportedOpError(
+                    f"a tensor of shape {list(shape)} that a wrapper class uses has changed its shape or dtype"
+                )
+            return t.detach()
+
+        def meta() -> TensorProxy:
+            return TensorProxy(shape=shape, device=device, dtype=dtype, requires_grad=False)
+
+        known = _captures[t] = fallback_executor.register_operator(f"captured_{next(_counter)}", meta=meta, fn=run)
+    return known
+
+
+_counter = itertools.count()
+_captures: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
 def _try(symbol: Callable, args: tuple, kwargs: dict, expected: tuple[torch.Tensor, ...]) -> tuple[TensorProxy, ...] | None:
     """Call `symbol` in the trace; keep what it wrote only if every output has the metadata torch computed."""
     trace = get_tracectx()
@@ -166,7 +198,8 @@ def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Cal
         return
     special = SPECIAL.get(func)
     if special is not None:
-        yield special, args, {k: v for k, v in kwargs.items() if v is not None and k not in _HOW_NOT_WHAT}
+        left_out = () if func is aten.clone.default else _HOW_NOT_WHAT
+        yield special, args, {k: v for k, v in kwargs.items() if v is not None and k not in left_out}
         return
     if not isinstance(func, torch._ops.OpOverload):
         symbol = torch_to_thunder.get(func) or _of_method(func)

@@ -54,6 +54,11 @@ def _log_softmax(a: TensorProxy, dim: int, half_to_float: bool) -> TensorProxy:
     return ltorch.log_softmax(a, dim, dtype=dtypes.float32 if half_to_float else None)
 
 
+def _clone(a: TensorProxy, memory_format: Any = torch.preserve_format) -> TensorProxy:
+    cloned = ltorch.clone(a)
+    return cloned if memory_format is torch.preserve_format else ltorch.contiguous(cloned, memory_format=memory_format)
+
+
 def _full_like(a: TensorProxy, value: Any, *, dtype: Any = None, device: Any = None) -> TensorProxy:
     return ltorch.full_like(a, value, dtype=dtype, device=device)
 
@@ -113,7 +118,7 @@ SPECIAL: dict[Any, Callable] = {
     aten.bmm.default: ltorch.matmul,
     aten.addmm.default: _addmm,
     aten._to_copy.default: _to_copy,
-    aten.clone.default: lambda a: ltorch.clone(a),
+    aten.clone.default: _clone,
     aten.detach.default: _detach,
     aten.alias.default: prims.shallow_copy,
     aten._unsafe_view.default: ltorch.reshape,

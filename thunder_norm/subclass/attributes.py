@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     ProvenanceRecord,
     PseudoInst,
     WrappedValue,
     do_raise,
     get_interpreterruntimectx,
-    make_opaque,
     unwrap,
     wrap,
 )
@@ -28,8 +26,6 @@ from thunder_norm.subclass.operations import call
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 
-_INTERPRETER_MODULES = ("thunder.core.interpreter", "thunder.core.jit_ext")
-
 
 def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
     """A value as the interpreter takes it from what is called instead of a function."""
@@ -37,9 +33,9 @@ def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
 
 
 def from_user() -> bool:
-    """Whether the call comes from the program, not from the interpreter's own Python."""
+    """Whether the call comes from the program, not from Thunder's own Python (the interpreter's, its backend for einops)."""
     frame = get_interpreterruntimectx().peek_frame_stack()
-    return frame is None or frame.module not in _INTERPRETER_MODULES
+    return frame is None or (frame.module or "").partition(".")[0] != "thunder"
 
 
 def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
@@ -76,27 +72,46 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
         return cls
     if name == "__dict__":
         raise UnsupportedOpError(f"__dict__ of a {cls.__name__} is not available while tracing; read the attributes by name")
-    if name in ("data", "grad"):
-        raise UnsupportedOpError(f".{name} of a {cls.__name__} is not available while tracing")
-    for base in cls.__mro__:
-        if name in vars(base):
-            found = vars(base)[name]
-            if isinstance(found, staticmethod):
-                return found.__func__
-            if isinstance(found, classmethod):
-                return types.MethodType(found.__func__, cls)
-            if isinstance(found, property) and base is not torch.Tensor:
-                return call(acquisition, found.fget, (proxy,), {})
-            if name in _METADATA_ATTRIBUTES and not _overrides_torch_function(cls):
-                break
-            if isinstance(found, types.GetSetDescriptorType | property):
-                return call(acquisition, found.__get__, (proxy,), {})
-            if callable(found):
-                return types.MethodType(found, proxy)
-            break
+    if cls.__getattribute__ is not object.__getattribute__:
+        raise UnsupportedOpError(f"{cls.__name__} has a __getattribute__ of its own, so .{name} cannot be followed")
+    owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+    if owner is not None:
+        found = vars(owner)[name]
+        if hasattr(type(found), "__set__"):  # goes before what the instance holds; all others go after it
+            return _computed_attribute(acquisition, proxy, name, owner, found)
+        if name not in vars(fake):
+            return _class_attribute(acquisition, proxy, found)
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.mode:
         value = getattr(fake, name)
     return to_value(acquisition, value)
+
+
+def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: str, owner: type, found: Any) -> Any:
+    """The value of a property or of an attribute that torch computes, found in class `owner`."""
+    if isinstance(found, property) and owner is not torch.Tensor:
+        return call(acquisition, found.fget, (proxy,), {})
+    if isinstance(found, types.MemberDescriptorType) or (
+        name in _METADATA_ATTRIBUTES and not _overrides_torch_function(type(proxy.fake))
+    ):
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.mode:
+            value = getattr(proxy.fake, name)
+        return to_value(acquisition, value)
+    if name in ("data", "grad"):
+        raise UnsupportedOpError(f".{name} of a {type(proxy.fake).__name__} is not available while tracing")
+    return call(acquisition, found.__get__, (proxy,), {})
+
+
+def _class_attribute(acquisition: Acquisition, proxy: SubclassProxy, found: Any) -> Any:
+    """What the class holds under the name of an attribute that the instance does not hold, as Python hands it out."""
+    if isinstance(found, staticmethod):
+        return found.__func__
+    if isinstance(found, classmethod):
+        return types.MethodType(found.__func__, type(proxy.fake))
+    if callable(found) and hasattr(type(found), "__get__"):
+        return types.MethodType(found, proxy)
+    if hasattr(type(found), "__get__"):  # functools.cached_property and other computed attributes
+        return call(acquisition, found.__get__, (proxy,), {})
+    return to_value(acquisition, found)
 
 
 _METADATA_ATTRIBUTES = frozenset(
@@ -186,39 +201,3 @@ _COMPARISONS = frozenset("__lt__ __le__ __gt__ __ge__ __eq__ __ne__".split())
 _CONVERSIONS = frozenset("__bool__ __int__ __float__ __complex__ __index__".split())
 
 SubclassProxy.run_special_method = staticmethod(_native)
-
-
-# -- beside wrappers --------------------------------------------------------------------------------------------------
-
-
-def metadata_of_plain(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    """Torch's dtype or device of a plain tensor: Thunder's own are unequal to the torch ones they stand for."""
-    proxy = obj.value
-    value = dtypes.to_torch_dtype(proxy.dtype) if unwrap(name) == "dtype" else devices.to_torch_device(proxy.device)
-    return wrapped_result(value, [obj.provenance, name.provenance])
-
-
-LAYOUT = ("stride", "is_contiguous", "storage_offset")
-
-
-def layout_of_plain(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    """Called for the stride, contiguity and storage offset of a plain tensor."""
-    # Thunder's proxies know nothing of strides; a fake made by torch does
-    fake = acquisition.layout_of(obj.value)
-    stride, offset = fake.stride(), fake.storage_offset()
-
-    def answer(*args: Any, **kwargs: Any) -> Any:
-        if unwrap(name) == "storage_offset":
-            return offset
-        if unwrap(name) == "stride":
-            dim = args[0] if args else kwargs.get("dim")
-            return stride if dim is None else stride[dim]
-        return fake.is_contiguous(*args, **kwargs)
-
-    return wrapped_result(make_opaque(answer), [obj.provenance, name.provenance])
-
-
-def type_of_plain(acquisition: Acquisition, obj: WrappedValue) -> Any:
-    """Called for ``type(t)`` with a plain tensor t."""
-    real = acquisition.real_input(obj.value)
-    return wrapped_result(torch.Tensor if real is None else type(real), [obj.provenance])

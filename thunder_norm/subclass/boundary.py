@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from thunder.core import prims
 from thunder.core.dtypes import to_torch_dtype
-from thunder.core.proxies import AnyProxy, TensorProxy, variableify
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
@@ -49,7 +49,9 @@ def lower(
     prologue, computation, epilogue = traces
     inner: Inner = {}
     if not acquisition.has_wrappers:  # only the prologue changes: it must also find that there are none
+        epilogue = None if epilogue is None else _with_structs(epilogue)
         return _lower_prologue(acquisition, prologue, inner, [], computation, None), computation, epilogue
+    epilogue = None if epilogue is None else _as_returned(computation, epilogue)
     computation, epilogue = with_readable_names(acquisition, computation, epilogue)
     leaves = [bsym for bsym in computation.bound_symbols if bsym.sym.id == LEAF.id]
     _note_origins(acquisition, computation, leaves)
@@ -61,6 +63,22 @@ def lower(
     new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint, values))
     lowered = new_prologue, new_computation, new_epilogue
     return write_back(lowered, written) if written else lowered
+
+
+def _as_returned(computation: TraceCtx, epilogue: TraceCtx) -> TraceCtx:
+    """The epilogue with what it takes from the computation called as there: Thunder names anew what was changed in place."""
+    returned = computation.bound_symbols[-1].args[0]["output"]
+    received = epilogue.args[len(epilogue.args) - len(returned) :]
+    swaps = {variableify(q): p for p, q in zip(returned, received, strict=True) if isinstance(p, Proxy) and p.name != q.name}
+    if not swaps:
+        return epilogue
+    new = from_trace(epilogue)
+    new.args = tuple(swaps.get(variableify(q), q) for q in epilogue.args)
+    new.bound_symbols = [b.from_bsym_swap_proxies(swaps) for b in epilogue.bound_symbols]
+    for p in swaps.values():
+        if not new.has_name(p.name):
+            new.add_name(p.name)
+    return new
 
 
 def _opened(trace: TraceCtx) -> Inner:
@@ -240,7 +258,8 @@ def _lower_epilogue(
     What is written into inputs and the carriers of the results' gradients come after these.
     """
     wrappers = [p for p in trace.args if isinstance(p, SubclassProxy) and p.name in inner]
-    if not wrappers and not written and (joint is None or not joint.result_carriers()):
+    is_unique = len({p.name for p in trace.args}) == len(trace.args)
+    if is_unique and not wrappers and not written and (joint is None or not joint.result_carriers()):
         return trace
     new = from_trace(trace)
     arguments: list[Any] = []

@@ -12,7 +12,9 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.extend import OperatorExecutor
 
+from thunder_norm.subclass import escapes
 from thunder_norm.subclass.differentiation import Joint
+from thunder_norm.subclass.escapes import check_inner
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 
@@ -50,6 +52,11 @@ def _check_not_wrapper(t: torch.Tensor) -> None:
 check_plain = _operator("check_plain_tensors", check_plain_tensors, lambda *tensors: None, keep=True)
 
 
+def check_results(*results: TensorProxy) -> BoundSymbol:
+    """``check_results(t3, t4)``: no tensor without data leaves; see `escapes`."""
+    return _check_results(*results, output=None)
+
+
 def flatten_operator(spec: WrapperSpec, is_detached: tuple[bool, ...]) -> Callable:
     """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors."""
     detaches = any(is_detached)
@@ -67,14 +74,21 @@ def unflatten_operator(fake: torch.Tensor, joint: Joint | None) -> Callable:
     """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results; carriers of its gradient may follow these."""
     spec = WrapperSpec.of(fake)
     result = None if joint is None else joint.result_of(fake)
+    is_result = [joint is not None and joint.result_of(t) is not None for t in spec.leaves(fake)]
 
-    def unflatten(*leaves: torch.Tensor) -> torch.Tensor:
+    def build(*leaves: torch.Tensor) -> torch.Tensor:
         if result is not None:
             return result.close(spec, leaves)
         if joint is not None:
-            return spec.build(tuple(t.detach() for t in leaves))
+            with torch.enable_grad():
+                return spec.build(tuple(t if r else t.detach() for t, r in zip(leaves, is_result, strict=True)))
         with torch.enable_grad():  # the generated epilogue runs under no_grad; inner results keep their history
             return spec.build(leaves)
+
+    def unflatten(*leaves: torch.Tensor) -> torch.Tensor:
+        built = build(*leaves)
+        check_inner(built, spec.names, "the result")
+        return built
 
     return bindable(f"unflatten_{spec.cls.__name__}", unflatten)
 
@@ -105,6 +119,9 @@ def bindable(name: str, fn: Callable) -> Callable:
         _bind_postprocess=with_call_ctx,
     )
     return symbol.bind
+
+
+_check_results = bindable("check_results", escapes.check_results)
 
 
 def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from thunder.core import prims
+from thunder.core import dtypes, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.pytree import tree_flatten
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 
-from thunder_norm.subclass.boundary_operators import bindable
+from thunder_norm.subclass.activity import depending
+from thunder_norm.subclass.boundary_operators import bindable, check_results
 from thunder_norm.subclass.trace import keep_only
 
 Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
@@ -47,6 +49,43 @@ def computing_only(trace: TraceCtx, outputs: Sequence[TensorProxy]) -> TraceCtx:
     declare_arguments(new, "computation")
     new.set_provenance(TraceProvenance("Norms only"))
     return new
+
+
+def detach_inactive(traces: Traces) -> Traces:
+    """Let results that depend on inputs, but not differentiably, come out without gradient: Thunder connects all that it returns."""
+    _, computation, epilogue = traces
+    inputs = [p for p in computation.args if isinstance(p, TensorProxy)]
+    active = depending(computation, {p.name for p in inputs if p.requires_grad})
+    if epilogue is None or not any(p.requires_grad for p in inputs):
+        return traces
+    dependent = {p.name for p in inputs}
+    for bsym in computation.bound_symbols:
+        if any(p.name in dependent for p in bsym.flat_proxy_args):
+            dependent.update(p.name for p in bsym.flat_proxy_outs)
+    computed = computation.bound_symbols[-1].args[0]["output"]
+    received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
+    constant = tuple(
+        q
+        for p, q in zip(computed, received, strict=True)
+        if isinstance(p, TensorProxy) and p.name in dependent - active and dtypes.is_inexact_dtype(p.dtype)
+    )
+    if not constant:
+        return traces
+    return pass_through_epilogue(traces, constant, (), "detached", lambda *tensors: tuple([t.detach() for t in tensors]))
+
+
+def check_what_leaves(traces: Traces) -> Traces:
+    """Let the epilogue look at what the computation returns: nothing that stands for a tensor may be among it."""
+    prologue, computation, epilogue = traces
+    count = len(tree_flatten(computation.bound_symbols[-1].args[0]["output"])[0])
+    if epilogue is None or not count:
+        return traces
+    results = [p for p in epilogue.args[len(epilogue.args) - count :] if isinstance(p, TensorProxy)]
+    new = from_trace(epilogue)
+    unpacks = [b for b in epilogue.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
+    rest = [b for b in epilogue.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
+    new.bound_symbols = [*unpacks, check_results(*results), *rest]
+    return prologue, computation, new
 
 
 def pass_through_epilogue(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import thunder.torch as ltorch
@@ -27,19 +27,13 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.gradients import Result, Source, Structure, is_like, leaves_of, make_carriers
+from thunder_norm.subclass.aten import captured
+from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.record import Recorded, Recorder, recording
+from thunder_norm.subclass.record import Recorder, recording
+from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
 from thunder_norm.subclass.trace import OperationId, composite, proxy_like
-
-
-@dataclass
-class Segment:
-    """What one node of torch's autograd graph did."""
-
-    name: str
-    log: list[Recorded] = field(default_factory=list)
 
 
 @dataclass
@@ -60,9 +54,9 @@ class Joint:
     def _used(self) -> list[torch.Tensor]:
         """The fakes of the program that the backward uses."""
         made = {id(t) for s in self.segments for r in s.log for t in r.outputs}
-        made |= {id(t) for r in self.results for t in r.tangent.leaves}
+        made |= {id(t) for r in self.results for t in r.tangent.carried}
         needed = [t for s in self.segments for r in s.log for t in _tensors((r.args, r.kwargs))]
-        needed += [t for s in self.sources for t in s.gradient.leaves]
+        needed += [t for s in self.sources for t in s.gradient.carried]
         return list({id(t): t for t in needed if id(t) not in made and self._proxy(t) is not None}.values())
 
     def _proxy(self, t: torch.Tensor) -> TensorProxy | None:
@@ -79,7 +73,7 @@ class Joint:
         for source in self.sources:
             if source.uses_carriers:
                 with tracectx(trace):
-                    source.anchors = tuple(proxy_like(f, requires_grad=True) for f in source.gradient.leaves)
+                    source.anchors = tuple(proxy_like(f, requires_grad=True) for f in source.gradient.carried)
             else:
                 source.anchors = (self._argument(source),)
             if source.uses_carriers and not is_wrapper(source.fake) and self._argument(source).name not in given:
@@ -136,7 +130,7 @@ class Joint:
         results = iter(self._write_operation(trace, executor, list(anchored.values())))
         connected = {name: next(results) for name in anchored}
         for result in (r for r in self.results if r.uses_carriers):
-            result.anchors = tuple(next(results) for _ in result.tangent.leaves)
+            result.anchors = tuple(next(results) for _ in result.tangent.carried)
         trace.bound_symbols = _with_outputs(trace.bound_symbols)
         carriers = (p for _, found in self.result_carriers() for p in found)
         return (*(connected.get(p.name, p) if isinstance(p, TensorProxy) else p for p in outputs), *carriers)
@@ -151,6 +145,9 @@ class Joint:
             fake = _fake(p, fakes)
             if fake is not None:
                 proxies.setdefault(id(fake), inner[p.name] if isinstance(p, SubclassProxy) else (p,))
+            if isinstance(p, SubclassProxy):
+                for leaf, q in zip(leaves_of(p.fake), inner[p.name], strict=True):
+                    proxies.setdefault(id(leaf), (q,))
         anchored: dict[str, TensorProxy] = {}
         self.results.sort(key=lambda r: is_wrapper(r.fake))  # a plain result cannot have carriers
         for result in self.results:
@@ -171,18 +168,18 @@ class Joint:
         def forward(*args: TensorProxy) -> tuple[TensorProxy, ...]:
             results = [prims.shallow_copy(p) for p in args[: counts[0]]]
             for result in (r for r in self.results if r.uses_carriers):
-                results.extend(_carrier(f) for f in result.tangent.leaves)
+                results.extend(_carrier(f) for f in result.tangent.carried)
             return tuple(results)
 
         def grad(*args: TensorProxy) -> tuple[TensorProxy, ...]:
             results = forward(*args)
-            tangents = [t for r in self.results if not r.uses_carriers for t in r.tangent.leaves]
-            tangents += [t for r in self.results if r.uses_carriers for t in r.tangent.leaves]
+            tangents = [t for r in self.results if not r.uses_carriers for t in r.tangent.carried]
+            tangents += [t for r in self.results if r.uses_carriers for t in r.tangent.carried]
             env = {id(t): p for t, p in zip(used, args[sum(counts) :], strict=True)}
             env |= {id(t): prims.get_grad(p) for t, p in zip(tangents, results, strict=True)}
             self._write_backward(env)
-            for p, t in zip(args[counts[0] : sum(counts)], (t for s in self.sources for t in s.gradient.leaves), strict=True):
-                prims.put_grad(p, env[id(t)])
+            for p, t in zip(args[counts[0] : sum(counts)], (t for s in self.sources for t in s.gradient.carried), strict=True):
+                prims.put_grad(p, env[id(t)] if id(t) in env else captured(t))
             return results
 
         operation = executor.register_operator("torch_autograd", like=forward)
@@ -196,7 +193,7 @@ class Joint:
         return results
 
     def _write_backward(self, env: dict[int, TensorProxy]) -> None:
-        wanted = {id(t) for s in self.sources for t in s.gradient.leaves}
+        wanted = {id(t) for s in self.sources for t in s.gradient.carried}
         later = [
             wanted | {id(t) for s in self.segments[i + 1 :] for r in s.log for t in _tensors((r.args, r.kwargs))}
             for i in range(len(self.segments))
@@ -236,32 +233,50 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     sources = list(acquisition.sources.values())
     if not outputs or not sources:
         return None
-    tangents = [_tangent_like(acquisition, t) for t in outputs]
-    segments: list[Segment] = []
-    with recording(acquisition) as recorder, torch.no_grad():
-        _follow_nodes(outputs, recorder, segments)
-        gradients = acquisition.run(
-            recorder, torch.autograd.grad, (outputs, sources, tangents), {"allow_unused": True, "retain_graph": False}
-        )
-    segments[-1:] = _closed(segments[-1:], recorder)
-    found = []
-    for fake, gradient in zip(sources, gradients, strict=True):
-        if gradient is not None:
-            structure = Structure.of(gradient, "an input")
-            found.append(Source(fake, structure))
-    results = []
-    for fake, tangent in zip(outputs, tangents, strict=True):
-        structure = Structure.of(tangent, f"a result of class {type(fake).__name__}")
-        results.append(Result(fake, structure, not is_like(structure.leaves, leaves_of(fake))))
+    structures = [Structure.of(_tangent_like(acquisition, t), f"a result of class {type(t).__name__}") for t in outputs]
+    try:
+        found, segments = _backward(acquisition, outputs, sources, structures)
+    except Exception as e:  # noqa: BLE001 - the forward is right whatever the class says to an operation of the backward
+        found, segments = refused_backward(acquisition, sources, structures, e)
+    results = [
+        Result(fake, structure, not is_like(structure.leaves, leaves_of(fake)))
+        for fake, structure in zip(outputs, structures, strict=True)
+    ]
     return Joint(acquisition, found, results, [s for s in segments if s.log]) if found else None
 
 
+def _backward(
+    acquisition: Acquisition, outputs: list[torch.Tensor], sources: list[torch.Tensor], structures: list[Structure]
+) -> tuple[list[Source], list[Segment]]:
+    """What each node of torch's autograd graph did, and the inputs that got a gradient."""
+    segments = [Segment("tangents")]
+    found = []
+    with recording(acquisition) as recorder, torch.no_grad():
+        try:
+            tangents = [s.decoded() for s in structures]
+            _follow_nodes(outputs, recorder, segments)
+            gradients = acquisition.run(
+                recorder, torch.autograd.grad, (outputs, sources, tangents), {"allow_unused": True, "retain_graph": False}
+            )
+        except Exception as e:
+            raise untraceable_backward(segments[-1].name, recorder.last_on_wrappers, e) from e
+        segments[-1:] = _closed(segments[-1:], recorder)
+        segments.append(Segment("gradients"))
+        for fake, gradient in zip(sources, gradients, strict=True):
+            if gradient is not None:
+                found.append(Source(fake, Structure.of(gradient, "an input")))
+        segments[-1:] = _closed(segments[-1:], recorder)
+    return found, segments
+
+
 def _outputs(trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included."""
     found: dict[int, torch.Tensor] = {}
     for p in trace.bound_symbols[-1].args[0]["output"]:
         fake = _fake(p, fakes)
-        if fake is not None and fake.requires_grad:
-            found[id(fake)] = fake
+        for t in () if fake is None else (fake, *leaves_of(fake)):
+            if t.requires_grad:
+                found[id(t)] = t
     return list(found.values())
 
 
@@ -314,9 +329,7 @@ def _tangent_like(acquisition: Acquisition, t: torch.Tensor) -> torch.Tensor:
     with torch.no_grad(), acquisition.mode:
         if is_wrapper(t):
             try:
-                found = torch.ones_like(t.detach())
-                if all(leaf.is_floating_point() for leaf in leaves_of(found)):
-                    return found
+                return torch.ones_like(t.detach())
             except Exception:  # noqa: BLE001 - whatever the class says to an operation it does not have
                 pass
         return torch.empty(t.shape, dtype=t.dtype, device=t.device)
@@ -334,7 +347,6 @@ def _follow_nodes(outputs: Sequence[torch.Tensor], recorder: Recorder, segments:
 
     seen = set()
     pending = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    segments.append(Segment("accumulate"))
     while pending:
         node = pending.pop()
         if node in seen:

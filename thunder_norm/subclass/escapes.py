@@ -7,12 +7,12 @@ Where values leave us (results, gradients, attributes of the user's modules) the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from thunder.core.baseutils import ProxyInterface
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from thunder_norm.errors import EscapeError, with_details
 
@@ -74,6 +74,46 @@ def check_nothing_escapes(value: Any, what: str, *, allowed: Allowed = lambda v:
     for path, kind, found in stand_ins(value):
         if not allowed(found):
             raise escape(f"{what}{path}", kind, found, at)
+
+
+def tracing_mode() -> FakeTensorMode:
+    """A mode for the fakes of a trace, which are known by it: they may not leave, those of a caller may."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    setattr(mode, _IS_OURS, True)
+    return mode
+
+
+_IS_OURS = "_thunder_norm_is_ours"
+
+
+def _may_leave(value: Any) -> bool:
+    """Whether a result of a compiled program may be this stand-in: what the computation made of fake or meta inputs."""
+    if isinstance(value, FakeTensor):
+        return not getattr(value.fake_mode, _IS_OURS, False)
+    return isinstance(value, torch.Tensor) and stand_in(value) == "meta tensor"
+
+
+def check_inner(wrapper: torch.Tensor, names: Iterable[str], what: str) -> None:
+    """Refuse to hand out a wrapper with a fake tensor inside, by its inner tensors' types: cheap enough for every call.
+
+    Raises:
+        EscapeError: the class put one there itself (what Thunder computes is real): a tensor that it keeps since a trace was acquired.
+    """
+    for name in names:
+        inner = getattr(wrapper, name)
+        if type(inner) not in _PLAIN:
+            check_nothing_escapes(inner, f"{what}.{name}", allowed=_may_leave)
+
+
+def check_results(*tensors: Any) -> None:
+    """Refuse to hand out stand-ins as results of a compiled program, by their types: cheap enough for every call.
+
+    Raises:
+        EscapeError: one of them is a proxy, or a fake tensor of ours.
+    """
+    if not _PLAIN.issuperset(map(type, tensors)):
+        for position, t in enumerate(tensors):
+            check_nothing_escapes(t, f"tensor {position} of the result", allowed=_may_leave)
 
 
 def escape(where: str, kind: str, found: Any, at: str | None = None) -> EscapeError:

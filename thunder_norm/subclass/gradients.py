@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.encoding import decode, encode
+from thunder_norm.subclass.escapes import check_inner
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.record import Recorded
 
 
 def leaves_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -35,21 +38,33 @@ class Structure:
     what: str  # whose gradient it is, for errors
     spec: WrapperSpec | None
     leaves: tuple[torch.Tensor, ...]  # fakes
+    carried: tuple[torch.Tensor, ...]  # fakes of what autograd hands on for each of them; see `encoding`
 
     @staticmethod
     def of(t: torch.Tensor, what: str) -> Structure:
-        """The structure of a fake."""
-        return Structure(what, WrapperSpec.of(t) if is_wrapper(t) else None, leaves_of(t))
+        """The structure of a fake; what is carried is computed here."""
+        leaves = leaves_of(t)
+        return Structure(what, WrapperSpec.of(t) if is_wrapper(t) else None, leaves, tuple(map(encode, leaves)))
 
-    def build(self, leaves: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
-        """The gradient around `leaves`; None if there is none, zeros where some are missing."""
-        if all(t is None for t in leaves):
+    def decoded(self) -> torch.Tensor:
+        """A fake of the gradient that is computed from what is carried."""
+        return self._wrapped(tuple(decode(c, f.dtype) for c, f in zip(self.carried, self.leaves, strict=True)))
+
+    def build(self, carried: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+        """The gradient from what was handed on; None if there is none, zeros where some are missing."""
+        if all(t is None for t in carried):
             return None
-        given = tuple(torch.zeros_like(f, device=f.device) if t is None else t for t, f in zip(leaves, self.leaves, strict=True))
-        return given[0] if self.spec is None else self.spec.build(given)
+        given = (_zeros(f) if t is None else t for t, f in zip(carried, self.carried, strict=True))
+        gradient = self._wrapped(tuple(decode(t, f.dtype) for t, f in zip(given, self.leaves, strict=True)))
+        if self.spec is not None:
+            check_inner(gradient, self.spec.names, f"the gradient of {self.what}")
+        return gradient
+
+    def _wrapped(self, leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return leaves[0] if self.spec is None else self.spec.build(leaves)
 
     def open(self, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The inner tensors of a gradient that comes in.
+        """What is handed on of a gradient that comes in.
 
         Raises:
             UnsupportedOpError: it is of another class than the trace was made for.
@@ -70,11 +85,15 @@ class Structure:
                     instead="compute the loss inside the jitted function",
                 )
             )
-        return leaves
+        return tuple(map(encode, leaves))
 
     def carriers(self) -> tuple[torch.Tensor, ...]:
-        """Tensors of the leaves' metadata without data."""
-        return tuple(torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.leaves)
+        """Tensors without data, of the metadata of what is carried."""
+        return tuple(torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.carried)
+
+
+def _zeros(fake: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
 
 
 class _Open(torch.autograd.Function):
@@ -89,7 +108,7 @@ class _Open(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         remaining = iter(grads)
-        return None, *(g.build(tuple(itertools.islice(remaining, len(g.leaves)))) for g in ctx.gradients)
+        return None, *(g.build(tuple(itertools.islice(remaining, len(g.carried)))) for g in ctx.gradients)
 
 
 def make_carriers(gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -110,7 +129,7 @@ class _Close(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
         result = ctx.result
-        grads = (None,) * len(result.tangent.leaves) if grad is None else result.tangent.open(grad)
+        grads = (None,) * len(result.tangent.carried) if grad is None else result.tangent.open(grad)
         return None, None, *((None,) * ctx.num_leaves if result.uses_carriers else ()), *grads
 
 
@@ -141,3 +160,11 @@ class Result:
         """The wrapper around inner results, connected to Thunder's autograd."""
         with torch.enable_grad():
             return _Close.apply(self, spec, *tensors)
+
+
+@dataclass
+class Segment:
+    """What one node of torch's autograd graph did."""
+
+    name: str
+    log: list[Recorded] = field(default_factory=list)

@@ -28,18 +28,15 @@ from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
-    LAYOUT,
-    from_user,
     has_attribute,
     has_override,
     is_instance,
-    layout_of_plain,
-    metadata_of_plain,
     read_attribute,
     type_of,
-    type_of_plain,
 )
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
+from thunder_norm.subclass.plain import about_plain
+from thunder_norm.subclass.plain_operations import own_lookasides, written_out
 from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
@@ -57,11 +54,13 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             found = _about_wrapper(acquisition, fn, args)
             if found is not None:
                 return found
-        found = _beside_wrappers(acquisition, fn, args)
+        found = _beside_wrappers(acquisition, fn, args) or written_out(fn)
         if found is not None:
             return found
-    elif asks_for_dtype(fn, args):
-        return metadata_of_plain
+    else:
+        found = about_plain(acquisition, fn, args)
+        if found is not None:
+            return found
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
         return lambda: wrap_const(False)
     if id(fn) in _MAKERS:
@@ -130,16 +129,11 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
     """Where Thunder's answers about plain tensors are wrong or late, they must not decide what a program with wrappers does."""
     if fn in FUNCTORCH_LEVELS:
         return functools.partial(refuse_functorch, acquisition)
-    if fn is torch.device:  # Thunder makes one of its own, which is unequal to torch's
-        return interpreter_needs_wrap(torch.device)
+    found = about_plain(acquisition, fn, args)
+    if found is not None:
+        return found
     if not args or type(args[0].value) is not TensorProxy:
         return None
-    if asks_for_dtype(fn, args, ("dtype", "device")):
-        return metadata_of_plain
-    if fn is getattr and len(args) >= 2 and unwrap(args[1]) in LAYOUT and acquisition.layout_of(args[0].value) is not None:
-        return functools.partial(layout_of_plain, acquisition)
-    if fn is type and len(args) == 1 and from_user():
-        return functools.partial(type_of_plain, acquisition)
     if fn in (bool, float, int, complex) or torch_callable(fn) in _READS_VALUES:
         return functools.partial(refuse_value, acquisition, fn)
     return None
@@ -154,7 +148,7 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     if not _has_wrapper(given, kwargs) and not (acquisition.differentiates and acquisition.wants(apply, given, kwargs)):
         recursively_proxy(*given, **kwargs)
         if not _makes_wrappers(acquisition, apply, given, kwargs):
-            return None
+            return own_lookasides.get(AUTOGRAD_APPLY)
     values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
     is_torchs = is_grad_enabled() and not acquisition.num_levels
     if is_torchs and any(isinstance(v, TensorProxy) and acquisition.requires_grad(v) for v in values):
@@ -191,11 +185,6 @@ def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
         except Exception:  # noqa: BLE001 - if there were wrappers the real run meets it again, otherwise Thunder does
             return recorder.has_met_wrappers
     return recorder.has_met_wrappers or any(is_wrapper(v) for v in tree_flatten(result)[0])
-
-
-def asks_for_dtype(fn: Callable, args: tuple[WrappedValue, ...], names: tuple[str, ...] = ("dtype",)) -> bool:
-    """Whether the program asks a plain tensor for its dtype, or another of `names`."""
-    return fn is getattr and len(args) >= 2 and type(args[0].value) is TensorProxy and unwrap(args[1]) in names and from_user()
 
 
 def _has_wrapper(args: tuple, kwargs: dict) -> bool:

@@ -10,13 +10,12 @@ import thunder.torch as ltorch
 import torch
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
 from thunder.core.symbol import Symbol
-from thunder.core.trace import TraceCtx, from_trace
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 
 def with_fields(found: Callable | None, fn: Callable) -> Callable | None:
     """`found`, which stands for `fn` in the interpreter, with results of the class that torch's function returns."""
-    if found is None or (kind := _class_of_results(fn)) is None:
+    if not callable(found) or (kind := _class_of_results(fn)) is None:
         return found
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -32,16 +31,6 @@ def without_fields(tree: Any) -> Any:
     """`tree` with plain tuples in place of such results: Thunder's programs cannot return them."""
     is_named = _has_fields
     return tree_map(lambda v: without_fields(tuple(v)) if is_named(v) else v, tree, is_leaf=is_named)
-
-
-def return_without_fields(trace: TraceCtx) -> TraceCtx:
-    """An epilogue that returns plain tuples."""
-    *others, last = trace.bound_symbols
-    if not any(_has_fields(v) for v in tree_flatten(last.args, is_leaf=_has_fields)[0]):
-        return trace
-    new = from_trace(trace)
-    new.bound_symbols = [*others, last.from_bsym(args=without_fields(last.args))]
-    return new
 
 
 def _has_fields(value: Any) -> bool:

@@ -36,7 +36,7 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, TransformError, UnsupportedOpError, UnsupportedSubclassError, VersionError
-from thunder_norm.subclass import attributes, interpret, named_results, operations, side_effects, values
+from thunder_norm.subclass import interpret, named_results, operations, plain, plain_operations, side_effects, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
@@ -67,7 +67,7 @@ def is_ours() -> bool:
     found = getattr(ctx, _IS_OURS, None)
     if found is None:
         transforms = getattr(get_compile_data(), "transforms", None) or ()
-        found = any(getattr(t, "refuses_values", False) for t in transforms)
+        found = any(hasattr(t, "refuses_values") for t in transforms)
         setattr(ctx, _IS_OURS, found)
     return found
 
@@ -169,7 +169,8 @@ def _found(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     acquisition = getattr(ctx, _ATTRIBUTE, None) or current_acquisition()
     if acquisition is not None:
         return named_results.with_fields(_interpreted(acquisition, fn, args, kwargs), fn)
-    found = (values.refusal(fn, args) if is_ours() else None) or _original_lookaside(fn, *args, **kwargs)
+    found = _of_ours(fn, args) if is_ours() else None
+    found = found or _original_lookaside(fn, *args, **kwargs)
     return named_results.with_fields(found, fn) if is_ours() or getattr(ctx, NUM_LEVELS, 0) else found
 
 
@@ -189,16 +190,27 @@ def _interpreted(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: di
     if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
         acquisition.mentions_wrappers = acquisition.watches = True
     if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
-        if interpret.asks_for_dtype(fn, args):
-            return attributes.metadata_of_plain
-        return _original_lookaside(fn, *args, **kwargs)  # most calls of a program without wrappers
-    found = interpret.lookaside(acquisition, fn, args, kwargs) or _with_own_lists(
-        _original_lookaside(fn, *args, **kwargs), fn, args
-    )
+        return plain.about_plain(acquisition, fn, args) or _original_lookaside(
+            fn, *args, **kwargs
+        )  # most calls of a program without wrappers
+    found = interpret.lookaside(acquisition, fn, args, kwargs)
+    if not found:
+        found = _with_own_lists(_original_lookaside(fn, *args, **kwargs), fn, args)
+        if acquisition.meets_wrappers:
+            found = plain_operations.with_fallback(acquisition, fn, args, found)
     if acquisition.pending is None:
         return found
     pending, acquisition.pending = acquisition.pending, None
     return do_raise(pending)
+
+
+def _of_ours(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What any transform of ours calls instead of `fn` on plain tensors."""
+    own = plain_operations.own_lookasides.get(fn) if fn is operations.AUTOGRAD_APPLY else None
+    refused = (
+        values.refusal(fn, args) if any(getattr(t, "refuses_values", False) for t in get_compile_data().transforms) else None
+    )
+    return own or refused or plain.about_plain(None, fn, args)
 
 
 def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
 
@@ -74,6 +75,14 @@ class WrapperSpec:
             UnsupportedSubclassError: an inner attribute is missing or not a tensor.
         """
         names, ctx = x.__tensor_flatten__()
+        if any(isinstance(v, torch.Tensor) for v in tree_leaves(ctx)):
+            raise UnsupportedSubclassError(
+                with_details(
+                    f"the context of {type(x).__qualname__} holds a tensor",
+                    why="a trace serves all inputs of an equal context, and the values of a tensor may change",
+                    instead="let __tensor_flatten__ name it as an inner tensor",
+                )
+            )
         inner = []
         for name in names:
             t = getattr(x, name, None)

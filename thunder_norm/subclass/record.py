@@ -61,14 +61,17 @@ class Recorder(TorchDispatchMode):
         self.lifts: dict[tuple, Any] = {}
         self.lifted_parameters: list[Any] = []
         self.has_met_wrappers = False
+        self.last_on_wrappers: tuple[Any, str] | None = None  # the last operation given to a class, and the class's name
         self._constants: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # fakes whose values are known
         self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
-        if any(is_wrapper(t) for t in tensors):
+        wrapper = next((t for t in tensors if is_wrapper(t)), None)
+        if wrapper is not None:
             self.has_met_wrappers = True
+            self.last_on_wrappers = func, type(wrapper).__name__
             return NotImplemented
         if self._is_paused:
             return func(*args, **kwargs)
@@ -171,7 +174,7 @@ class Recorder(TorchDispatchMode):
         if is_input and not self.acquisition.may_write_back(target):
             is_inner = id(target) in self.acquisition.inner_fakes
             why = "it is an input of the jitted function" + (", and the program is differentiated" if is_inner else "")
-        elif self.acquisition.is_held(target):
+        elif self.acquisition.is_held(target) and (self.has_met_wrappers or not self.acquisition.may_replace()):
             why = "the program also holds it as a plain tensor"
         elif self.acquisition.shares_storage_with_another(target) or not all(
             _is_reshaped(alias, target) for alias in self._aliases_in_log(target)
@@ -180,7 +183,7 @@ class Recorder(TorchDispatchMode):
         if why is not None:
             raise UnsupportedOpError(
                 with_details(
-                    f"{func} on an inner tensor of a wrapper subclass: {why}",
+                    f"{func} on {'an inner tensor of a wrapper subclass' if self.has_met_wrappers else 'a tensor'}: {why}",
                     at=location_of_user(),
                     instead="use the out-of-place operation",
                 )

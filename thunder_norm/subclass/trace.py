@@ -7,6 +7,7 @@ symbols `flatten`, `unflatten` and `rebind`, which `boundary.lower` takes out of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -99,7 +100,11 @@ def _append_top_level(bsym: BoundSymbol) -> None:
 
 def leaf_proxies(acquisition: Acquisition, wrapper: torch.Tensor) -> tuple[TensorProxy, ...]:
     """The proxies the leaves of a fake wrapper stand for now."""
-    proxies = tuple(acquisition.proxy_of(t) for t in WrapperSpec.of(wrapper).leaves(wrapper))
+    leaves = WrapperSpec.of(wrapper).leaves(wrapper)
+    for t in leaves:
+        if acquisition.proxy_of(t) is None and not isinstance(t, FakeTensor):
+            acquisition.bind(t, aten.captured(t))
+    proxies = tuple(acquisition.proxy_of(t) for t in leaves)
     if any(p is None for p in proxies):
         raise UnsupportedOpError(f"a {type(wrapper).__name__} holds a tensor that no traced operation produced")
     return proxies
@@ -267,19 +272,21 @@ def composite(
         # Rebuilt from the actual arguments each time: passes may run a symbol's meta function again.
         env = {id(t): p for t, p in zip(inputs, proxies, strict=True)}
 
-        def to_proxy(t: torch.Tensor) -> TensorProxy:
+        def to_proxy(t: torch.Tensor, write: Callable[[torch.Tensor], TensorProxy]) -> TensorProxy:
             found = env.get(id(t))
             if found is None:
                 if isinstance(t, FakeTensor):
                     raise UnsupportedOpError("an operation uses a tensor that the trace did not produce")
-                found = env[id(t)] = aten.constant(t)
+                found = env[id(t)] = write(t)
             return found
 
         with disable_autocast():  # recorded operations are already below autocast
             for recorded in log:
+                # what torch.tensor has just made is numbers; what was there before may change before the next call
+                write = aten.constant if recorded.func in aten.LIFTS else aten.captured
                 used = tuple(id(t) in wanted for t in recorded.outputs)
                 with nullcontext() if not going_on else gradients_recorded(id(recorded) in going_on):
-                    emitted = aten.emit(recorded, to_proxy, used)
+                    emitted = aten.emit(recorded, functools.partial(to_proxy, write=write), used)
                 env |= {id(t): p for t, p in zip(recorded.outputs, emitted, strict=True)}
         made.update(env)
         if not is_detached:
@@ -372,5 +379,4 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
 def _constant_result(acquisition: Acquisition, t: torch.Tensor) -> TensorProxy:
     if isinstance(t, FakeTensor):
         raise UnsupportedOpError("an operation on a wrapper returned a tensor that no recorded operation produced")
-    proxy = aten.constant(t)
-    return proxy
+    return aten.captured(t)

@@ -1,0 +1,188 @@
+"""torch.autograd.Function on plain tensors means in jitted programs, and under transforms, what it means in torch.
+
+The backward of each is not the derivative of its forward, so that one cannot stand for the other.
+"""
+
+from __future__ import annotations
+
+import pytest
+import thunder
+import torch
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform, grad, jvp, vmap
+
+Function = torch.autograd.Function
+TRANSFORMS = (SubclassTransform, NormTransform, SplitBiasTransform)
+
+
+class Classic(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 3 * x
+
+
+class WithSetup(Function):
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        raise AssertionError("torch's vmap is not in use")
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * (x + y)
+
+
+class Numbers(Function):
+    @staticmethod
+    def forward(ctx, x, n, flag=True):
+        ctx.n, ctx.flag, ctx.shape = n, flag, x.shape
+        return x * n if flag else x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        return (g * ctx.n * 5).reshape(ctx.shape), None, None
+
+
+class Two(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y, x + y
+
+    @staticmethod
+    def backward(ctx, g, h):
+        x, y = ctx.saved_tensors
+        return g * y * 2 + h, (g * x + h * 7 if ctx.needs_input_grad[1] else None)
+
+
+class Sorting(Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, indices = x.sort()
+        ctx.mark_non_differentiable(indices)
+        ctx.save_for_backward(indices)
+        return values, indices
+
+    @staticmethod
+    def backward(ctx, g, _):
+        (indices,) = ctx.saved_tensors
+        return torch.zeros_like(g).scatter(-1, indices, g) * 2
+
+
+class Attribute(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = torch.exp(x)
+        return ctx.y * 1
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return g * ctx.y * 2
+
+
+class Straight(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+PROGRAMS = {
+    "classic": (lambda x, y: Classic.apply(x).sin(), 2),
+    "one after the other": (lambda x, y: Classic.apply(Straight.apply(x * 2)) * y, 2),
+    "setup_context": (lambda x, y: WithSetup.apply(x).sin(), 2),
+    "numbers": (lambda x, y: Numbers.apply(x, 3) + Numbers.apply(y, 2, False), 2),
+    "two results": (lambda x, y: Two.apply(x, y), 2),
+    "two results, one gradient": (lambda x, y: Two.apply(x, y), 1),
+    "not differentiable": (lambda x, y: Sorting.apply(x), 2),
+    "attribute": (lambda x, y: Attribute.apply(x) + y, 2),
+    "straight through": (lambda x, y: Straight.apply(x * 2) * y, 2),
+    "no gradients": (lambda x, y: (WithSetup.apply(x), Two.apply(x, y)[1]), 0),
+}
+
+
+def run(f, num_differentiated: int):
+    x = torch.tensor([0.3, -1.2, 2.1], dtype=torch.float64).requires_grad_(num_differentiated > 0)
+    y = torch.tensor([1.5, 0.4, -0.7], dtype=torch.float64).requires_grad_(num_differentiated > 1)
+    out = f(x, y)
+    outs = out if isinstance(out, tuple) else (out,)
+    tracked = [t for t in outs if t.requires_grad]
+    if tracked:
+        torch.autograd.backward(tracked, [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)] * len(tracked))
+    return [t.detach() for t in outs], [t.grad for t in (x, y)]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_and_gradients_are_torchs(name, transform):
+    f, count = PROGRAMS[name]
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[transform()]), count), run(f, count))
+
+
+@pytest.mark.parametrize(
+    "program", ["classic", "setup_context", "numbers", "straight through", "attribute", "one after the other"]
+)
+def test_transforms_take_the_functions_backward(program):
+    f, _ = PROGRAMS[program]
+    x, y = torch.tensor([0.3, -1.2, 2.1]), torch.tensor([1.5, 0.4, -0.7])
+    leaf = x.clone().requires_grad_()
+    (want,) = torch.autograd.grad(f(leaf, y).sum(), leaf)
+    torch.testing.assert_close(grad(lambda x: f(x, y).sum())(x), want)
+    torch.testing.assert_close(thunder.jit(grad(lambda x: f(x, y).sum()), transforms=[SubclassTransform()])(x), want)
+    torch.testing.assert_close(vmap(grad(lambda x, y: f(x, y).sum()))(x[:, None], y[:, None])[:, 0], want)
+    torch.testing.assert_close(grad(lambda x: vmap(f)(x[:, None], y[:, None]).sum())(x), want)
+    torch.testing.assert_close(jvp(lambda x: f(x, y), (x,), (torch.ones(3),))[1], want)  # elementwise: the Jacobian is diagonal
+
+
+def test_the_backward_is_differentiated_again():
+    x = torch.tensor(2.0, dtype=torch.float64)
+    assert grad(grad(lambda x: Classic.apply(x)))(x) == 3.0  # of the backward 3 x, not of the forward
+
+
+class NoBackward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+
+class InPlace(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def test_a_function_without_backward_runs_forwards():
+    x = torch.ones(2, requires_grad=True)
+    out = thunder.jit(lambda x: NoBackward.apply(x), transforms=[SubclassTransform()])(x)
+    assert out.tolist() == [2.0, 2.0]
+    with pytest.raises(UnsupportedOpError, match="NoBackward"):
+        out.sum().backward()
+
+
+def test_a_function_that_changes_its_argument_is_refused():
+    with pytest.raises(UnsupportedOpError, match="in place|mul_"):
+        thunder.jit(lambda x: InPlace.apply(x * 1), transforms=[SubclassTransform()])(torch.ones(2))

@@ -1,0 +1,186 @@
+"""Attributes of wrappers are what Python says, whatever torch has under the same name; those of plain tensors are torch's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import thunder
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_map_only
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform, grad
+
+TRANSFORMS = (SubclassTransform, NormTransform, SplitBiasTransform)
+
+
+def jit(f):
+    return thunder.jit(f, transforms=[SubclassTransform()])
+
+
+def class_with(name: str) -> type[torch.Tensor]:
+    """A wrapper class whose inner tensor is called `name`."""
+
+    class Named(torch.Tensor):
+        @staticmethod
+        def __new__(cls, value):
+            return torch.Tensor._make_wrapper_subclass(cls, torch.Tensor.size(value), dtype=value.dtype)
+
+        def __init__(self, value):
+            setattr(self, name, value)
+
+        def __tensor_flatten__(self):
+            return [name], None
+
+        @staticmethod
+        def __tensor_unflatten__(inner, context, size, stride):
+            return Named(inner[name])
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            args, kwargs = tree_map_only(cls, lambda x: vars(x)[name], (args, kwargs or {}))
+            return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
+
+    return Named
+
+
+@pytest.mark.parametrize("name", ["mean", "var", "t", "size", "add", "view", "__mul__", "numel", "item", "values", "indices"])
+def test_an_inner_tensor_called_as_a_method_is_the_tensor(name):
+    x = class_with(name)(torch.randn(3, 2))
+    f = eval(f"lambda x: x.{name} - 2", {})  # noqa: S307
+    assert torch.equal(jit(f)(x), f(x))
+
+
+class Odd(TwoTensor):
+    """All sorts of class attributes."""
+
+    number = 3
+    kind = torch.nn.Linear  # a class as attribute is no method
+    partial = functools.partial(torch.mul, other=3)
+
+    @property
+    def data(self):
+        return self.a * 7
+
+    @functools.cached_property
+    def cached(self):
+        return self.a + self.b
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Odd(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        a, b = (tree_map_only(cls, lambda x, n=n: getattr(x, n), args) for n in "ab")
+        return cls(func(*a, **(kwargs or {})), func(*b, **(kwargs or {})))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.data,
+        lambda x: x.cached * x.cached,
+        lambda x: x.a * x.number,
+        lambda x: x.partial(x.a),
+        lambda x: x.a * (2 if x.kind is torch.nn.Linear else 3),
+    ],
+)
+def test_attributes_of_the_class_are_what_python_hands_out(f: Callable):
+    make = functools.partial(Odd, torch.ones(2), torch.full((2,), 5.0))
+    assert torch.equal(jit(f)(make()), f(make()))
+
+
+def test_a_class_that_reads_attributes_itself_is_refused():
+    class Own(Odd):
+        def __getattribute__(self, name):
+            return super().__getattribute__(name)
+
+        @staticmethod
+        def __tensor_unflatten__(inner, context, size, stride):
+            return Own(inner["a"], inner["b"])
+
+    with pytest.raises(UnsupportedOpError, match="__getattribute__"):
+        jit(lambda x: x.number)(Own(torch.ones(2), torch.ones(2)))
+
+
+# -- plain tensors ----------------------------------------------------------------------------------------------------
+
+DEVICE = torch.device("cpu")
+
+QUESTIONS: dict[str, Callable] = {
+    "type": lambda x: type(x) is torch.Tensor,
+    "type of a result": lambda x: type(x * 2) is torch.Tensor,
+    "class": lambda x: x.__class__ is torch.Tensor,
+    "device": lambda x: x.device == DEVICE,
+    "device as text": lambda x: str(x.device) == "cpu",
+    "class of a device": lambda x: isinstance(x.device, torch.device),
+    "dtype": lambda x: x.dtype in (torch.float16, torch.float32),
+    "parameter": lambda x: not isinstance(x, nn.Parameter),
+    "attribute": lambda x: hasattr(x, "stride"),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_programs_are_told_what_eager_ones_are(question, transform):
+    def f(x):
+        return x * 2 if QUESTIONS[question](x) else x * 3
+
+    x = torch.ones(2)
+    assert torch.equal(thunder.jit(f, transforms=[transform()])(x), f(x))
+    assert grad(lambda x: f(x).sum())(x).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(
+    "f", [lambda x: x * (2 if type(x) is nn.Parameter else 3), lambda x: x * (2 if isinstance(x, nn.Parameter) else 3)]
+)
+def test_a_trace_serves_inputs_of_the_type_it_was_made_for(f, transform):
+    jf = thunder.jit(f, transforms=[transform()])
+    tensor, parameter = torch.ones(1), nn.Parameter(torch.ones(1), requires_grad=False)
+    assert [jf(v).item() for v in (tensor, parameter, tensor, parameter)] == [3.0, 2.0, 3.0, 2.0]
+    assert thunder.cache_misses(jf) == 2
+
+
+def test_a_trace_serves_inputs_of_the_layout_it_was_made_for():
+    def f(x):
+        return (x * x.stride(0) + x.storage_offset()) * (2 if x.is_contiguous() else 3)
+
+    jf = jit(f)
+    for x in (torch.randn(3, 4), torch.randn(4, 3).t(), torch.randn(6, 4)[1:4], torch.randn(3, 4)):
+        assert torch.equal(jf(x), f(x))
+    assert thunder.cache_misses(jf) == 3
+
+
+def test_the_layout_of_what_thunder_computes_is_not_known():
+    with pytest.raises(UnsupportedOpError, match=r"stride\(\) of a plain tensor that is no input"):
+        jit(lambda x: x * (x * 2).stride(0))(torch.ones(2))
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("make", [lambda x: x * 2, lambda x: x.detach() * 2, lambda x: x > 0, lambda x: x])
+def test_intermediate_results_require_grad_as_in_eager_mode(make, requires_grad, is_enabled):
+    def f(x):
+        return x * (2 if make(x).requires_grad else 3)
+
+    x = torch.ones(2, requires_grad=requires_grad)
+    with torch.set_grad_enabled(is_enabled):
+        assert torch.equal(jit(f)(x), f(x))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(("pattern", "how"), [("a b -> a", "mean"), ("a b -> b", "max"), ("a b -> ", "sum")])
+def test_einops_reduces(pattern, how, transform):
+    einops = pytest.importorskip("einops")
+
+    def f(x):
+        return einops.reduce(x, pattern, how)
+
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(thunder.jit(f, transforms=[transform()])(x), f(x))

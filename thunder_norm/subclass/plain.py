@@ -1,0 +1,171 @@
+"""What a program is told about plain tensors, where Thunder's answer is not torch's.
+
+Thunder has dtypes and devices of its own, which are unequal to torch's, its proxies are no tensors, and they have no strides.  A program
+that asks would silently take another branch than in eager mode: ``if x.device == self.device``, ``if type(x) is torch.Tensor``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import (
+    WrappedValue,
+    default_lookaside,
+    do_raise,
+    interpreter_needs_wrap,
+    make_opaque,
+    unwrap,
+)
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquisition import Acquisition, location_of_user
+from thunder_norm.subclass.attributes import from_user, wrapped_result
+from thunder_norm.subclass.boundary_operators import GuardError, bindable
+
+
+def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call instead of `fn`, if it asks for the dtype, device or type of a plain tensor, or makes a device."""
+    if fn is torch.device:
+        return interpreter_needs_wrap(torch.device) if from_user() else None
+    if not args or type(args[0].value) is not TensorProxy:
+        return None
+    if fn is getattr and len(args) >= 2:
+        answer = _METADATA.get(args[1].value)
+        if answer is not None:
+            return answer if from_user() else None
+        if args[1].value == "requires_grad" and acquisition is not None and _is_written_in_order(acquisition):
+            return functools.partial(_requires_grad, acquisition)
+        return functools.partial(layout_of_plain, acquisition) if args[1].value in _LAYOUT and from_user() else None
+    if fn is hasattr and from_user():
+        return functools.partial(_has_attribute, acquisition)
+    if fn is type and len(args) == 1 and from_user():
+        return functools.partial(_type, acquisition)
+    if fn is isinstance and args[1].value is not torch.Tensor and from_user():
+        return functools.partial(_is_instance, acquisition)
+    return None
+
+
+def _dtype(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return wrapped_result(dtypes.to_torch_dtype(obj.value.dtype), [obj.provenance, name.provenance])
+
+
+def _device(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return wrapped_result(devices.to_torch_device(obj.value.device), [obj.provenance, name.provenance])
+
+
+def _class(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return _type(None, obj)
+
+
+_METADATA = {"dtype": _dtype, "device": _device, "__class__": _class}
+
+
+def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:
+    """Called for ``type(t)``."""
+    real = _real(acquisition, obj)
+    if real is not None:
+        _guard_type(obj, real)
+    return wrapped_result(torch.Tensor if real is None else type(real), [obj.provenance])
+
+
+def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: WrappedValue) -> Any:
+    """Called for ``isinstance(t, cls)``."""
+    real, expected = _real(acquisition, obj), unwrap(cls)
+    if real is not None:
+        _guard_type(obj, real)
+    result = issubclass(torch.Tensor, expected) if real is None else isinstance(real, expected)
+    return wrapped_result(result, [obj.provenance, cls.provenance])
+
+
+def _has_attribute(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for ``hasattr(t, name)``."""
+    real = _real(acquisition, obj)
+    return wrapped_result(hasattr(torch.Tensor if real is None else real, unwrap(name)), [obj.provenance, name.provenance])
+
+
+def _real(acquisition: Acquisition | None, obj: WrappedValue) -> torch.Tensor | None:
+    """The input that a proxy stands for; None for a result."""
+    if isinstance(obj.original_value, torch.Tensor):
+        return obj.original_value
+    return None if acquisition is None else acquisition.real_input(obj.value)
+
+
+def _guard_type(obj: WrappedValue, real: torch.Tensor) -> None:
+    """Let the trace serve inputs of this type only; Thunder's own check takes a parameter for a tensor."""
+    if obj.value.history is not None:
+        get_jit_ctx().add_constraint((_check_of_type(type(real)), obj.value))
+
+
+@functools.cache
+def _check_of_type(expected: type) -> Callable[[TensorProxy], None]:
+    """What writes the check that an input is of exactly this type into a prologue."""
+
+    def check(t: torch.Tensor) -> None:
+        if type(t) is not expected:
+            raise GuardError(f"expected a {expected.__name__}, got a {type(t).__name__}")
+
+    bind = bindable("check_type", check)
+    return lambda p: get_tracectx().bound_symbols.append(bind(p, output=None))
+
+
+def _is_written_in_order(acquisition: Acquisition) -> bool:
+    """Whether all operations so far are in the computation; inside a region or a transformed function they are not yet."""
+    return not acquisition.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
+
+
+def _requires_grad(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return wrapped_result(acquisition.requires_grad(obj.value), [obj.provenance, name.provenance])
+
+
+_LAYOUT = ("stride", "is_contiguous", "storage_offset")
+
+
+def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for the stride, contiguity and storage offset of a plain tensor, of which Thunder's proxies know nothing."""
+    asked = unwrap(name)
+    real = _real(acquisition, obj)
+    known = real if real is not None or acquisition is None else acquisition.layout_of(obj.value)
+    if real is not None and obj.value.history is not None:
+        get_jit_ctx().add_constraint((_check_of_layout(real.stride(), real.storage_offset()), obj.value))
+    if known is None and asked == "is_contiguous":  # what Thunder computes may be taken for contiguous: it has no other layouts
+        return (default_lookaside(getattr) or getattr)(obj, name, *default)
+    if known is None:
+        return do_raise(
+            UnsupportedOpError(
+                with_details(
+                    f"{asked}() of a plain tensor that is no input",
+                    at=location_of_user(),
+                    why="Thunder chooses the layout of what it computes",
+                )
+            )
+        )
+    stride, offset = known.stride(), known.storage_offset()
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        if asked == "storage_offset":
+            return offset
+        if asked == "stride":
+            dim = args[0] if args else kwargs.get("dim")
+            return stride if dim is None else stride[dim]
+        return known.is_contiguous(*args, **kwargs)
+
+    return wrapped_result(make_opaque(answer), [obj.provenance, name.provenance])
+
+
+@functools.cache
+def _check_of_layout(stride: tuple[int, ...], offset: int) -> Callable[[TensorProxy], None]:
+    """What writes the check that an input has this layout into a prologue."""
+
+    def check(t: torch.Tensor) -> None:
+        if t.stride() != stride or t.storage_offset() != offset:
+            raise GuardError(f"expected strides {stride} from {offset}, got {t.stride()} from {t.storage_offset()}")
+
+    bind = bindable("check_layout", check)
+    return lambda p: get_tracectx().bound_symbols.append(bind(p, output=None))

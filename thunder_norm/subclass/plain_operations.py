@@ -1,0 +1,125 @@
+"""Operations on plain tensors beside wrappers: Thunder's own wherever it has them, recorded from torch where it has not.
+
+Thunder lacks some (``x % 2``, ``linear`` with a weight of one dimension).  What C code does with tensors (``sum([x, y])``) never comes to
+its interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.attributes import wrapped_result
+from thunder_norm.subclass.operations import operation_of, torch_callable
+
+# Lookasides that other parts of the library have for functions on plain tensors, by function.
+own_lookasides: dict[Any, Callable] = {}
+
+
+def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
+    """What Thunder calls for `fn`; where that raises, or Thunder knows nothing to call, torch's function runs and is recorded."""
+    if fn is getattr and callable(found):
+        return functools.partial(_read_attribute, found)
+    torch_fn = torch_callable(fn)
+    if torch_fn is None:
+        return found
+    is_unknown = found is None and isinstance(fn, _OPAQUE) and any(isinstance(a.value, TensorProxy) for a in args)
+    if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return functools.partial(_recorded, acquisition, torch_fn)
+    if found is None or not callable(found):
+        return found
+
+    def call(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        trace = get_jit_ctx().computation_trace
+        scopes, lengths = list(trace.scopes), [len(s) for s in trace.scopes]
+        result = found(*args, **kwargs)
+        if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            return result
+        trace.scopes[:] = scopes  # a symbol whose meta function raises leaves its own scope behind
+        for scope, length in zip(scopes, lengths, strict=True):
+            del scope[length:]
+        return _recorded(acquisition, torch_fn, *args, **kwargs)
+
+    return call
+
+
+_OPAQUE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def _read_attribute(found: Callable, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """The attribute of a tensor; torch's method where Thunder knows none of that name."""
+    result = found(obj, name, *default)
+    method = getattr(torch.Tensor, name.value, None) if type(obj.value) is TensorProxy else None
+    if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not callable(method):
+        return result
+    get_interpreterruntimectx().curexc = None
+    return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
+
+
+def _recorded(acquisition: Acquisition, torch_fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    get_interpreterruntimectx().curexc = None  # what Thunder said; torch's function says what is wrong, if anything is
+    return operation_of(acquisition, torch_fn)(*args, **kwargs)
+
+
+# -- what C code does -------------------------------------------------------------------------------------------------
+
+
+def written_out(fn: Callable) -> Callable | None:
+    """A Python function that does what a builtin does with tensors, and is interpreted."""
+    try:
+        own = _WRITTEN_OUT.get(fn)
+    except TypeError:  # not hashable
+        return None
+    return None if own is None else functools.partial(_interpret_call, own)
+
+
+def _sum(values: Iterable[Any], /, start: Any = 0) -> Any:
+    for value in values:
+        start = start + value
+    return start
+
+
+def _prod(values: Iterable[Any], /, *, start: Any = 1) -> Any:
+    for value in values:
+        start = start * value
+    return start
+
+
+_MISSING = object()
+
+
+def _reduce(function: Callable, values: Iterable[Any], initial: Any = _MISSING, /) -> Any:
+    remaining = iter(values)
+    if initial is _MISSING:
+        initial = next(remaining)
+    for value in remaining:
+        initial = function(initial, value)
+    return initial
+
+
+_WRITTEN_OUT: dict[Any, Callable] = {
+    sum: _sum,
+    math.prod: _prod,
+    functools.reduce: _reduce,
+    operator.add: lambda a, b: a + b,
+    operator.sub: lambda a, b: a - b,
+    operator.mul: lambda a, b: a * b,
+    operator.truediv: lambda a, b: a / b,
+    operator.floordiv: lambda a, b: a // b,
+    operator.mod: lambda a, b: a % b,
+    operator.pow: lambda a, b: a**b,
+    operator.matmul: lambda a, b: a @ b,
+    operator.neg: lambda a: -a,
+    operator.abs: lambda a: abs(a),
+    operator.getitem: lambda a, b: a[b],
+}

@@ -1,0 +1,52 @@
+"""In-place operations on plain tensors that torch's autograd follows: computed out of place, the program's names mean the new value.
+
+The program goes on with the proxy it has; every operation on it is met by the interpreter, which takes what its tensor is by then.  Only what
+the program returns is left to be put right.
+"""
+
+from __future__ import annotations
+
+from thunder.core import prims
+from thunder.core.proxies import variableify
+from thunder.core.trace import from_trace
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.boundary_passes import Traces, declare_arguments
+from thunder_norm.subclass.trace import OperationId
+
+
+def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
+    """The traces with what tensors became in the place of what they were when the program got hold of them.
+
+    Raises:
+        UnsupportedOpError: an operation uses such a tensor unseen, and would take its old value.
+    """
+    if not acquisition.replaced:
+        return traces
+    prologue, computation, epilogue = traces
+    old = {acquisition.current(r.proxy).name: r for r in acquisition.replaced.values()}
+    for position, bsym in enumerate(computation.bound_symbols[:-1]):
+        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
+            continue
+        for p in bsym.flat_proxy_args:
+            if p.name in old and position >= old[p.name].position:
+                line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
+                raise UnsupportedOpError(
+                    with_details(
+                        f"{bsym.sym.name} on a tensor that was changed in place before",
+                        at=f"{bsym.source_filename}:{line}",
+                        why="the operation did not go through torch's autograd, and would take the old value",
+                        instead="use the out-of-place operation",
+                    )
+                )
+    swaps = {variableify(acquisition.current(r.proxy)): acquisition.current(acquisition.proxy_of(r.fake)) for r in old.values()}
+    computation = from_trace(traces[1])
+    *body, returned = traces[1].bound_symbols
+    computation.bound_symbols = [*body, returned.from_bsym_swap_proxies(swaps)]
+    if epilogue is not None:
+        epilogue = from_trace(traces[2])
+        epilogue.args = tuple(swaps.get(variableify(p), p) for p in traces[2].args)
+        epilogue.bound_symbols = [b.from_bsym_swap_proxies(swaps) for b in traces[2].bound_symbols]
+        declare_arguments(epilogue, "epilogue")
+    return prologue, computation, epilogue
