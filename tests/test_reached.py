@@ -7,8 +7,8 @@ import thunder
 import torch
 from torch import nn
 
-from thunder_norm import LinfTensor, norm_report
-from thunder_norm.errors import MissingNormRuleError, UnsupportedOpError
+from thunder_norm import LinfTensor, build_norm_map, norm_report
+from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 
@@ -96,3 +96,17 @@ def test_vmap_inside_a_module_is_refused():
         ModularNorm(model, x)
     with pytest.raises(UnsupportedOpError):
         model(LinfTensor.of(x))
+
+
+def test_a_lazy_module_is_refused_until_it_has_been_called():
+    model, x = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), torch.randn(3, 2)
+    uses = [
+        lambda: ModularNorm(model, x),
+        lambda: norm_report(thunder.jit(model, transforms=[NormTransform()]), LinfTensor.of(x)),
+        lambda: build_norm_map(model, x, parameters="unit")(LinfTensor(1.0)),
+    ]
+    for use in uses:
+        with pytest.raises(NormMismatchError, match="call the model once"):
+            use()
+    model(x)
+    assert all(s > 0 for s in ModularNorm(model, x).sensitivities.values())

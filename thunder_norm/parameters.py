@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import context, conversions, dispatch, op_names, registry
@@ -30,11 +31,25 @@ def check_policy(policy: Any) -> Policy:
 
 
 def tensor_names(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by every dotted name they are reachable under (tied ones have several)."""
-    return {
+    """Parameters and buffers by every dotted name they are reachable under (tied ones have several).
+
+    Raises:
+        NormMismatchError: those of a lazy module that has not been called yet have no shape.
+    """
+    found = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+    lazy = [name for name, t in found.items() if is_lazy(t)]
+    if lazy:
+        raise NormMismatchError(
+            with_details(
+                "parameters of lazy modules have no norm before they have a shape",
+                parameters=", ".join(map(repr, lazy[:4])),
+                instead="call the model once, so that they are initialized",
+            )
+        )
+    return found
 
 
 def call_with(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
