@@ -163,7 +163,7 @@ def head(pick: Pick, shape: Shape) -> Node:
                     ),
                 ),
             )
-            if len(shape) > 1
+            if len(shape) == 3 and c > 1  # torch writes beyond its memory for a label that is no class
             else with_target("MSELoss", f"torch.zeros{text}")
         ),
         lambda: Node("Both", (other, Node("nn.Identity"))),
