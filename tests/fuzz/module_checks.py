@@ -30,7 +30,7 @@ STEPS = (1e-3, 0.3)
 # Of entries that are chosen by comparing others the choice counts as fixed: only small steps leave it what it is.
 SMALL_STEPS, CHOOSING = (1e-7, 1e-9), {"TopGate", "PoolAndUnpool"}
 # Where a parameter moves the result and has no gradient: that nothing moves can then be because all cancels.
-CUT = {"NoGrad", "NoGradDecorated", "InferenceRegion", "Detached", "StopGradient", "StraightThrough"}
+CUT = {"NoGrad", "NoGradDecorated", "InferenceRegion", "Detached", "StopGradient", "StraightThrough", "GradAgain"}
 SLACK = {"float64": 1e-8, "float32": 1e-4}
 
 

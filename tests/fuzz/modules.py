@@ -60,6 +60,8 @@ class ModuleProgram:
             model = _evaluated(self.expression).train(self.training)
             if any(nn.parameter.is_lazy(t) for t in [*model.parameters(), *model.buffers()]):
                 model(*self.arguments())
+                if any(nn.parameter.is_lazy(t) for t in [*model.parameters(), *model.buffers()]):
+                    raise ValueError("a lazy module that is not called")
             return model
 
     def arguments(self) -> list[torch.Tensor]:
