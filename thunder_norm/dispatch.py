@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_any, tree_flatten, tree_map
 from thunder_norm.context import Environment, current_environment, current_mode, perturbations_recorded, records_program, run_real
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.model_state.eager_calls import note_operation
+from thunder_norm.nonfinite import Followed, bounded, spoiled
 from thunder_norm.op_names import is_in_place, op_key, op_name
 from thunder_norm.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
@@ -157,7 +158,9 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         with perturbations_recorded():
             prepared = rule.prepare(bound)
             current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
-            result = rule.fn(*prepared.args, **prepared.kwargs)
+            sizes = list(_sizes(prepared))
+            with Followed(n for _, n in sizes) as followed:
+                result = rule.fn(*prepared.args, **prepared.kwargs)
     except NormMapKeyError:  # a parameter's name is not the operation's affair
         raise
     except NormMismatchError as e:
@@ -171,7 +174,29 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     call = body if isinstance(func, NormedOp) else lambda *a, **k: run_real(body, a, k)
     real = call(*unwrap(args), **unwrap(kwargs))
     with perturbations_recorded():
-        return _attach(op, rule, prepared, result, real, args, kwargs)
+        return _attach(op, rule, prepared, _handing_on(result, sizes, followed), real, args, kwargs)
+
+
+def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:
+    """The norm sizes among a rule's arguments, by name."""
+    for name, value in bound.arguments.items():
+        for v in tree_flatten(value)[0]:
+            if isinstance(v, NormedTensor):
+                yield name, v.norm_size
+
+
+def _handing_on(result: Any, sizes: Sequence[tuple[str, torch.Tensor]], followed: Followed) -> Any:
+    """A rule's result whose norms are NaN if an argument's is, but for arguments whose values do not matter (sensitivity 0)."""
+    if isinstance(result, list | tuple):
+        return [_handing_on(r, sizes, followed) for r in result]
+    if isinstance(result, NormedTensor):
+        sensitivity = result._sensitivity or {}
+        for name, n in sizes:
+            constant = sensitivity.get(name)
+            matters = not (isinstance(constant, int | float) and constant == 0)
+            if matters and not followed.makes_nan(n, result.norm_size):
+                result.norm_size = spoiled(result.norm_size, n)
+    return result
 
 
 def unwrap(tree: Any) -> Any:
@@ -197,7 +222,7 @@ def _attach(
     # a rule that knows where all of its arguments come from may state the result's movement itself
     perturbation = _perturbation(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
     if current_mode() == "modula":
-        size = torch.ones_like(size)
+        size = bounded(1.0, size)
     kind = type(result)
     if kind is RMSTensor and result.elem_dims == ():
         kind = LinfTensor

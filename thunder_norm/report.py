@@ -23,7 +23,7 @@ from thunder_norm.norm_map import NormMap
 from thunder_norm.op_names import op_key
 from thunder_norm.parameters import Policy, tensor_names
 from thunder_norm.report_views import ReportRow
-from thunder_norm.sensitivity import with_perturbation
+from thunder_norm.sensitivity import movement, with_perturbation
 from thunder_norm.tensors import NormedTensor
 
 # Rows of a report that is printed; `table(max_rows=None)` has all.
@@ -53,6 +53,16 @@ class NormReport:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def first_nan(self) -> ReportRow | None:
+        """The first operation whose result's norm, or data, is NaN."""
+        return next((r for r in self.rows if report_views.is_nan(r)), None)
+
+    @property
+    def first_infinite(self) -> ReportRow | None:
+        """The first operation whose result's norm, or data, is infinite."""
+        return next((r for r in self.rows if report_views.is_infinite(r)), None)
 
     def without_data(self) -> NormReport:
         """The same without actual norms: for a program whose inputs are placeholders."""
@@ -251,7 +261,7 @@ def _report(
         otherwise=otherwise,
     )
     rows = environment.noted
-    moving = [y.perturbation_size for y in tree_flatten(result)[0] if isinstance(y, NormedTensor) and _moves(y)]
+    moving = [movement(y) for y in tree_flatten(result)[0] if isinstance(y, NormedTensor) and _moves(y)]
     parameters = list(environment.lifted.items())
     targets = [n.out for n in rows] + [p for _, p in parameters]
     gains = _gains(moving, targets)

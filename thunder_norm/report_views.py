@@ -31,7 +31,7 @@ class ReportRow:
         norm_size: bound on the result's norm.
         sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it).
         actual: the result's own norm, where there is data.
-        tightness: actual / norm_size, at most 1 in mode "bound".
+        tightness: actual / norm_size, at most 1 in mode "bound"; NaN where either is.
         rule: the rule that gave the norm.
         arguments: its normed arguments, with the factors of their conversions.
     """
@@ -48,6 +48,30 @@ class ReportRow:
     tightness: float | None
     rule: Callable | None = None
     arguments: tuple[Argument, ...] = ()
+
+
+def is_nan(row: ReportRow) -> bool:
+    """Whether the norm of a result, or its data, is NaN."""
+    return math.isnan(row.norm_size) or row.actual is not None and math.isnan(row.actual)
+
+
+def is_infinite(row: ReportRow) -> bool:
+    """Whether the norm of a result, or its data, is infinite."""
+    return math.isinf(row.norm_size) or row.actual is not None and math.isinf(row.actual)
+
+
+def nonfinite(report: NormReport) -> list[str]:
+    """Where what is not finite appeared first: a line for NaN and one for infinity."""
+    lines = []
+    for what, first, test in (("NaN", report.first_nan, is_nan), ("infinite", report.first_infinite, is_infinite)):
+        names = [name for name, row in report.parameters.items() if test(row)]
+        if first is not None:
+            where = f"{first.op} in {first.module or 'the model'}"
+            lines.append(f"first {what}: {where}" + (f", {short_location(first.location)}" if first.location else ""))
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            lines.append(f"{what} parameters: {', '.join(names[:4])}{more}")
+    return lines
 
 
 def shortened(rows: Sequence[ReportRow], max_rows: int | None) -> Iterator[tuple[int, ReportRow | None]]:
@@ -76,7 +100,10 @@ def rich_table(report: NormReport, max_rows: int | None = None, width: int = 160
     from rich.text import Text
 
     columns = [name for name, least in _COLUMNS.items() if width >= least]
-    caption = "sensitivities are local: to first order, at the data of this run" if report.scope == "local" else None
+    captions = nonfinite(report)
+    if report.scope == "local":
+        captions.append("sensitivities are local: to first order, at the data of this run")
+    caption = Text("\n".join(captions)) if captions else None
     table = Table(caption=caption, header_style="bold", row_styles=["", "dim"])
     for name in columns:
         table.add_column(name, overflow="fold", no_wrap=name != "module", min_width=10 if name == "module" else None)
@@ -104,10 +131,10 @@ def rich_table(report: NormReport, max_rows: int | None = None, width: int = 160
 
 
 def _colour(tightness: float | None) -> str:
-    """Green for a tight bound, yellow for a loose one, red where the data is outside: a given norm, or a rule, is wrong."""
-    if tightness is None or math.isnan(tightness):
+    """Green for a tight bound, yellow for a loose one, red where the data is outside (a given norm, or a rule, is wrong) or NaN."""
+    if tightness is None:
         return ""
-    if tightness > 1 + 1e-4:
+    if math.isnan(tightness) or tightness > 1 + 1e-4:
         return "bold red"
     return "green" if tightness >= 0.5 else "yellow" if tightness >= 0.01 else ""
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.context import perturbations_recorded
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.nonfinite import bounded
 from thunder_norm.tensors import NormedTensor
 
 
@@ -28,7 +29,8 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
             requires grad.
 
     Returns:
-        The structure of `leaves` with a 0-dim tensor for each; 0 for a leaf the outputs do not depend on.
+        The structure of `leaves` with a 0-dim tensor for each; 0 for a leaf the outputs do not depend on, NaN where the norm of
+        an output is NaN.
 
     Raises:
         NormMismatchError: a leaf carries no perturbation_size that requires grad, or there is no NormedTensor in `outputs`.
@@ -45,13 +47,19 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
     normed = [y for y in tree_flatten(outputs)[0] if isinstance(y, NormedTensor)]
     if not normed:
         raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
-    moving = [y.perturbation_size for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
+    moving = [movement(y) for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
     sizes = [leaf.perturbation_size for leaf in flat_leaves]
     with perturbations_recorded():
         if not moving or not sizes:
             return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
         grads = torch.autograd.grad(sum(moving), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
     return tree_unflatten(list(grads), structure)
+
+
+def movement(y: NormedTensor) -> torch.Tensor:
+    """y's perturbation_size, NaN if its norm is: what is not a number moves by no number."""
+    assert y.perturbation_size is not None
+    return y.perturbation_size * bounded(1.0, y.norm_size)
 
 
 def with_perturbation(x: NormedTensor) -> NormedTensor:

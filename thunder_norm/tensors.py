@@ -27,7 +27,8 @@ class NormedTensor(torch.Tensor):
     """A tensor wrapper that carries a bound on its norm; the base class of all kinds.
 
     Args:
-        norm_size: the bound, a number >= 0 or a 0-dim floating tensor (kept differentiable; stored as float64).
+        norm_size: the bound, a number >= 0 or a 0-dim floating tensor (kept differentiable; stored as float64).  It may be infinite
+            (nothing is known), and a tensor NaN: so is the norm of a tensor with NaN entries, and of all that is computed from it.
         backing: the tensor described, of any shape: real, meta or fake.  Without one the tensor is *unfinalized*.
         elem_dims: the dimensions the norm runs over; the kind's default if None.
         norm_size_requires_grad: make `norm_size` a leaf that requires grad (only for a norm_size given as a number).
@@ -37,8 +38,8 @@ class NormedTensor(torch.Tensor):
             are its partial derivatives.
 
     Raises:
-        NormMismatchError: the size is negative, NaN, not a scalar or not floating, the backing is not a plain tensor, or
-            elem_dims do not fit it.
+        NormMismatchError: the size is negative, a number that is NaN, not a scalar or not floating, the backing is not a plain
+            tensor, or elem_dims do not fit it.
     """
 
     # backing is None and elem_dims may be while unfinalized; operations refuse such a tensor, so rules rely on both
@@ -253,7 +254,7 @@ class RMSTensor(NormedTensor):
 
     @classmethod
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        squares = t.square()
+        squares = t.to(NORM_DTYPE).square()  # the square of a number of t's own dtype may be beyond it
         # a trace has the mean as sum and quotient, whose last bit differs
         means = squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares
         return _sqrt(means.amax())
@@ -285,7 +286,7 @@ class L2Tensor(NormedTensor):
 
     @classmethod
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        squares = t.square()
+        squares = t.to(NORM_DTYPE).square()  # as for RMSTensor
         return _sqrt((squares.sum(elem_dims) if elem_dims else squares).amax())
 
 
@@ -332,8 +333,11 @@ class RMSToRMSTensor(NormedTensor):
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
         from thunder_norm.context import run_real
 
-        largest = run_real(torch.linalg.matrix_norm, (t, 2, elem_dims), {}).amax()
-        return largest * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])
+        entry = t.abs().amax()
+        is_finite = entry < math.inf
+        # no algorithm takes NaN or infinite entries: the norm is then theirs
+        largest = run_real(torch.linalg.matrix_norm, (torch.where(is_finite, t, 0.0), 2, elem_dims), {}).amax()
+        return torch.where(is_finite, largest, entry) * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])
 
 
 class RMSToRMSConvTensor(RMSToRMSTensor):
@@ -388,7 +392,7 @@ def _for_autograd(size: torch.Tensor) -> torch.Tensor:
 def _sqrt(square: torch.Tensor) -> torch.Tensor:
     """Square root with derivative 0 at 0: the subgradient of a norm at the zero tensor, where sqrt alone gives NaN."""
     is_positive = square > 0
-    return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), torch.zeros_like(square))
+    return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square * 0)  # NaN is NaN
 
 
 def _check_plain(backing: Any) -> None:
@@ -408,7 +412,7 @@ def _as_size(size: Any, name: str) -> torch.Tensor:
         if size.ndim != 0 or not size.is_floating_point() or isinstance(size, NormedTensor):
             raise NormMismatchError(f"{name} must be a 0-dim floating tensor or a number, got {describe(size)}")
         if size.device.type == "cpu" and not isinstance(size, FakeTensor):
-            _check_size(size.item(), name)
+            _check_size(size.item(), name, may_be_nan=name == "norm_size")
         return size.to(NORM_DTYPE)
     if isinstance(size, bool) or not isinstance(size, Real):
         raise NormMismatchError(f"{name} must be a 0-dim floating tensor or a number, got {type(size).__name__}")
@@ -416,8 +420,9 @@ def _as_size(size: Any, name: str) -> torch.Tensor:
     return torch.tensor(float(size), dtype=NORM_DTYPE, device="cpu")
 
 
-def _check_size(size: float, name: str) -> None:
-    if math.isnan(size) or size < 0:
+def _check_size(size: float, name: str, may_be_nan: bool = False) -> None:
+    """A number that is NaN is a mistake; one that was computed is the norm of a tensor with NaN entries."""
+    if size < 0 or math.isnan(size) and not may_be_nan:
         raise NormMismatchError(f"{name} must be >= 0, got {size}")
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
+from thunder_norm.nonfinite import bounded
 from thunder_norm.registry import normed_op
 from thunder_norm.rules import _local
 from thunder_norm.rules._local import data, is_local
@@ -56,9 +57,11 @@ def _attention(
             found = found * (by_feature * refined(x, (*batch, -1)))
             sensitivity[name] = torch.minimum(sensitivity[name], found)
         sensitivity["value"] = (here.value * refined(value, kept)).clamp(max=of_value)
+    value_size = nv * (of_value * gain)
     if isinstance(mask, RMSTensor):
         sensitivity["attn_mask"] = nv * (of_value * refined(mask, ()) * gain)
-    return rms(nv * (of_value * gain), kept, sensitivity=sensitivity)
+        value_size = value_size + bounded(0.0, mask.norm_size)
+    return rms(value_size, kept, sensitivity=sensitivity)
 
 
 @normed_op(F.scaled_dot_product_attention).register_norm(allow_plain_tensors=True)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.nonfinite import spoiled
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     Constant,
@@ -120,7 +121,7 @@ def cosine_similarity(x1: RMSTensor, x2: RMSTensor, dim: int = 1, eps: float = 1
     for x in (x1, x2):
         y, c = as_kind(x, RMSTensor, (along,) if -x.ndim <= along < 0 else ())
         per_eps = math.sqrt(count) / eps
-        parts.append(torch.minimum(y.norm_size * per_eps, scalar(1.0, y.norm_size)))
+        parts.append(spoiled(torch.minimum(y.norm_size * per_eps, scalar(1.0, y.norm_size)), y.norm_size))
         constants.append(per_eps * c)
     v, w = parts
     return _entries(v * w, x1=w * constants[0], x2=v * constants[1])
@@ -178,7 +179,7 @@ def renorm(input: RMSTensor, p: float, dim: int, maxnorm: float) -> RMSTensor:
     inside = [d for d in slices if d in input.elem_dims]
     # the RMS of those entries of a slice that the norm runs over; a power mean of order p >= 2 is no smaller
     largest = maxnorm / float(max(ed.numel(input.shape, inside), 1)) ** (1 / max(p, 2))
-    return like(input, input.norm_size.clamp(max=largest))
+    return like(input, spoiled(input.norm_size.clamp(max=largest), input.norm_size))
 
 
 @normed_op(F.local_response_norm).register_norm

@@ -12,11 +12,13 @@ import torch
 
 from thunder_norm.context import run_real
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.nonfinite import bounded, spoiled
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     align,
     broadcast,
     like,
+    maximum,
     over_dims_of,
     refuse,
     refuse_perturbation,
@@ -85,7 +87,7 @@ def fmod(input: RMSTensor, other: Number) -> RMSTensor:
     Gap:         n need not be a remainder below |m| everywhere: larger entries leave less
     """
     refuse_perturbation(torch.fmod, input)
-    return like(input, input.norm_size.clamp(max=math.fabs(other)))
+    return like(input, spoiled(input.norm_size.clamp(max=math.fabs(other)), input.norm_size))
 
 
 @normed_op(torch.fmod).register_norm(lift_dims=_SAME_DIMS)
@@ -97,7 +99,8 @@ def fmod_by_tensor(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     """
     refuse_perturbation(torch.fmod, *_moving(input, other))
     dims, (ca, cb) = align(broadcast(input.shape, other.shape), input, other)
-    return rms(torch.minimum(times(input.norm_size, ca), times(other.norm_size, cb)), dims)
+    size = torch.minimum(times(input.norm_size, ca), times(other.norm_size, cb))
+    return rms(spoiled(size, input.norm_size), dims)
 
 
 @normed_op(torch.fmod).register_norm(allow_plain_tensors=True)
@@ -147,19 +150,22 @@ def remainder_by_integers(input: RMSTensor, other: torch.Tensor) -> RMSTensor:
 # -- bounded functions of two -----------------------------------------------------------------------------------------------
 
 
-def _bounded(op: Callable, size: float, doc: str) -> None:
+def _bounded(op: Callable, size: float, doc: str, at_infinity: bool = False) -> None:
     def rule(input: RMSTensor | torch.Tensor, other: RMSTensor | torch.Tensor) -> RMSTensor:
         operands = _moving(input, other)
         refuse_perturbation(op, *operands)
         dims, _ = align(broadcast(input.shape, other.shape), *operands)
-        return rms(scalar(size, operands[0].norm_size), dims)
+        n = maximum([x.norm_size for x in operands])
+        return rms(bounded(size, n) if at_infinity else spoiled(scalar(size, n), n), dims)
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = doc
     normed_op(op).register_norm(rule, allow_plain_tensors=True)
 
 
-_bounded(torch.atan2, math.pi, "Angle of (b, a).  Value pi, attained; no sensitivity, on the negative axis it jumps.")
+_bounded(
+    torch.atan2, math.pi, "Angle of (b, a).  Value pi, attained; no sensitivity, on the negative axis it jumps.", at_infinity=True
+)
 _bounded(
     torch.igamma,
     1.0,
@@ -185,7 +191,8 @@ def nextafter(input: RMSTensor, other: RMSTensor | torch.Tensor) -> RMSTensor:
     refuse_perturbation(torch.nextafter, *_moving(input, other))
     dims, (c,) = align(broadcast(input.shape, other.shape), input)
     numbers = torch.finfo(input.dtype)
-    return rms(times(input.norm_size, c * (1 + numbers.eps)) + numbers.tiny, dims)
+    size = times(input.norm_size, c * (1 + numbers.eps)) + numbers.tiny
+    return rms(size + bounded(0.0, other.norm_size) if isinstance(other, NormedTensor) else size, dims)
 
 
 @normed_op(torch.frexp).register_norm
@@ -235,4 +242,5 @@ def heaviside(input: RMSTensor | torch.Tensor, values: RMSTensor | torch.Tensor)
         n, c = gain_of(values, operands[0]).norm_size, 1.0
     is_rms = isinstance(values, NormedTensor) and bool(dims)
     size = root_sum_squares(n, scalar(1.0, n)) if is_rms else n.clamp(min=1.0)
+    size = size + bounded(0.0, input.norm_size) if isinstance(input, NormedTensor) else size
     return rms(size, dims, sensitivity={"values": c})

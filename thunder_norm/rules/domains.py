@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.nonfinite import bounded, spoiled
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import like, refuse
 from thunder_norm.rules.powers import SINGULAR
@@ -33,7 +34,8 @@ def _asin_size(input: RMSTensor) -> torch.Tensor:
     reach = input.norm_size * root
     is_inside = reach < 1
     spike = torch.asin(torch.where(is_inside, reach, torch.zeros_like(reach))) / root  # asin has no slope at 1
-    return torch.where(is_inside, spike, input.norm_size.clamp(max=1.0) * (math.pi / 2))
+    outside = spoiled(input.norm_size.clamp(max=1.0), input.norm_size) * (math.pi / 2)
+    return torch.where(is_inside, spike, outside)
 
 
 @normed_op(torch.asin).register_norm
@@ -91,7 +93,7 @@ def logit(input: RMSTensor, eps: float | None = None) -> RMSTensor:
     if eps is None or not 0 < eps <= 0.5:
         raise NormMismatchError("it is unbounded next to 0 and 1; give eps between 0 and 1/2, which limits the input")
     n = input.norm_size
-    value, slope = torch.full_like(n, math.log((1 - eps) / eps)), torch.full_like(n, 1 / (eps * (1 - eps)))
+    value, slope = bounded(math.log((1 - eps) / eps), n), torch.full_like(n, 1 / (eps * (1 - eps)))
     reach = n * math.sqrt(input.numel_normed)
     return like(input, value, sensitivity={"input": torch.where(reach >= eps, slope, torch.zeros_like(slope))})
 

@@ -11,6 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.nonfinite import spoiled
 from thunder_norm.registry import normed_op
 from thunder_norm.rules import _local
 from thunder_norm.rules._pointwise import pointwise, softplus_of, typical_pointwise
@@ -319,7 +320,7 @@ def asinh(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 @pointwise(torch.sin, f=torch.sin, slope=torch.cos)
 def sin(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     """Sine, value that of min(n, pi / 2), attained by a constant; sensitivity 1, attained at 0."""
-    return torch.sin(n.clamp(max=math.pi / 2)), 1
+    return spoiled(torch.sin(n.clamp(max=math.pi / 2)), n), 1
 
 
 @pointwise(torch.cos, f=torch.cos, slope=torch.sin)

@@ -56,7 +56,7 @@ def cross_entropy(
     odds = x.norm_size * reach + math.log(max(classes - 1, 1))
     value, slope = softplus_of(odds), torch.sigmoid(odds) * reach
     if classes < 2:
-        value, slope = torch.zeros_like(value), torch.zeros_like(slope)
+        value, slope = value - value, torch.zeros_like(slope)
     factor: Constant = count(reduction, input.numel() // max(classes, 1))
     if weight is not None and not (reduction == "mean" and is_indices and label_smoothing == 0):
         if reduction == "mean" and is_indices:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from thunder_norm.context import lift, run_real
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.nonfinite import spoiled
 from thunder_norm.rules._loss import count, entries_or_mean, largest, loss, product, scalar_loss, unlikeliest
 from thunder_norm.rules._pointwise import softplus_of
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread
@@ -196,7 +197,8 @@ def triplet_margin_loss(
         c[name] = to_over * (spread(size ** max(1 / p, 0.5)) if over.elem_dims else size ** (1 / p))
         n[name] = x.norm_size * c[name]
     to_other = torch.maximum(n["positive"], n["anchor"]) + 2 * of_eps if swap else n["positive"]
-    value = torch.minimum(to_other + n["negative"], n["anchor"] + n["positive"] + of_eps) + max(float(margin), 0.0)
+    nearer = torch.minimum(to_other + n["negative"], n["anchor"] + n["positive"] + of_eps)
+    value = spoiled(nearer, n["anchor"] + n["negative"]) + max(float(margin), 0.0)
     samples = math.prod(broadcast(*(x.shape[:-1] for x in given.values())))
     twice = {"anchor": 2.0, "positive": 2.0 if swap else 1.0, "negative": 1.0}
     return scalar_loss(value, count(reduction, samples), **{name: c[name] * twice[name] for name in given})

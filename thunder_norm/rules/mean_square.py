@@ -16,9 +16,10 @@ import torch
 
 from thunder_norm import elem_dims as ed
 from thunder_norm.context import current_mode
+from thunder_norm.nonfinite import bounded
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import Source, fact, general, is_rms, know, moves_with
-from thunder_norm.rules._shared import dims_tuple, like, refined, scalar
+from thunder_norm.rules._shared import dims_tuple, like, refined
 from thunder_norm.rules.normalization import normalized
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
@@ -111,7 +112,7 @@ def sqrt(input: RMSTensor) -> NormedTensor:
 
 def _inverse_root(input: RMSTensor) -> NormedTensor:
     found = _fact(input)
-    result = like(input, scalar(found.eps**-0.5, input.norm_size), sensitivity={"input": 0.5 * found.eps**-1.5})
+    result = like(input, bounded(found.eps**-0.5, input.norm_size), sensitivity={"input": 0.5 * found.eps**-1.5})
     return know(result, replace(found, step="inverse"))
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from thunder_norm import elem_dims as ed
 from thunder_norm.context import current_mode
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.nonfinite import spoiled
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._local import data, inverse_root, is_local
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times
@@ -35,7 +36,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, eps: float, is_centred: bool, gr
     n = input.norm_size
     count = ed.numel(input.shape, dims) // groups
     if count <= is_centred:  # a number minus itself
-        return rms(torch.zeros_like(n), elem_dims, sensitivity={"input": 0})
+        return rms(n - n, elem_dims, sensitivity={"input": 0})
     root = (n.square() + eps).sqrt()
     lipschitz: Constant = 1 / math.sqrt(eps) if eps > 0 else math.inf
     freedom = count - is_centred
@@ -322,7 +323,7 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
         raise NormMismatchError(f"normalize has a norm rule for p = 2 and eps > 0, got p = {p}, eps = {eps}")
     dims = ed.canonical(dim, input.ndim) if input.ndim else ()
     x, c = as_kind(input, L2Tensor, dims)
-    value = torch.minimum(x.norm_size / eps, scalar(1.0, x.norm_size))
+    value = spoiled(torch.minimum(x.norm_size / eps, scalar(1.0, x.norm_size)), x.norm_size)
     lipschitz: Constant = 1 / eps
     if is_local(input) and dims:
         shortest = data(input).square().sum(dims).sqrt().amin().to(value.dtype)

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm import elem_dims as ed
+from thunder_norm.nonfinite import bounded
 from thunder_norm.registry import normed_op
 from thunder_norm.rules import _local
 from thunder_norm.rules._local import is_local
-from thunder_norm.rules._shared import Constant, dims_tuple, negative, refined, rms, scalar
+from thunder_norm.rules._shared import Constant, dims_tuple, negative, refined, rms
 from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor
 
 
@@ -36,7 +37,7 @@ def _softmax(input: RMSTensor, dim: int) -> L1Tensor:
         constant = refined(input, ()) * (of_length.clamp(max=math.sqrt(0.5)) if is_length else of_entries)
     if input.ndim == 0 or input.shape[dim] <= 1:
         constant = 0.0
-    return L1Tensor(scalar(1.0, input.norm_size), elem_dims=(dim,) if input.ndim else (), sensitivity={"input": constant})
+    return L1Tensor(bounded(1.0, input.norm_size), elem_dims=(dim,) if input.ndim else (), sensitivity={"input": constant})
 
 
 @normed_op(F.softmax).register_norm
@@ -74,7 +75,7 @@ def _safe_softmax(input: RMSTensor, dim: int, dtype: torch.dtype | None = None) 
 def _log_softmax(input: RMSTensor, dim: int) -> LinfTensor:
     dim = negative(dim, input.ndim)
     if input.ndim == 0 or input.shape[dim] <= 1:
-        return LinfTensor(torch.zeros_like(input.norm_size), sensitivity={"input": 0})
+        return LinfTensor(input.norm_size - input.norm_size, sensitivity={"input": 0})  # x - x
     # how far x_j - x_i can be, per |x|: 2 between largest entries, sqrt(2) times the Euclidean length
     reach = refined(input, ()) * (math.sqrt(2) if _elements_along(input, dim) > 1 else 2)
     odds = input.norm_size * reach + math.log(input.shape[dim] - 1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from thunder_norm.nonfinite import bounded, spoiled
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._pointwise import pointwise, typical_pointwise
 from thunder_norm.rules._shared import like
@@ -51,7 +52,7 @@ def bessel_j1(input: RMSTensor) -> RMSTensor:
     Sensitivity: 1/2                        (attained at 0)
     Source:      J1(x) / x and J1' are positive and decrease up to the top, so J1(sqrt u)^2 is concave there
     """
-    return like(input, _j1(input.norm_size), sensitivity={"input": 0.5})
+    return like(input, spoiled(_j1(input.norm_size), input.norm_size), sensitivity={"input": 0.5})
 
 
 @pointwise(
@@ -85,7 +86,7 @@ def _i0e_slope(x: torch.Tensor) -> torch.Tensor:
 @pointwise(torch.special.i0e, f=torch.special.i0e, slope=_i0e_slope)
 def i0e(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     """e^-|x| I0(x).  Value 1, attained at 0; sensitivity 1, attained at the kink there: -e^-x (I0 - I1) shrinks beyond."""
-    return torch.ones_like(n), 1
+    return bounded(1.0, n), 1
 
 
 _TOP_OF_I1E = 1.5451272579925457  # where e^-x I1(x) is largest, 0.2190793
@@ -139,7 +140,7 @@ def airy_ai(input: RMSTensor) -> RMSTensor:
                  left like x^(1/4) / sqrt(pi)
     """
     n = input.norm_size
-    x = n.clamp(max=_TOP_OF_AIRY)
+    x = spoiled(n.clamp(max=_TOP_OF_AIRY), n)
     cube = x * x * x
     reach = n * math.sqrt(input.numel_normed)
     slope = (reach / math.pi**2 + _AIRY_SLOPE_EXCESS).sqrt().sqrt()

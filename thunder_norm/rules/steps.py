@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.nonfinite import bounded, spoiled
 from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import like, refuse_perturbation, root_sum_squares, scalar
 from thunder_norm.tensors import RMSTensor
@@ -27,13 +28,17 @@ def _step(op: Callable, value: Callable[[torch.Tensor], torch.Tensor], doc: str)
     normed_op(op).register_norm(rule)
 
 
-_step(torch.sign, torch.ones_like, "Sign of x.  Value 1, attained; no sensitivity.")
-_step(torch.sgn, torch.ones_like, "Sign of x.  Value 1, attained; no sensitivity.")
+_step(torch.sign, lambda n: bounded(1.0, n), "Sign of x.  Value 1, attained; no sensitivity.")
+_step(torch.sgn, lambda n: bounded(1.0, n), "Sign of x.  Value 1, attained; no sensitivity.")
 _step(torch.trunc, lambda n: n, "x rounded towards 0.  Value n, attained by integers; no sensitivity.")
 _step(torch.floor, lambda n: n + 1, "x rounded down.  Value n + 1, attained as n -> 0; no sensitivity.")
 _step(torch.ceil, lambda n: n + 1, "x rounded up.  Value n + 1, attained as n -> 0; no sensitivity.")
-_step(torch.frac, lambda n: n.clamp(max=1.0), "What x has beyond the next integer towards 0.  Value min(n, 1); no sensitivity.")
-_step(torch.angle, lambda n: scalar(math.pi, n), "0, or pi where x < 0.  Value pi, attained; no sensitivity.")
+_step(
+    torch.frac,
+    lambda n: spoiled(n.clamp(max=1.0), n),
+    "What x has beyond the next integer towards 0.  Value min(n, 1); no sensitivity.",
+)
+_step(torch.angle, lambda n: bounded(math.pi, n), "0, or pi where x < 0.  Value pi, attained; no sensitivity.")
 
 
 @normed_op(torch.round).register_norm
@@ -71,4 +76,5 @@ def copysign(input: RMSTensor, other: RMSTensor | torch.Tensor | float) -> RMSTe
     refuse_perturbation(torch.copysign, *(t for t in (input, other) if isinstance(t, RMSTensor)))
     if isinstance(other, torch.Tensor) and torch.broadcast_shapes(input.shape, other.shape) != input.shape:
         raise NormMismatchError("copysign with the sign of a larger tensor: expand the first argument")
-    return like(input, input.norm_size)
+    n = input.norm_size
+    return like(input, n + bounded(0.0, other.norm_size) if isinstance(other, RMSTensor) else n)

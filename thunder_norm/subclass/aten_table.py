@@ -17,6 +17,8 @@ aten = torch.ops.aten
 
 
 def _to_copy(a: TensorProxy, *, dtype: Any = None, device: Any = None, non_blocking: bool = False) -> TensorProxy:
+    if device is None and dtype is not None and dtypes.to_dtype(dtype) != dtypes.to_strong_dtype(a.dtype):
+        return ltorch.to(a, dtype)  # which is a copy
     return ltorch.to(a, device, dtype, copy=True) if device is not None else ltorch.to(a, dtype, copy=True)
 
 
