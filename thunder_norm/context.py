@@ -152,6 +152,14 @@ class Environment:
     def note(self, func: Callable, out: NormedTensor) -> None:
         """Called with each normed result of an operation."""
 
+    def inside_function(self) -> contextlib.AbstractContextManager[Any]:
+        """Around the Python body of a torch function on NormedTensors, whose calls find their rules."""
+        return contextlib.nullcontext()
+
+    def inside_operation(self) -> contextlib.AbstractContextManager[Any]:
+        """Around a torch function on NormedTensors that torch's C++ code decomposes."""
+        return contextlib.nullcontext()
+
     def user_location(self) -> str | None:
         """File, line and text of the user's call, where the traceback alone does not show it."""
         return None

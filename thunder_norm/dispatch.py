@@ -47,9 +47,10 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise missing_rule(func, args, kwargs)
     body = _python_body(func)
     if body is not None:
-        return body(*args, **kwargs)
+        with current_environment().inside_function():
+            return body(*args, **kwargs)
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with current_environment().inside_operation(), torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     except MissingNormRuleError as e:
         if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):

@@ -12,58 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm import context, dispatch, registry
-from thunder_norm.eager_environment import EagerEnvironment, user_line
+from thunder_norm import context
+from thunder_norm.eager_environment import EagerEnvironment
 from thunder_norm.inference import Candidate, RunWith, Wanted, choose
 from thunder_norm.model_state.undisturbed import undisturbed
-from thunder_norm.parameters import Policy, call_with, derivations, refuse_mutation, tensor_names
+from thunder_norm.parameters import Policy, call_with, tensor_names
+from thunder_norm.plain_operations import Functions
 from thunder_norm.tensors import NormedTensor
-
-
-class EagerNormedMode(TorchFunctionMode):
-    """Takes over operations on parameters that have a norm rule; NormedTensors find their rules by themselves."""
-
-    def __init__(self, environment: EagerEnvironment):
-        super().__init__()
-        self.environment = environment
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        env = self.environment
-        if not registry.is_metadata(func) and not registry.is_mutation(func, kwargs):
-            args, kwargs = tree_map(env.known, (args, kwargs))
-        tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-        if any(isinstance(t, NormedTensor) for t in tensors):
-            return env.run(func, tree_map(env.annotated, args), tree_map(env.annotated, kwargs))
-        if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
-            return func(*args, **kwargs)
-        if func in _DEEP_COPIES:
-            return env.copied(func, *args, **kwargs)
-        if not registry.has_rule(func) and (registry.is_metadata(func) or all(map(env.is_constant, tensors))):
-            return func(*args, **kwargs)
-        if not tensors:
-            return dispatch.run_registered(func, args, kwargs) if dispatch.is_factory(func) else func(*args, **kwargs)
-        concerns = [id(t) in env.parameters or id(t) in env.derived for t in tensors]
-        if not any(concerns):
-            return func(*args, **kwargs)
-        if all(concerns):
-            given = tree_map(env.annotated, (args, kwargs))
-            if any(isinstance(t, NormedTensor) for t in tree_flatten(given)[0]):
-                return env.run(func, *given)
-            if not all(map(env.is_measured, tensors)):
-                refuse_mutation(func, args, kwargs, user_line())
-            result = func(*args, **kwargs)
-            env.derived |= {id(t): (t, made) for t, made in derivations(func, args, kwargs, result)}
-            return result
-        if not registry.has_rule(func):
-            return func(*args, **kwargs)
-        return dispatch.run_registered(func, tree_map(env.annotated, args), tree_map(env.annotated, kwargs))
-
-
-_DEEP_COPIES = frozenset({torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__})
 
 
 @contextlib.contextmanager
@@ -175,7 +132,7 @@ class _Run:
             context.norm_sensitivity(self.sensitivity),
             context.environment(environment),
             _module_paths(self.model, environment),
-            EagerNormedMode(environment),
+            Functions(environment),
         ):
             return call_with(self.model, self.tensors, self.args, self.kwargs), environment
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,8 @@ from thunder_norm import context, conversions, dispatch, op_names
 from thunder_norm.annotations import named_annotations
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.inference import Candidate, Inferred, Use, Wanted, disagree
-from thunder_norm.parameters import Derived, Leaves, Policy, canonical_dims, derived_norm, stated_kind
+from thunder_norm.parameters import Derived, Leaves, Policy, canonical_dims, derivations, derived_norm, stated_kind
+from thunder_norm.plain_operations import Functions, Operations, Unknown
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
 
 LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, dispatch) if m.__file__)
@@ -82,6 +84,7 @@ class EagerEnvironment(context.Environment):
         self.candidates: dict[str, tuple[Candidate, ...]] = {}
         self.lifted: dict[str, NormedTensor] = {}
         self.derived: dict[int, tuple[torch.Tensor, Derived]] = {}
+        self.unknown = Unknown()
         self.module_path = [""]
         self._by_memory: dict[tuple, torch.Tensor] = {}
         self._num_indexed = 0
@@ -107,6 +110,7 @@ class EagerEnvironment(context.Environment):
     def _lift(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         name = self.names.get(id(t))
         if name is None:
+            self.unknown.check(t, user_line())
             return self._lift_derived(t, kind, dims) if id(t) in self.derived else context.measured(kind, t, dims)
         if self._lifts_of_derived is not None:
             self._lifts_of_derived[name] = Wanted(kind, dims)
@@ -168,9 +172,31 @@ class EagerEnvironment(context.Environment):
         is_given = self.leaves is not None and name is not None and name in self.leaves
         return not (is_given or self.is_unit and id(t) in self.parameters)
 
-    def is_constant(self, t: torch.Tensor) -> bool:
-        """Whether a tensor is its data and nothing else: it has no norm but the measured one, and does not move."""
-        return self.is_measured(t) and not (self.perturbed and (id(t) in self.parameters or id(t) in self.derived))
+    def concerns(self, t: torch.Tensor) -> bool:
+        """Whether a plain tensor is a floating parameter, or was made from parameters alone."""
+        return id(t) in self.parameters or id(t) in self.derived
+
+    def matters(self, t: torch.Tensor) -> bool:
+        """Whether its norm is another than that of its data, or moves."""
+        return self.perturbed or not self.is_measured(t)
+
+    def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """An operation on parameters alone: run plainly, and remembered."""
+        result = func(*args, **kwargs)
+        self.derived |= {id(t): (t, made) for t, made in derivations(func, args, kwargs, result)}
+        return result
+
+    def inside_function(self) -> contextlib.AbstractContextManager[Any]:
+        """The calls of a torch function written in Python are those of the program."""
+        return Functions(self)
+
+    def inside_operation(self) -> contextlib.AbstractContextManager[Any]:
+        """What torch's C++ code does to parameters."""
+        return Operations(self)
+
+    def location(self) -> str | None:
+        """The user's line."""
+        return user_line()
 
     def known(self, t: Any) -> Any:
         """The parameter, or tensor made from parameters, that `t` is by another name: ``w.data``, ``nn.Parameter(w)``, a deep copy of w."""

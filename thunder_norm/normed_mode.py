@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from thunder.core import dtypes
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
-from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_parameter_or_buffer_or_submodule_name_and_root
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_jit_ctx, get_parameter_or_buffer_or_submodule_name_and_root
 from thunder.core.proxies import TensorProxy
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
@@ -37,6 +37,7 @@ from thunder_norm.parameters import (
     stated_kind,
     tied_names,
 )
+from thunder_norm.plain_operations import Functions, Operations, Unknown, unknown_norm
 from thunder_norm.subclass import boundary_operators, trace
 from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, is_grad_enabled, location_of_user, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
@@ -87,6 +88,10 @@ class NormAcquisition(Acquisition):
         self._lifted: dict[tuple, NormedTensor] = {}
         self._derived: dict[int, Derived] = {}
         self._given_perturbations: set[int] = set()  # the fakes of those given for parameters
+        self._kept: list[torch.Tensor] = []  # temporaries that were made from parameters: alive, so that their ids stay their own
+        self.unknown = Unknown()
+        self._made_by: dict[str, str] = {}  # what plain operations made from parameters with given norms, and which ones
+        self._num_followed = 0
         self.lifted_parameters: list[LiftedParameter] = []
         self._model = model
         self._inferred: dict[str, Wanted] = {}  # norms of parameters whose uses disagree
@@ -207,29 +212,33 @@ class NormAcquisition(Acquisition):
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
             if isinstance(fn, type) or any(is_wrapper(t) for t in tensors):  # a constructor says the norm itself
                 return fn(*args, **kwargs)
-            if tensors and all(self._is_parameter_fake(t) for t in tensors):
+            if tensors and all(self.is_parameter_fake(t) for t in tensors):
                 if not all(map(self.is_measured, tensors)):
                     refuse_mutation(fn, args, kwargs, location_of_user())
-                return self._derive(recorder, fn, args, kwargs)
+                return self.derive(recorder, fn, args, kwargs)
             return dispatch.run_registered(fn, args, kwargs)
 
-    def _is_parameter_fake(self, t: torch.Tensor) -> bool:
+    def is_parameter_fake(self, t: torch.Tensor) -> bool:
+        """Whether a fake stands for a floating parameter, or was made from parameters alone."""
         proxy = self.proxy_of(t)
-        return proxy is not None and self.is_parameter(proxy)
+        return id(t) in self._derived or proxy is not None and self.is_parameter(proxy)
 
-    def _derive(self, recorder: Recorder, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    def derive(self, recorder: Recorder, fn: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters alone (a transpose, a cast): plain, but remembered."""
         body = fn.body if isinstance(fn, registry.NormedOp) else fn
         result = recorder.call(body, args, kwargs)
-        self._derived |= {id(t): made for t, made in derivations(fn, args, kwargs, result)}
+        for t, made in derivations(fn, args, kwargs, result):
+            self._derived[id(t)] = made
+            self._kept.append(t)
         return result
 
     def _with_annotated(self, values: Any) -> Any:
         if not self.annotations and not self._inferred and self.leaves is None:
             return values
-        return torch.utils._pytree.tree_map(lambda v: self._annotated(v) if isinstance(v, torch.Tensor) else v, values)
+        return torch.utils._pytree.tree_map(lambda v: self.annotated(v) if isinstance(v, torch.Tensor) else v, values)
 
-    def _annotated(self, t: torch.Tensor) -> torch.Tensor:
+    def annotated(self, t: torch.Tensor) -> torch.Tensor:
+        """A parameter as the kind stated or chosen for it; any other tensor as it is."""
         name = None if is_wrapper(t) else self.name_of(t)
         if name is None:
             return t
@@ -257,8 +266,9 @@ class NormAcquisition(Acquisition):
     ) -> NormedTensor:
         """The normed tensor for a plain one, by this acquisition's policy; written once."""
         dims = canonical_dims(kind, elem_dims, t.ndim)
-        if self.proxy_of(t) is None:  # a temporary of the operation being recorded
-            return kind.of(t, dims)
+        self._check_known(t)
+        if self.proxy_of(t) is None and (id(t) not in self._derived or self.is_measured(t)):
+            return kind.of(t, dims)  # a temporary of the operation being recorded
         key = (id(t), kind, dims, is_grad_enabled())
         found = self._lifted.get(key)
         found = recorder.lifts.get(key) if found is None else found
@@ -266,6 +276,30 @@ class NormAcquisition(Acquisition):
             found = recorder.lifts[key] = self._new_lift(recorder, t, kind, dims)
             found._is_leaf_value = True
         return found
+
+    def _check_known(self, t: torch.Tensor) -> None:
+        """Refuse a tensor whose values depend on parameters with given norms in a way that no rule follows.
+
+        Raises:
+            MissingNormRuleError: it does.
+        """
+        self.unknown.check(t, location_of_user())
+        proxy = self.proxy_of(t)
+        if proxy is None or id(t) in self._derived:
+            return
+        bsyms = get_jit_ctx().computation_trace.bound_symbols
+        for bsym in bsyms[self._num_followed :]:
+            if not isinstance(bsym.sym.id, trace.OperationId) and any(map(self._depends_on_given, bsym.flat_proxy_args)):
+                made = (p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_float_dtype(p.dtype))
+                self._made_by |= dict.fromkeys((p.name for p in made), bsym.sym.name)
+        self._num_followed = len(bsyms)
+        if proxy.name in self._made_by:
+            raise unknown_norm(self._made_by[proxy.name], t, location_of_user())
+
+    def _depends_on_given(self, p: Any) -> bool:
+        return isinstance(p, TensorProxy) and (
+            p.name in self._made_by or self.is_parameter(p) and not self.is_measured(self.fake_of(p))
+        )
 
     def _new_lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         derived = self._derived.get(id(t))
@@ -318,6 +352,45 @@ class NormEnvironment(TracingEnvironment):
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor for a plain one, by the transform's policy."""
         return self.acquisition.lift(self.recorder, t, kind, elem_dims)
+
+    def inside_function(self) -> contextlib.AbstractContextManager[Any]:
+        """The calls of a torch function written in Python are those of the program."""
+        return Functions(self)
+
+    def inside_operation(self) -> contextlib.AbstractContextManager[Any]:
+        """What torch's C++ code does to parameters."""
+        return Operations(self)
+
+    # -- what `plain_operations` asks ---------------------------------------------------------------------------------
+
+    @property
+    def unknown(self) -> Unknown:
+        """The tensors made from parameters and others by operations without a norm rule."""
+        return self.acquisition.unknown
+
+    def concerns(self, t: torch.Tensor) -> bool:
+        """Whether a fake stands for a floating parameter, or was made from parameters alone."""
+        return self.acquisition.is_parameter_fake(t)
+
+    def matters(self, t: torch.Tensor) -> bool:
+        """Whether its norm is another than that of its data."""
+        return not self.acquisition.is_measured(t)
+
+    def annotated(self, t: Any) -> Any:
+        """A parameter as the kind stated for it; anything else as it is."""
+        return self.acquisition.annotated(t) if isinstance(t, torch.Tensor) else t
+
+    def run(self, func: Callable, args: Any, kwargs: Any) -> Any:
+        """An operation on NormedTensors."""
+        return func(*args, **kwargs)
+
+    def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """An operation on parameters alone: plain, but remembered."""
+        return self.acquisition.derive(self.recorder, func, args, kwargs)
+
+    def location(self) -> str | None:
+        """The user's line."""
+        return location_of_user()
 
 
 def _one() -> torch.Tensor:
