@@ -308,3 +308,27 @@ REFUSED = [
 def test_what_has_no_bound_is_refused(f, why):
     with pytest.raises(NormMismatchError, match=why):
         f(INF(1.0, backing=bits))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("are_tensors", [False, True])
+def test_ctc_loss_is_infinite_where_a_target_has_no_alignment_and_only_there(reduction, are_tensors):
+    generator = torch.Generator().manual_seed(0)
+    seen = set()
+    for i in range(60):
+        steps, samples = 1 + i % 5, 1 + i % 3
+        lengths = torch.randint(0, 4, (samples,), generator=generator).tolist()
+        inputs = torch.randint(1, steps + 1, (samples,), generator=generator).tolist()
+        x = torch.randn(steps, samples, 3, generator=generator).log_softmax(-1)
+        padded = torch.randint(1, 3, (samples, max(*lengths, 1)), generator=generator)
+        together = torch.cat([row[:n] for row, n in zip(padded, lengths, strict=True)])
+        if are_tensors:
+            inputs, lengths = torch.tensor(inputs), torch.tensor(lengths)
+        for targets in (padded, together):
+            for zero_infinity in (False, True):
+                options = {"reduction": reduction, "zero_infinity": zero_infinity}
+                actual = F.ctc_loss(x, targets, inputs, lengths, **options).max()
+                claimed = F.ctc_loss(INF.of(x), targets, inputs, lengths, **options).norm_size
+                assert actual <= claimed * (1 + 1e-5) and actual.isinf() == claimed.isinf(), (i, options)
+                seen.add((zero_infinity, claimed.isinf().item()))
+    assert seen == {(False, False), (False, True), (True, False)}

@@ -313,3 +313,28 @@ def test_own_rule_for_a_factory_wins_over_the_refusal():
         assert rule.fn is randn
     finally:
         op.rules[:] = rules
+
+
+@pytest.mark.parametrize("op", [torch.var, torch.std, torch.var_mean, torch.std_mean], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("shape", "args", "kwargs"),
+    [
+        ((3, 1), (-1,), {}),
+        ((3, 1), (-1, True), {}),
+        ((3, 2), (-1,), {"correction": 2}),
+        ((3, 2), (), {"correction": 7}),
+        ((1,), (), {}),
+        ((1, 1), (True,), {}),
+        ((), (), {}),
+    ],
+)
+def test_variance_that_divides_by_zero_is_refused(op, shape, args, kwargs):
+    x = RMSTensor(1.0, backing=torch.randn(shape))
+    with pytest.raises(NormMismatchError, match="divides by zero"):
+        op(x, *args, **kwargs)
+
+
+def test_variance_of_one_element_without_correction_is_zero():
+    x = RMSTensor.of(torch.randn(3, 1))
+    assert torch.var(x, -1, unbiased=False).backing.eq(0).all()
+    assert torch.std(x, -1, correction=0).norm_size.isfinite()

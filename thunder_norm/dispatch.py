@@ -6,17 +6,19 @@ import contextlib
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
+from thunder_norm import in_place
 from thunder_norm.context import Environment, current_environment, current_mode, perturbations_recorded, records_program, run_real
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.model_state.eager_calls import note_operation
 from thunder_norm.nonfinite import Followed, bounded, spoiled
-from thunder_norm.op_names import is_in_place, op_key, op_name
+from thunder_norm.op_names import op_key, op_name
 from thunder_norm.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
 
@@ -36,10 +38,9 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     if is_metadata(func):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    if isinstance(key, str) and is_in_place(key) and kwargs.get("inplace") is not True:
-        return _run_in_place(func, key, args, kwargs)
-    if kwargs.get("inplace") is True:
-        return _run_in_place(func, key + "_", args, {k: v for k, v in kwargs.items() if k != "inplace"})
+    call = in_place.out_of_place(func, args, kwargs)
+    if call is not None:
+        return in_place.run(func, *call, run_rule)
     op = find_op(key)
     if op is not None and op.rules:
         return run_rule(op, func, args, kwargs)
@@ -102,7 +103,7 @@ def torch_dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     key = op_key(func)
     if func._schema.is_mutable:
         with _autograd_again():
-            return _run_in_place(func, key, args, kwargs)
+            return in_place.run(func, in_place.functional(func), args, kwargs, run_rule)
     op = find_op(key)
     if op is None or not op.rules:
         raise missing_rule(func, args, kwargs)
@@ -120,22 +121,6 @@ def _autograd_again() -> Iterator[None]:
         yield
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)
-
-
-def _run_in_place(func: Callable, key: str, args: tuple, kwargs: dict) -> Any:
-    target, op = args[0] if args else None, find_op(key.rstrip("_"))
-    if not isinstance(target, NormedTensor) or op is None or not op.rules or key == "setitem_":
-        raise UnsupportedOpError(
-            with_details(
-                f"in-place {op_name(func)} with a NormedTensor",
-                called_with=_describe_call(args, kwargs),
-                at=current_environment().user_location(),
-                instead="use the out-of-place operation and assign its result",
-            )
-        )
-    homes = (torch, torch.nn.functional, torch.Tensor, torch.ops.aten)
-    functional = next(getattr(home, op.key) for home in homes if hasattr(home, op.key))
-    return target._assign(run_rule(op, functional, args, kwargs))
 
 
 def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -167,7 +152,7 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     except NormMismatchError as e:
         raise NormMismatchError(
             with_details(
-                f"{op_name(func)}: {e}", called_with=_describe_call(args, kwargs), at=current_environment().user_location()
+                f"{op_name(func)}: {e}", called_with=describe_call(args, kwargs), at=current_environment().user_location()
             )
         ) from e
     body = func.body if isinstance(func, NormedOp) else func
@@ -243,7 +228,11 @@ def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: d
     storage = _storage_id(real)
     for other in tree_flatten((args, kwargs))[0]:
         if isinstance(other, NormedTensor) and _storage_id(other.backing) == storage:
-            out._is_aliased = other._is_aliased = True
+            together = [*other._aliases, *out._aliases] or [weakref.ref(other)]
+            together.append(weakref.ref(out))
+            for x in (ref() for ref in together):
+                if x is not None:
+                    x._aliases = together
 
 
 def _storage_id(t: torch.Tensor) -> int:
@@ -330,7 +319,7 @@ def _check_finalized(func: Callable, args: tuple, kwargs: dict) -> None:
             )
 
 
-def _describe_call(args: tuple, kwargs: dict) -> str:
+def describe_call(args: tuple, kwargs: dict) -> str:
     shown = [describe(a) if _has_tensor(a) else repr(a) for a in args]
     shown += [f"{k}={describe(v) if _has_tensor(v) else repr(v)}" for k, v in kwargs.items()]
     return f"({', '.join(shown)})"
@@ -347,7 +336,7 @@ def missing_rule(func: Callable, args: tuple, kwargs: dict, decomposition: str |
     return MissingNormRuleError(
         with_details(
             f"no norm rule for {op_name(func)}",
-            called_with=_describe_call(args, kwargs),
+            called_with=describe_call(args, kwargs),
             at=current_environment().user_location(),
             decomposition=decomposition,
             registered="\n".join(signatures) or "(none)",

@@ -333,6 +333,11 @@ class NormAcquisition(Acquisition):
         except NormMismatchError as e:
             raise NormMismatchError(f"the norm given for parameter {name!r} does not fit its use: {e}") from e
 
+    def changing_with(self, tree: Any) -> list[torch.Tensor]:
+        """The normed tensors in the storages of those in `tree`: an in-place operation changes them all."""
+        normed = [v for v in tree_flatten(tree)[0] if isinstance(v, NormedTensor)]
+        return list({id(x): x for v in normed for x in v.aliases()}.values())
+
     def write_hoisted(self, recorder: Recorder) -> None:
         """Write the leaves and lifts the operation just recorded asked for."""
         for name, fakes, requires_grad in recorder.leaves:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any, ClassVar, cast
@@ -17,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.errors import NormMismatchError, UnsupportedOpError
 
 # Norm sizes are float64: the product of 24 layers' worst sensitivities (1 / sqrt(eps) = 316 each) is 1e60, beyond float32.
 NORM_DTYPE = torch.float64
@@ -48,7 +49,7 @@ class NormedTensor(torch.Tensor):
     perturbation_size: torch.Tensor | None
     elem_dims: ed.Dims
     _is_leaf_value: bool
-    _is_aliased: bool
+    _aliases: list[weakref.ref]
     _sensitivity: dict[str, Any] | None
     _is_multilinear: bool
     _facts: Any
@@ -111,7 +112,7 @@ class NormedTensor(torch.Tensor):
         self.perturbation_size = None if perturbation_size is None else _for_autograd(perturbation_size)
         self.elem_dims = cast(ed.Dims, elem_dims)
         self._is_leaf_value = False  # an operation's result, which an in-place operation may replace
-        self._is_aliased = False  # shares its storage with another normed tensor
+        self._aliases = []  # the normed tensors in one storage with it, itself included: one list for all of them
         self._sensitivity = None
         self._is_multilinear = False
         self._facts = None  # what the rule that made it knows about it beyond its norm, for rules that come next
@@ -201,19 +202,13 @@ class NormedTensor(torch.Tensor):
 
         return dispatch.torch_dispatch(func, args, kwargs or {})
 
+    def aliases(self) -> list[NormedTensor]:
+        """The other normed tensors in its storage, as far as they are alive."""
+        found = (ref() for ref in self._aliases)
+        return [x for x in found if x is not None and x is not self]
+
     def _assign(self, result: NormedTensor) -> NormedTensor:
-        """Take over `result`: what an in-place operation on an unaliased intermediate means."""
-        if self._is_leaf_value or self._is_aliased:
-            why = "was given from outside" if self._is_leaf_value else "shares its storage with another tensor"
-            raise UnsupportedOpError(
-                with_details(
-                    f"in-place operation on a {type(self).__name__} that {why}",
-                    why="the norm of the other owner would silently become wrong",
-                    instead="write y = x + ... in place of x += ..., or work on x.clone()",
-                )
-            )
-        if type(result) is not type(self) or result.shape != self.shape or result.dtype != self.dtype:
-            raise UnsupportedOpError(f"in-place operation would turn {describe(self)} into {describe(result)}")
+        """Take over `result`: what an in-place operation means."""
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts = result._facts

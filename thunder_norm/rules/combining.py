@@ -170,7 +170,8 @@ def _is_of_rows(x: RMSTensor, indices: list) -> bool:
 
 def _values_dims(t: torch.Tensor, arguments: dict[str, Any]) -> ed.Dims:
     x = arguments["input"]
-    return over_dims_of("input")(t, arguments) if _is_of_rows(x, arguments["indices"]) else ()
+    is_of_rows = isinstance(x, RMSTensor) and _is_of_rows(x, arguments["indices"])
+    return over_dims_of("input")(t, arguments) if is_of_rows else ()
 
 
 _VALUES = {"input": over_dims_of("values"), "values": _values_dims}

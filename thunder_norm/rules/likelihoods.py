@@ -133,7 +133,8 @@ def ctc_loss(
                  converted
     Summed: times the number of samples; averaged: divided by the shortest target's length, where that is known.
     Source:      an alignment goes on in at most 3 ways; the gradient is minus the probabilities of the classes at each step
-    A target that does not fit into its input has no alignment: its loss is infinite whatever x, or 0 with `zero_infinity`.
+    A target that does not fit into its input (its length and its repeated labels exceed the steps) has no alignment: its loss, and
+    the value, are infinite whatever x, unless `zero_infinity` makes that 0.
     """
     x, c = as_kind(log_probs, LinfTensor, ())
     steps = x.shape[0]
@@ -142,4 +143,20 @@ def ctc_loss(
     factor: float = count(reduction, samples)
     if reduction == "mean" and not isinstance(target_lengths, torch.Tensor):
         factor = 1 / max(min(target_lengths, default=1), 1)
+    if not zero_infinity:
+        given = [torch.as_tensor(n, device=targets.device).reshape(-1) for n in (input_lengths, target_lengths)]
+        value = value + torch.where(_fit(targets, *given), 0.0, math.inf).to(value)
     return scalar_loss(value, factor, log_probs=steps * c)
+
+
+def _fit(targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor) -> torch.Tensor:
+    """Whether all targets have an alignment: a step for each label, and a blank between two that are the same."""
+    is_repeated = targets[..., 1:] == targets[..., :-1]
+    at = torch.arange(1, max(targets.shape[-1], 1), device=targets.device)
+    if targets.ndim == 2:
+        is_own = at < target_lengths.unsqueeze(-1)
+    else:  # one after the other
+        ends = target_lengths.cumsum(0).unsqueeze(-1)
+        is_own = (at > ends - target_lengths.unsqueeze(-1)) & (at < ends)
+    repeats = (is_repeated & is_own).sum(-1)
+    return (input_lengths >= target_lengths + repeats).all()

@@ -224,20 +224,35 @@ def topk(input: RMSTensor, k: int, dim: int = -1, largest: bool = True, sorted: 
 # -- variance -------------------------------------------------------------------------------------------------------------------
 
 
+def _count(x: RMSTensor, reduced: ed.Dims, correction: float) -> int:
+    """The number of elements whose variance is taken.
+
+    Raises:
+        NormMismatchError: the correction leaves none.
+    """
+    count = ed.numel(x.shape, reduced)
+    if count <= correction:
+        raise NormMismatchError(
+            f"a variance of {count} element{'s' * (count != 1)} with correction {correction:g} (unbiased: 1) divides by zero, or by a "
+            "negative number: use a smaller correction (unbiased=False), or more elements"
+        )
+    return count
+
+
 def _variance(x: RMSTensor, dim: Dim, correction: float, keepdim: bool) -> RMSTensor:
     reduced = dims_tuple(dim, x.ndim)
-    count = ed.numel(x.shape, reduced)
+    count = _count(x, reduced, correction)
     # RMS over D too is at most RMS over E; then only elements outside of D can take a spike each
     left = [d for d in x.elem_dims if d not in reduced]
-    c = count / max(count - correction, 0) if count > correction else math.inf
+    c = count / (count - correction)
     c *= spread(root(ed.numel(x.shape, left)))
     dims = _left(x, reduced, keepdim)
     return rms(times(x.norm_size.square(), c), dims, sensitivity={"input": x.norm_size * (2 * c)})
 
 
 def _deviation(x: RMSTensor, dim: Dim, correction: float, keepdim: bool) -> RMSTensor:
-    count = ed.numel(x.shape, dims_tuple(dim, x.ndim))
-    return _reduced(x, dim, keepdim, math.sqrt(count / (count - correction)) if count > correction else math.inf)
+    count = _count(x, dims_tuple(dim, x.ndim), correction)
+    return _reduced(x, dim, keepdim, math.sqrt(count / (count - correction)))
 
 
 def _register_variance(ops: tuple[Callable, ...], compute: Callable, doc: str, is_pair: bool = False) -> None:
@@ -274,12 +289,16 @@ _register_variance(
     Value:       n^2 N / (N - correction) once the norm runs over D; sqrt(|E - D|) times that if it runs over more
     Sensitivity: 2 n N / (N - correction), likewise
     Source:      |2 (x - mu) u| <= 2 |x| |u|
+    Raises NormMismatchError where the correction leaves nothing to divide by (one element, unbiased).
     """,
 )
 _register_variance(
     (torch.std,),
     _deviation,
-    """Standard deviation over D.  Value n sqrt(N / (N - correction)), sensitivity sqrt(N / (N - correction)): a seminorm.""",
+    """Standard deviation over D.  Value n sqrt(N / (N - correction)), sensitivity sqrt(N / (N - correction)): a seminorm.
+
+    Raises as `var`.
+    """,
 )
 _register_variance((torch.var_mean,), _variance, "`var` and `mean`.", is_pair=True)
 _register_variance((torch.std_mean,), _deviation, "`std` and `mean`.", is_pair=True)

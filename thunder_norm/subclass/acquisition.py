@@ -104,6 +104,10 @@ class Acquisition:
         with environment(TracingEnvironment(self, recorder)):
             return fn(*args, **kwargs)
 
+    def changing_with(self, tree: Any) -> list[torch.Tensor]:
+        """Further wrappers that an operation on those in `tree` may change."""
+        return []
+
     def write_hoisted(self, recorder: Any) -> None:
         """Write what must stand in the trace before the operation just recorded."""
 

@@ -56,8 +56,12 @@ def torch_callable(fn: Callable) -> Callable | None:
         return None  # tuple.__getitem__, for instance
     if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map:
         return fn
-    is_private = isinstance(fn, types.BuiltinFunctionType) and fn.__name__ in vars(torch._C._VariableFunctionsClass)
-    return fn if is_private and getattr(torch._C._VariableFunctions, fn.__name__) == fn else None
+    if not isinstance(fn, types.BuiltinFunctionType):
+        return None
+    is_private = fn.__name__ in vars(torch._C._VariableFunctionsClass)
+    if is_private and getattr(torch._C._VariableFunctions, fn.__name__) == fn:
+        return fn
+    return fn if getattr(torch._C._nn, fn.__name__, None) is fn else None  # F.leaky_relu_
 
 
 @functools.cache
@@ -147,7 +151,8 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
     if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
         acquisition.differentiate()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
-    before = trace.leaves_of_wrappers(acquisition, (fake_args, fake_kwargs))
+    given = (fake_args, fake_kwargs)
+    before = trace.leaves_of_wrappers(acquisition, (given, acquisition.changing_with(given)))
     rule = None
     if acquisition.differentiates and not isinstance(fn, type):
         rule = executors.grad_rule(trace.operation_id(fn, fake_args, fake_kwargs, None))

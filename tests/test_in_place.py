@@ -1,0 +1,220 @@
+"""In-place operations on normed tensors: what they compute, what shares its storage, in eager mode, traces and modular norms."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import thunder
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from thunder_norm import LinfTensor, NormedTensor, RMSTensor, build_norm_map, norm_report
+from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
+from thunder_norm.modular import ModularNorm
+from thunder_norm.registry import has_rule
+from thunder_norm.transforms import NormTransform
+
+ACTIVATIONS = {
+    **{
+        name: getattr(nn, name)
+        for name in "ReLU ReLU6 SiLU Mish Hardswish Hardsigmoid Hardtanh ELU SELU CELU LeakyReLU RReLU".split()
+    },
+    **{name: getattr(nn, name) for name in "Dropout AlphaDropout FeatureAlphaDropout Dropout1d Dropout2d Dropout3d".split()},
+    "Threshold": lambda inplace: nn.Threshold(0.1, 0.1, inplace=inplace),
+}
+
+
+def same(y, z):
+    """Whether two normed tensors are the same, data and claims."""
+    assert type(y) is type(z) and y.elem_dims == z.elem_dims
+    torch.testing.assert_close(y.norm_size, z.norm_size, rtol=1e-12, atol=0)
+    torch.testing.assert_close(y.backing, z.backing, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_in_place_module_is_as_its_out_of_place_one(name, training):
+    """Positional and by name, in eager mode and traces."""
+    shape = {"Dropout1d": (2, 3, 4), "Dropout2d": (2, 3, 4, 4), "Dropout3d": (2, 3, 2, 4, 4)}.get(name, (3, 4))
+    x = RMSTensor.of(torch.randn(shape))
+    results = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(4, 4), ACTIVATIONS[name](inplace=inplace), nn.Linear(4, 4)).train(training)
+        jm = thunder.jit(m, transforms=[NormTransform()])
+        for f in (m, jm):
+            torch.manual_seed(1)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    results.append(f(x))
+            except (MissingNormRuleError, NormMismatchError) as e:
+                results.append(type(e))
+        results.append(ModularNorm(m, x).targets if inplace is False or isinstance(results[0], NormedTensor) else None)
+    eager, traced, modular, eager_in_place, traced_in_place, modular_in_place = results
+    assert isinstance(eager, NormedTensor)
+    same(eager_in_place, eager)
+    same(traced_in_place, traced)
+    assert modular_in_place == modular
+
+
+@pytest.mark.parametrize("where", ["eager", "trace"])
+def test_every_spelling_of_in_place(where):
+    spellings = [
+        (lambda h: F.relu(h, True), F.relu),
+        (lambda h: F.relu(h, inplace=True), F.relu),
+        (lambda h: torch.relu_(h), F.relu),
+        (lambda h: h.relu_(), F.relu),
+        (lambda h: torch.ops.aten.relu_.default(h), F.relu),
+        (lambda h: torch.ops.aten.relu_(h), F.relu),
+        (lambda h: F.dropout(h, 0.0, True, True), lambda h: h.clone()),
+        (lambda h: F.dropout(h, 0.3, False, True), lambda h: h.clone()),
+        (lambda h: torch.dropout_(h, 0.3, False), lambda h: h.clone()),
+        (lambda h: h.add_(1.0), lambda h: h + 1.0),
+        (lambda h: h.add_(torch.ones(4), alpha=2), lambda h: torch.add(h, torch.ones(4), alpha=2)),
+        (lambda h: h.mul_(torch.arange(4.0)), lambda h: h * torch.arange(4.0)),
+        (lambda h: h.clamp_(-0.5, 0.5), lambda h: h.clamp(-0.5, 0.5)),
+        (lambda h: h.clamp_(min=0), lambda h: h.clamp(min=0)),
+        (
+            lambda h: h.masked_fill_(torch.eye(4, dtype=torch.bool)[:3], 0.5),
+            lambda h: h.masked_fill(torch.eye(4, dtype=torch.bool)[:3], 0.5),
+        ),
+        (lambda h: h.neg_().tanh_().sigmoid_(), lambda h: (-h).tanh().sigmoid()),
+        (lambda h: F.leaky_relu_(h, 0.2), lambda h: F.leaky_relu(h, 0.2)),
+        (lambda h: F.elu_(h), F.elu),
+        (lambda h: F.hardtanh_(h, -1.0, 0.5), lambda h: F.hardtanh(h, -1.0, 0.5)),
+        (lambda h: h.copy_(2 * h) if False else h.zero_(), lambda h: h * 0),
+    ]
+    x = RMSTensor.of(torch.randn(3, 4))
+    for i, (in_place, out_of_place) in enumerate(spellings):
+
+        def program(x, f=in_place):
+            h = 2 * x
+            g = h
+            return f(h), h, g
+
+        f = program if where == "eager" else thunder.jit(program, transforms=[NormTransform()])
+        wanted = out_of_place(2 * x)
+        for y in f(x):
+            torch.testing.assert_close(y.backing, wanted.backing, rtol=1e-6, atol=1e-7, msg=str(i))
+            assert RMSTensor.of(y.backing).norm_size <= y.norm_size * (1 + 1e-6), i
+
+
+@pytest.mark.slow
+def test_every_in_place_variant_of_an_operator_with_a_rule():
+    """Of torch's own operator database, on its own samples."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    tried = 0
+    for info in op_db:
+        f = info.inplace_variant
+        if f is None or not info.supports_dtype(torch.float64, "cpu") or not has_rule(info.op):
+            continue
+        for sample in list(info.sample_inputs("cpu", torch.float64))[:3]:
+            if not isinstance(sample.input, torch.Tensor):
+                continue
+            call = (*sample.args,), sample.kwargs
+            try:
+                real = sample.input.clone()
+                torch.manual_seed(0)
+                f(real, *call[0], **call[1])
+                torch.manual_seed(0)
+                wanted = info.op(RMSTensor.of(sample.input), *call[0], **call[1])
+            except Exception:  # noqa: BLE001 - torch, or the rule, refuses it
+                continue
+            if not isinstance(wanted, NormedTensor) or wanted.shape != sample.input.shape:
+                continue
+            target = RMSTensor.of(sample.input).clone()
+            torch.manual_seed(0)
+            assert f(target, *call[0], **call[1]) is target, info.name
+            torch.testing.assert_close(target.backing, real, rtol=0, atol=0, equal_nan=True)
+            if type(target) is type(wanted):
+                torch.testing.assert_close(target.norm_size, wanted.norm_size, rtol=1e-12, atol=0, equal_nan=True)
+            tried += 1
+    assert tried > 150
+
+
+RESHAPES = [
+    lambda y: y.view(-1),
+    lambda y: y.reshape(8, 4),
+    lambda y: y.detach(),
+    lambda y: y.flatten(1),
+    lambda y: y.view_as(y),
+    lambda y: y.unsqueeze(1),
+    lambda y: F.dropout(y, 0.5, training=False),
+    lambda y: y.view(-1).view(4, 8),
+]
+
+
+@pytest.mark.parametrize("where", ["eager", "trace"])
+@pytest.mark.parametrize("side", ["view", "base"])
+def test_in_place_changes_what_has_the_same_elements(where, side):
+    """As in torch: a tensor and its reshaped views are one."""
+    given = torch.randn(4, 2, 4)
+    for i, reshape in enumerate(RESHAPES):
+
+        def program(x, reshape=reshape):
+            y = 2 * x
+            z = reshape(y)
+            (z if side == "view" else y).add_(1.0).relu_()
+            return y, z, y * 3
+
+        f = program if where == "eager" else thunder.jit(program, transforms=[NormTransform()])
+        for got, wanted in zip(f(RMSTensor.of(given)), program(given.clone()), strict=True):
+            torch.testing.assert_close(got.backing, wanted, rtol=1e-6, atol=1e-7, msg=str(i))
+            own = type(got).of(got.backing, got.elem_dims).norm_size
+            assert own <= got.norm_size * (1 + 1e-6), i
+
+
+@pytest.mark.parametrize("where", ["eager", "trace"])
+def test_in_place_is_refused_where_others_would_not_know(where):
+    refused = {
+        "given from outside": lambda x: x.relu_(),
+        "with one that was given from outside": lambda x: x.view(-1).relu_(),
+        "of other elements": lambda x: (y := 2 * x, y[:1].relu_(), y),
+        "would turn": lambda x: (2 * x).unsqueeze_(0),
+        "in-place": lambda x: torch.zeros(3, 4).add_(x),
+    }
+    for message, program in refused.items():
+        f = program if where == "eager" else thunder.jit(program, transforms=[NormTransform()])
+        with pytest.raises(UnsupportedOpError, match=message):
+            f(RMSTensor.of(torch.randn(3, 4)))
+
+
+def test_dropout_in_place_that_does_nothing_may_have_the_input():
+    m = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 2)).eval()
+    x = RMSTensor.of(torch.randn(3, 4))
+    same(m(x), m[1](x))
+    same(thunder.jit(m, transforms=[NormTransform()])(x), m[1](x))
+
+
+def test_a_kind_that_the_result_has_not_is_converted():
+    y = 2 * LinfTensor.of(torch.tensor([[3.0, 4.0]]))
+    y.add_(RMSTensor.of(torch.tensor([[0.0, 2.0]])))
+    assert type(y) is LinfTensor and y.norm_size.item() >= 10
+
+
+def test_classifier_head_that_flattens_and_drops_in_place():
+    """torchvision's efficientnet, mobilenet and vgg end like this."""
+    head = nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2, inplace=True), nn.Linear(4, 3), nn.ReLU(inplace=True)
+    )
+    plain = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), head[3], nn.ReLU())
+    x = torch.randn(2, 4, 5, 5)
+    for training in (False, True):
+        head.train(training), plain.train(training)
+        results = []
+        for m in (plain, head):
+            for f in (m, thunder.jit(m, transforms=[NormTransform()])):
+                torch.manual_seed(0)
+                results.append(f(RMSTensor.of(x)))
+        same(results[2], results[0])
+        same(results[3], results[1])
+        assert ModularNorm(head, x).targets == {k: v for k, v in ModularNorm(plain, x).targets.items()}
+        assert (
+            build_norm_map(head, x, parameters="unit")(RMSTensor(1.0)).norm_size
+            == build_norm_map(plain, x, parameters="unit")(RMSTensor(1.0)).norm_size
+        )
+        assert len(norm_report(thunder.jit(head, transforms=[NormTransform()]), RMSTensor.of(x)).rows) >= 5
