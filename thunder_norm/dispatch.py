@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_any, tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import in_place
 from thunder_norm.context import Environment, current_environment, current_mode, perturbations_recorded, records_program, run_real
@@ -20,7 +20,7 @@ from thunder_norm.model_state.eager_calls import note_operation
 from thunder_norm.nonfinite import Followed, bounded, spoiled
 from thunder_norm.op_names import op_key, op_name
 from thunder_norm.registry import NormedOp, NormRule, find_op, is_metadata, key_of
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe
+from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, describe, describe_call
 
 
 def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -317,16 +317,6 @@ def _check_finalized(func: Callable, args: tuple, kwargs: dict) -> None:
             raise NormMismatchError(
                 f"{op_name(func)} on an unfinalized {type(x).__name__}: give it a backing (finalize) or pass it to a norm map"
             )
-
-
-def describe_call(args: tuple, kwargs: dict) -> str:
-    shown = [describe(a) if _has_tensor(a) else repr(a) for a in args]
-    shown += [f"{k}={describe(v) if _has_tensor(v) else repr(v)}" for k, v in kwargs.items()]
-    return f"({', '.join(shown)})"
-
-
-def _has_tensor(value: Any) -> bool:
-    return tree_any(lambda v: isinstance(v, torch.Tensor), value)
 
 
 def missing_rule(func: Callable, args: tuple, kwargs: dict, decomposition: str | None = None) -> MissingNormRuleError:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import context, conversions, dispatch, op_names
 from thunder_norm.annotations import named_annotations
+from thunder_norm.constants import Constants
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.inference import Candidate, Inferred, Use, Wanted, disagree
 from thunder_norm.parameters import Derived, Leaves, Policy, canonical_dims, derivations, derived_norm, stated_kind
@@ -85,6 +86,7 @@ class EagerEnvironment(context.Environment):
         self.lifted: dict[str, NormedTensor] = {}
         self.derived: dict[int, tuple[torch.Tensor, Derived]] = {}
         self.unknown = Unknown()
+        self.constants = Constants()
         self.module_path = [""]
         self._by_memory: dict[tuple, torch.Tensor] = {}
         self._num_indexed = 0
@@ -111,7 +113,7 @@ class EagerEnvironment(context.Environment):
         name = self.names.get(id(t))
         if name is None:
             self.unknown.check(t, user_line())
-            return self._lift_derived(t, kind, dims) if id(t) in self.derived else context.measured(kind, t, dims)
+            return self._lift_derived(t, kind, dims) if id(t) in self.derived else self._lift_constant(t, kind, dims)
         if self._lifts_of_derived is not None:
             self._lifts_of_derived[name] = Wanted(kind, dims)
         key = (name, kind, dims, context.records_program())
@@ -120,6 +122,19 @@ class EagerEnvironment(context.Environment):
             normed._is_leaf_value = True
             self._of_parameters[id(normed)] = (name,), ""
         return self._cache[key]
+
+    def _lift_constant(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        return kind._wrap(t, context.measured(kind, self.constants.value(t), dims).norm_size, None, dims)
+
+    def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run an operation on plain tensors, and follow the values of constants through it."""
+        result = func(*args, **kwargs)
+        self.constants.follow(func, args, kwargs, result)
+        return result
+
+    def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        """Follow the values of constants through an operation."""
+        self.constants.follow(func, args, kwargs, result)
 
     def _lift_parameter(self, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         own = self.stated(name, t) or Wanted(kind, dims)

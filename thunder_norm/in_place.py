@@ -15,7 +15,7 @@ from thunder_norm.context import current_environment
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import is_in_place, op_key, op_name
 from thunder_norm.registry import NormedOp, find_op
-from thunder_norm.tensors import NormedTensor, describe
+from thunder_norm.tensors import NormedTensor, describe, describe_call
 
 RunRule = Callable[[NormedOp, Callable, tuple, dict], Any]
 
@@ -62,8 +62,6 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
     target = args[0] if args else None
     op = None if operation is None else find_op(op_key(operation))
     if not isinstance(target, NormedTensor) or operation is None or op is None or not op.rules:
-        from thunder_norm.dispatch import describe_call
-
         raise UnsupportedOpError(
             with_details(
                 f"in-place {op_name(func)} with a NormedTensor",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import thunder
 import torch
 from thunder.core import prims
+from thunder.core.devices import Device, DeviceType
 from thunder.core.module import ThunderModule
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace
+from torch.utils._pytree import tree_map
 
 from thunder_norm.context import Mode, setting
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
@@ -191,7 +194,7 @@ class NormMapTransform(NormTransform):
         kept = {p.name for p in epilogue.args if isinstance(p, TensorProxy)}
         backings = {b.args[0].name for b in epilogue.bound_symbols if _wraps_normed(b)}
         norms = [p for p, r in zip(computed, received, strict=True) if is_norm_scalar(p) and r.name in kept - backings]
-        computation = boundary_passes.computing_only(computation, norms)
+        computation = _with_values(boundary_passes.computing_only(computation, norms))
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
         sources = [self._source(acquisition, p) for p in computation.args]
@@ -256,6 +259,48 @@ def _is_perturbation(origin: LeafOrigin | WrapperOrigin | None) -> bool:
     if isinstance(origin, LeafOrigin):
         return origin.index == 1
     return origin is not None and origin.leaf_name == "perturbation_size"
+
+
+def _with_values(trace: TraceCtx) -> TraceCtx:
+    """The trace with constants that it makes on the meta device made on the CPU: there they have values."""
+    made = {p.name: p for b in trace.bound_symbols for p in _all_outputs(b) if p.device.devicetype is DeviceType.META}
+    if not made:
+        return trace
+    swapped = {variableify(p): _on_cpu(p) for p in made.values()}
+
+    def rewritten(bsym: BoundSymbol) -> BoundSymbol:
+        new = bsym.from_bsym_swap_proxies(swapped)
+        args, kwargs = tree_map(_on_cpu, (new.args, new.kwargs))
+        return new.from_bsym(args=args, kwargs=kwargs, subsymbols=tuple(map(rewritten, bsym.subsymbols)))
+
+    new = from_trace(trace)
+    *body, returned = trace.bound_symbols
+    new.bound_symbols = [
+        *(b if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL else rewritten(b) for b in body),
+        returned.from_bsym_swap_proxies(swapped),
+    ]
+    return new
+
+
+def _all_outputs(bsym: BoundSymbol) -> Iterator[TensorProxy]:
+    if bsym.sym.id != prims.PrimIDs.UNPACK_TRIVIAL:
+        yield from (p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy))
+        for sub in bsym.subsymbols:
+            yield from _all_outputs(sub)
+
+
+def _on_cpu(value: Any) -> Any:
+    """A proxy, a device or anything else, on the CPU if it is on meta."""
+    cpu = Device("cpu")
+    if isinstance(value, Device):
+        return cpu if value.devicetype is DeviceType.META else value
+    if isinstance(value, str | torch.device) and str(value) == "meta":
+        return torch.device("cpu")
+    if not isinstance(value, TensorProxy) or value.device.devicetype is not DeviceType.META:
+        return value
+    moved = copy.copy(value)  # of the same name
+    moved._device = cpu
+    return moved
 
 
 def _return_only(trace: TraceCtx, arguments: Sequence[Any]) -> TraceCtx:

@@ -397,6 +397,9 @@ class NormEnvironment(TracingEnvironment):
         """The user's line."""
         return location_of_user()
 
+    def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        """A trace computes its constants when it runs."""
+
 
 def _one() -> torch.Tensor:
     return torch.ones((), dtype=NORM_DTYPE)

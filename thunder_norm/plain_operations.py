@@ -58,6 +58,10 @@ class Parameters(Protocol):
         """An operation on parameters alone: run plainly, and remembered."""
         ...
 
+    def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        """Called after an operation that neither parameters alone nor NormedTensors take part in."""
+        ...
+
     @property
     def unknown(self) -> Unknown:
         """The tensors made from parameters and others by operations without a norm rule."""
@@ -124,10 +128,10 @@ class Functions(TorchFunctionMode):
         has_rule = registry.has_rule(func)
         if not has_rule and registry.is_metadata(func):
             return func(*args, **kwargs)
-        if not tensors:
-            return dispatch.run_registered(func, args, kwargs) if dispatch.is_factory(func) else func(*args, **kwargs)
+        if not tensors and dispatch.is_factory(func):
+            return dispatch.run_registered(func, args, kwargs)
         concerns = [known.concerns(t) for t in tensors]
-        if all(concerns):
+        if tensors and all(concerns):
             given = tree_map(known.annotated, (args, kwargs))
             if any(isinstance(t, NormedTensor) for t in tree_flatten(given)[0]):
                 return known.run(func, *given)
@@ -168,6 +172,7 @@ class Operations(TorchDispatchMode):
 def _of_others(known: Parameters, func: Callable, args: tuple, kwargs: dict, tensors: Sequence[torch.Tensor]) -> Any:
     """An operation that is run plainly, also on tensors that are not parameters."""
     result = func(*args, **kwargs)
+    known.follow(func, args, kwargs, result)
     if any(t in known.unknown or known.concerns(t) and known.matters(t) for t in tensors):
         known.unknown.add(func, (args, kwargs), result)
     return result

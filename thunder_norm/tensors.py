@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_any
 
 from thunder_norm import elem_dims as ed
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError
@@ -437,6 +438,17 @@ def describe(t: Any) -> str:
     if isinstance(t, list | tuple):
         return f"{type(t).__name__}({', '.join(map(describe, t))})"
     return type(t).__name__ if t is not None else "None"
+
+
+def describe_call(args: tuple, kwargs: dict) -> str:
+    """Short text for error messages: the arguments of a call."""
+    shown = [describe(a) if _has_tensor(a) else repr(a) for a in args]
+    shown += [f"{k}={describe(v) if _has_tensor(v) else repr(v)}" for k, v in kwargs.items()]
+    return f"({', '.join(shown)})"
+
+
+def _has_tensor(value: Any) -> bool:
+    return tree_any(lambda v: isinstance(v, torch.Tensor), value)
 
 
 def __getattr__(name: str) -> Any:

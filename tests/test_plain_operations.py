@@ -1,0 +1,175 @@
+"""Operations on parameters alone: the parameter stays reached, its norm is the given one, or the program is refused."""
+
+from __future__ import annotations
+
+import pytest
+import thunder
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, norm_report, sensitivities, with_perturbation
+from thunder_norm.errors import MissingNormRuleError, ThunderNormError, UnsupportedOpError
+from thunder_norm.modular import ModularNorm, ModularOptimizer
+from thunder_norm.transforms import NormTransform
+
+
+class Attention(nn.Module):
+    def __init__(self, call=None, **options):
+        super().__init__()
+        self.call = call or {}
+        self.inner = nn.MultiheadAttention(8, 2, **{"batch_first": True, **options})
+
+    def forward(self, q, k, v):
+        return self.inner(q, k, v, **self.call)[0]
+
+
+class Used(nn.Module):
+    """A function of x and of parameters."""
+
+    def __init__(self, f, *shape, count=1):
+        super().__init__()
+        self.f = f
+        self.w = nn.ParameterList([nn.Parameter(0.3 * torch.randn(*shape)) for _ in range(count)])
+
+    def forward(self, x):
+        return self.f(x, *self.w)
+
+
+X, Y = torch.randn(2, 5, 8), torch.randn(2, 4, 8)
+_T = lambda t: t.transpose(0, 1)  # noqa: E731
+ATTENTION = {
+    "cross": (lambda: Attention(), (X, Y, Y)),
+    "without weights": (lambda: Attention({"need_weights": False}), (X, Y, Y)),
+    "weights of each head": (lambda: Attention({"average_attn_weights": False}), (X, Y, Y)),
+    "three inputs": (lambda: Attention(), (X, Y, Y + 1)),
+    "key is query": (lambda: Attention(), (X, X, X + 1)),
+    "value is query": (lambda: Attention(), (X, X + 1, X)),
+    "self": (lambda: Attention(), (X, X, X)),
+    "self, evaluation": (lambda: Attention().eval(), (X, X, X)),
+    "cross, evaluation": (lambda: Attention({"need_weights": False}).eval(), (X, Y, Y)),
+    "separate weights": (lambda: Attention(kdim=6, vdim=10), (X, torch.randn(2, 4, 6), torch.randn(2, 4, 10))),
+    "learned key and value": (lambda: Attention(add_bias_kv=True), (X, Y, Y)),
+    "learned key and value, self": (lambda: Attention(add_bias_kv=True), (X, X, X)),
+    "zero key": (lambda: Attention(add_zero_attn=True), (X, Y, Y)),
+    "tokens first": (lambda: Attention(batch_first=False), (_T(X), _T(Y), _T(Y))),
+    "no bias": (lambda: Attention(bias=False), (X, Y, Y)),
+    "unbatched": (lambda: Attention(), (X[0], Y[0], Y[0])),
+    "decoder layer": (lambda: nn.TransformerDecoderLayer(8, 2, 16, batch_first=True, dropout=0.0), (X, Y)),
+    "decoder layer, norm first": (lambda: nn.TransformerDecoderLayer(8, 2, 16, norm_first=True).eval(), (_T(X), _T(Y))),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), (X,)),
+    "transformer": (lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True, dropout=0.0), (X, Y)),
+}
+USES = {
+    "chunk": (lambda x, w: F.linear(x, w.chunk(2)[0]) + F.linear(x, w.chunk(2)[1]), (16, 8)),
+    "split": (lambda x, w: F.linear(x, w.split([4, 12])[1]), (16, 8)),
+    "slice": (lambda x, w: F.linear(x, w[:4]), (16, 8)),
+    "columns": (lambda x, w: F.linear(x[..., :4], w[:, :4]), (16, 8)),
+    "index": (lambda x, w: F.linear(x, w[torch.tensor([0, 2, 2])]), (16, 8)),
+    "select": (lambda x, w: x @ w[1], (2, 8, 8)),
+    "unflatten": (lambda x, w: F.linear(x, w.unflatten(0, (2, 8))[1]), (16, 8)),
+    "permute": (lambda x, w: x @ w.permute(1, 0), (16, 8)),
+    "transposed": (lambda x, w: x @ w.T, (16, 8)),
+    "view": (lambda x, w: torch.einsum("btd,hed->bthe", x, w.view(2, 4, 8)), (8, 8)),
+    "expand": (lambda x, w: x * w.expand(2, 5, 8), (8,)),
+    "repeat": (lambda x, w: x * w.repeat(4), (2,)),
+    "tril": (lambda x, w: F.linear(x, w.tril()), (8, 8)),
+    "times a mask": (lambda x, w: F.linear(x, w * torch.ones(8, 8).tril()), (8, 8)),
+    "beside a constant": (lambda x, w: F.linear(x, torch.cat([w, torch.ones(2, 8)])), (4, 8)),
+    "sigmoid": (lambda x, w: x * torch.sigmoid(w), (8,)),
+    "cast": (lambda x, w: F.linear(x.double(), w.double()), (8, 8)),
+    "diagonal": (lambda x, w: F.linear(x, torch.diag(w)), (8,)),
+    "written into zeros": (lambda x, w: F.linear(x, torch.zeros(8, 8).index_put((torch.arange(8), torch.arange(8)), w)), (8,)),
+    "mean": (lambda x, w: x + w.mean(0), (8, 8)),
+    "concatenated": (lambda x, a, b: F.linear(x, torch.cat([a, b])), (4, 8), 2),
+    "stacked": (lambda x, a, b: F.linear(x, torch.stack([a, b]).sum(0)), (4, 8), 2),
+    "product": (lambda x, a, b: F.linear(x, a @ b), (8, 8), 2),
+    "outer product": (lambda x, a, b: F.linear(x, torch.outer(a, b)), (8,), 2),
+    "einsum": (lambda x, w: torch.einsum("btd,hde->bthe", x, w), (2, 8, 4)),
+    "cell": (lambda x, w, v: torch.rnn_tanh_cell(x[0], x[0], w, v), (8, 8), 2),
+}
+PROGRAMS = {**ATTENTION, **{n: (lambda f=f, s=s, c=c: Used(f, *s, count=(*c, 1)[0]), (X,)) for n, (f, s, *c) in USES.items()}}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_reached_are_the_parameters_that_have_a_gradient(name):
+    make, inputs = PROGRAMS[name]
+    torch.manual_seed(0)
+    model = make()
+    model(*inputs).square().sum().backward()
+    have = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    norm = ModularNorm(model, *inputs)
+    reached = {n for n, s in norm.sensitivities.items() if s > 0}
+    # a bias that moves all keys alike moves no softmax: a bound on the packed projection does not see it
+    assert have <= reached and all("bias" in n for n in reached - have)
+    report = norm_report(thunder.jit(model, transforms=[NormTransform()]), *map(RMSTensor.of, inputs))
+    assert {n for n, row in report.parameters.items() if row.sensitivity > 0} == reached
+
+
+@pytest.mark.parametrize("name", [n for i, n in enumerate(PROGRAMS) if i % 3 == 0 or n == "three inputs"])
+def test_map_of_unit_norms_does_not_depend_on_values(name):
+    make, inputs = PROGRAMS[name]
+    torch.manual_seed(0)
+    model = make()
+    found = []
+    for _ in range(2):
+        norm_map = build_norm_map(model, *inputs, parameters="unit")
+        found.append(norm_map(*(RMSTensor(1.0) for _ in inputs)).norm_size.item())
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(7.3).add_(0.1)
+    assert found[0] == found[1]
+
+
+def test_modular_optimizer_moves_the_projections_of_cross_attention():
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    optimizer = ModularOptimizer(layer, X, Y, lr=0.1)
+    assert optimizer.norm.unreached == ()
+    before = {n: p.detach().clone() for n, p in layer.named_parameters()}
+    layer(X, Y).square().mean().backward()
+    optimizer.step()
+    assert all((p - before[n]).abs().max() > 0 for n, p in layer.named_parameters() if p.grad.abs().max() > 1e-9)
+
+
+def test_norm_given_for_a_packed_projection_counts():
+    torch.manual_seed(0)
+    model = Attention({"need_weights": False})
+    norm_map = build_norm_map(model, X, Y, Y, parameters="unit")
+    bounds, moves = [], []
+    for size in (1.0, 50.0):
+        p = with_perturbation(RMSToRMSTensor(size))
+        out = norm_map(*[RMSTensor(1.0)] * 3, normed_state_dict={"inner.in_proj_weight": p})
+        bounds.append(out.norm_size.item())
+        moves.append(sensitivities(out, p).item())
+    assert bounds[1] > 20 * bounds[0] and moves[1] > moves[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("use", "shape", "error"),
+    [
+        (lambda x, w: F.linear(x, torch.linalg.solve(w, torch.eye(8))), (8, 8), MissingNormRuleError),
+        (lambda x, w: F.linear(x, torch.linalg.matrix_exp(w)), (8, 8), MissingNormRuleError),
+        (lambda x, w: F.linear(x, torch.kron(w, torch.eye(2))), (4, 4), MissingNormRuleError),
+        (lambda x, w: F.linear(x, w.clone().mul_(2)), (8, 8), UnsupportedOpError),
+    ],
+)
+def test_what_loses_the_norm_of_a_parameter_is_refused(use, shape, error):
+    model = Used(use, *shape)
+    for run in (
+        lambda: ModularNorm(model, X),
+        lambda: build_norm_map(model, X, parameters="unit")(RMSTensor(1.0)),
+        lambda: norm_report(thunder.jit(model, transforms=[NormTransform()]), RMSTensor.of(X)),
+    ):
+        with pytest.raises(error):
+            run()
+    thunder.jit(model, transforms=[NormTransform()])(RMSTensor.of(X))  # measured, and nothing moves: its values are its norm
+
+
+def test_the_error_says_which_operation_and_where():
+    model = Used(lambda x, w: x @ torch.linalg.solve(w, torch.eye(8)), 8, 8)
+    for run in (lambda: ModularNorm(model, X), lambda: build_norm_map(model, X, parameters="unit")(RMSTensor(1.0))):
+        with pytest.raises(
+            ThunderNormError, match=r"no norm rule for .*solve, which made a Tensor\[8, 8\][\s\S]*test_plain_operations.py"
+        ):
+            run()
