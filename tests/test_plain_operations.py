@@ -163,7 +163,8 @@ def test_what_loses_the_norm_of_a_parameter_is_refused(use, shape, error):
     ):
         with pytest.raises(error):
             run()
-    thunder.jit(model, transforms=[NormTransform()])(RMSTensor.of(X))  # measured, and nothing moves: its values are its norm
+    if error is MissingNormRuleError:  # measured, and nothing moves: its values are its norm
+        thunder.jit(model, transforms=[NormTransform()])(RMSTensor.of(X))
 
 
 def test_the_error_says_which_operation_and_where():
