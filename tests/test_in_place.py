@@ -183,6 +183,12 @@ def test_in_place_is_refused_where_others_would_not_know(where):
             f(RMSTensor.of(torch.randn(3, 4)))
 
 
+def test_operators_of_tensors_that_python_wraps_are_no_in_place_functions():
+    x = RMSTensor.of(torch.randn(3, 4))
+    for f in (lambda x: x**3, lambda x: torch.Tensor.__pow__(x, 2), lambda x: 1 - x, lambda x: torch.Tensor.__rsub__(x, 1)):
+        assert isinstance(f(x), NormedTensor)
+
+
 def test_dropout_in_place_that_does_nothing_may_have_the_input():
     m = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 2)).eval()
     x = RMSTensor.of(torch.randn(3, 4))

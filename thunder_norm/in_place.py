@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ def _place_of_flag(func: Callable) -> int | None:
     """The position of a function's argument `inplace`, which is its last; None if it has none."""
     if not isinstance(func, types.FunctionType):
         return None
-    names = list(inspect.signature(func).parameters)
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
     return names.index("inplace") if "inplace" in names else None
 
 
