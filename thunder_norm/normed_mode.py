@@ -377,6 +377,14 @@ class NormEnvironment(TracingEnvironment):
         """Whether a fake stands for a floating parameter, or was made from parameters alone."""
         return self.acquisition.is_parameter_fake(t)
 
+    def known(self, t: Any) -> Any:
+        """A tensor has one name in a trace."""
+        return t
+
+    def copied(self, func: Callable, *args: Any, **kwargs: Any) -> Any:
+        """A deep copy of a tensor: plain."""
+        return func(*args, **kwargs)
+
     def matters(self, t: torch.Tensor) -> bool:
         """Whether its norm is another than that of its data."""
         return not self.acquisition.is_measured(t)
