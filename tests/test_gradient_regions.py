@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
+from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
 from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
@@ -111,7 +112,7 @@ ALL = REGIONS | EAGER_ONLY
 class Net(nn.Module):
     def __init__(self, region=None):
         super().__init__()
-        torch.manual_seed(3)
+        torch.manual_seed(seeded(3))
         self.a, self.b, self.region = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), region
 
     def forward(self, x):
@@ -254,7 +255,7 @@ def test_a_parameter_used_inside_and_outside_of_a_region_keeps_its_derivative_ou
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gpt2_with_checkpoints_is_gpt2_without(reentrant):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=2, n_head=2, n_positions=16, use_cache=False, **dropout)
     model = transformers.GPT2LMHeadModel(config).train()
@@ -309,7 +310,7 @@ def test_a_parameter_by_another_name_is_the_parameter(name):
     class Named(nn.Module):
         def __init__(self, how):
             super().__init__()
-            torch.manual_seed(3)
+            torch.manual_seed(seeded(3))
             self.a, self.b, self.how = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), how
             self.alias = self.a.weight.data
 

@@ -7,6 +7,7 @@ import thunder
 import torch
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, build_norm_map, norm_report
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
@@ -63,7 +64,7 @@ def test_a_model_of_buffers_alone_has_a_modular_norm():
 
 
 def test_data_parallel_is_the_module_inside():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     inside, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
     expected, outer = ModularNorm(inside, x), nn.DataParallel(inside)
     norm = ModularNorm(outer, x)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tests.seeds import seeded
 from thunder_norm import RMSTensor, normed
 from thunder_norm.errors import EscapeError, UnsupportedOpError
 from thunder_norm.tensors import NormedTensor
@@ -30,7 +31,7 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(5)
+        torch.manual_seed(seeded(5))
         self.linear, self.inner = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
         self.table, self.cache, self.items, self.recent, self.by_name = None, {}, [], deque(maxlen=2), OrderedDict(a=1)
         self.count = 0

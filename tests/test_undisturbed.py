@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tests.seeds import seeded
 from thunder_norm import RMSTensor, build_norm_map, norm_report
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.reachable import Reachable
@@ -56,7 +57,7 @@ class Module(nn.Module):
         self.register_buffer("count", torch.tensor(0))
         self.plain = torch.zeros(4)
         self.calls = 0
-        self.generator = torch.Generator().manual_seed(1)
+        self.generator = torch.Generator().manual_seed(seeded(1))
 
     def forward(self, x):
         self.keep(x)
