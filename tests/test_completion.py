@@ -34,6 +34,9 @@ UNKNOWN = {
     "values are checked": lambda x: torch.quantile(x, 0.3) ** 2,
     "values of an argument are checked": lambda x: F.gaussian_nll_loss(x, x.cos(), x.exp()),
     "a static mask inside": lambda x: torch.combinations(x).prod(1).sum(),
+    "unbiased in the place of a dimension": lambda x: torch.std(x, False) + x.var(True),
+    "a method and a function of one name": lambda x: (x[:, None] * x).unfold(0, 2, 1).square().sum(),
+    "a branch on the dtype": lambda x: (x.sin() if x.dtype.is_floating_point else x).sum(),
     "a function of torch._C": lambda x: F.leaky_relu_(x * 2).square().sum(),
 }
 

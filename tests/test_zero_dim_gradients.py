@@ -51,3 +51,21 @@ def test_transformed_functions_in_a_program_that_thunder_differentiates() -> Non
         return lambda x: torch.stack([torch.dot(grad(f)(x), x) for f in FUNCTIONS])
 
     torch.testing.assert_close(jacobian(thunder.jit(gradients(T.grad))), torch.func.jacrev(gradients(torch.func.grad))(X))
+
+
+ALONG_DIMENSION_0: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "var": lambda x: torch.var(x, 0, correction=0),
+    "std": lambda x: torch.std(x, 0, correction=0) + x,
+    "var_mean": lambda x: torch.var_mean(x, 0, correction=0)[1],
+    "prod": lambda x: x.prod(0),
+    "gather": lambda x: x.gather(0, torch.tensor(0)).sin(),
+    "topk": lambda x: x.topk(1).values.sin(),
+}
+
+
+@pytest.mark.parametrize("name", ALONG_DIMENSION_0)
+def test_dimension_0_of_a_0_dim_tensor_is_none(name: str) -> None:
+    f, x = ALONG_DIMENSION_0[name], X[0]
+    torch.testing.assert_close(T.grad(f)(x), torch.func.grad(f)(x))
+    torch.testing.assert_close(T.jvp(T.grad(f), (x,), (x,)), torch.func.jvp(torch.func.grad(f), (x,), (x,)))
+    torch.testing.assert_close(T.vmap(T.grad(f))(X), torch.stack([torch.func.grad(f)(v) for v in X]))

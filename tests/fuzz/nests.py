@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_structure
 
 from .writing import Redraw
 
@@ -335,6 +335,8 @@ def _custom_vjp(w: Writing) -> None:
 
 
 def _jit(w: Writing) -> None:
+    if "namedtuple" in str(tree_structure(w.out)):  # Thunder itself returns none
+        raise Redraw
     transforms = w.choose(["", "", ", transforms=[SubclassTransform()]", ", transforms=[NormTransform()]"])
     _transform(w, lambda f: f"jit({f}{transforms})")
 

@@ -36,7 +36,7 @@ from thunder_norm.function_transforms.control_flow import data_dependent
 from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.function_transforms.opaque import Operation, flat_proxies, symbol_for
 from thunder_norm.function_transforms.trial import Trial, position_of, try_out
-from thunder_norm.subclass import operations, patches
+from thunder_norm.subclass import attributes, interpret, operations, patches
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
@@ -45,9 +45,15 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
     """What the interpreter is to call for `fn`: what `find` finds, and torch where that is nothing or raises."""
     if active_level() is None:
         return find()
+    if interpret.asks_for_dtype(fn, args):
+        return attributes.metadata_of_plain
     if fn is TensorProxy.__getattr__:
         return _attribute(find())
     operation = operations.torch_callable(fn) or (fn if _is_torchs_own(fn) else None)
+    if getattr(operation, "__name__", "") in _UNBIASED and len(args) > 1 and type(args[1].value) is bool:
+        return _run_by_torch(operation)
+    if isinstance(fn, Symbol) and fn.name == "unfold":  # the method: Thunder runs the function of that name in its place
+        return _run_by_torch(torch.Tensor.unfold)
     found = find()
     if operation is None:
         return found
@@ -60,6 +66,10 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
         is_called_on_tensors = not isinstance(fn, types.FunctionType) and any(_has_proxy(a.value) for a in args)
         return _run_by_torch(operation) if is_called_on_tensors else None
     return _first(found, operation)
+
+
+# Their second argument may be `unbiased`, a bool, which Thunder takes for a dimension.
+_UNBIASED = frozenset({"std", "std_mean", "var", "var_mean"})
 
 
 def _is_torchs_own(fn: Callable) -> bool:
@@ -169,7 +179,7 @@ def write(function: Callable, args: tuple, kwargs: dict, error: BaseException | 
     leaves, spec = tree_flatten((args, kwargs))
     leaves = [_for_thunder(v) for v in leaves]
     if not all(isinstance(v, _KNOWN) or v is Ellipsis or v is None for v in leaves):
-        raise error or _unsupported(function, "an argument that cannot stand in a trace")
+        raise _unsupported(function, "an argument that cannot stand in a trace") from error
     args, kwargs = tree_unflatten(leaves, spec)
     try:
         function, trial = _tried(function, args, kwargs)
@@ -178,7 +188,7 @@ def write(function: Callable, args: tuple, kwargs: dict, error: BaseException | 
     except Exception as e:
         raise error or e from e
     returned, returned_spec = tree_flatten(trial.result)
-    if not all(isinstance(v, (torch.Tensor, *_KNOWN)) or v is None for v in returned):
+    if not all(isinstance(v, (torch.Tensor, *_KNOWN, *_CONSTANTS)) or v is None for v in returned):
         raise _unsupported(function, "a result that cannot stand in a trace")
     inputs = flat_proxies((args, kwargs))
     outs = _symbol(function, trial.changed, trial.views)(*args, **kwargs)
@@ -196,14 +206,15 @@ def _tried(function: Callable, args: tuple, kwargs: dict) -> tuple[Callable, Tri
     """The trial of a function, or of the method of its name, which may be called in other ways: ``x.tile(2, 3)``."""
     try:
         return function, try_out(function, args, kwargs)
-    except TypeError:
+    except Exception:
         method = getattr(torch.Tensor, getattr(function, "__name__", ""), None)
         if method is None:
             raise
         return method, try_out(method, args, kwargs)
 
 
-_KNOWN = (TensorProxy, NumberProxy, bool, int, float, complex, str, slice, dtypes.dtype, devices.Device)
+_KNOWN = (TensorProxy, NumberProxy, bool, int, float, complex, str, slice, dtypes.dtype, devices.Device, torch.memory_format)
+_CONSTANTS = (torch.Size, torch.layout, torch.dtype, torch.device)
 
 
 def _unsupported(function: Callable, why: str) -> UnsupportedOpError:

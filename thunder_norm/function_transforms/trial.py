@@ -23,6 +23,8 @@ _LOOKS_AT_VALUES = frozenset(
         torch.cov,
         torch.corrcoef,
         torch.combinations,
+        torch.istft,
+        torch.Tensor.istft,
         torch.nn.functional.gaussian_nll_loss,
     }
 )

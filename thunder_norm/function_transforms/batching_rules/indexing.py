@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,12 +52,14 @@ def _by_index_of_same_rank(operation: Symbol, num_tensors: int) -> Any:
 
     def rule(axis_size: int, in_dims: tuple, a: TensorProxy, *args: Any) -> Any:
         *tensors, dim = (a, *args)
-        if sample_ndim(a, in_dims[0]) == 0:
-            return NotImplemented
         given = [
             with_batch(axis_size, t, d) if isinstance(t, TensorProxy) else t
             for t, d in zip(tensors, in_dims[:num_tensors], strict=True)
         ]
+        if sample_ndim(a, in_dims[0]) == 0:  # one element, like a tensor of one dimension
+            wide = [prims.reshape(t, (axis_size, math.prod(t.shape[1:]))) if isinstance(t, TensorProxy) else t for t in given]
+            like = given[1] if operation in (prims.gather, prims.take_along_axis) else given[0]
+            return prims.reshape(operation(*wide, 1), tuple(like.shape)), 0
         return operation(*given, shifted(dim, given[0].ndim - 1)), 0
 
     return rule

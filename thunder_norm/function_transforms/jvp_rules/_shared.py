@@ -32,6 +32,11 @@ def or_zeros(tangent: TensorProxy | None, primal: Any) -> Any:
     return clang.full_like(primal, 0) if isinstance(primal, TensorProxy) else type(primal)(0)
 
 
+def reduced(x: TensorProxy, dims: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions that a reduction is over: dimension 0 of a 0-dim tensor is none."""
+    return tuple(dims) if x.ndim else ()
+
+
 def restored(reduced: TensorProxy, like: TensorProxy, dims: Sequence[int]) -> TensorProxy:
     """A result of a reduction over `dims`, broadcast to the shape of what was reduced."""
     kept = tuple(d for d in range(like.ndim) if d not in dims)

@@ -11,7 +11,7 @@ from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.function_transforms.complex_numbers import conjugate, is_complex
-from thunder_norm.function_transforms.jvp_rules._shared import factors, from_mean, halves, plus, restored
+from thunder_norm.function_transforms.jvp_rules._shared import factors, from_mean, halves, plus, reduced, restored
 from thunder_norm.function_transforms.registry import register_jvp
 
 
@@ -40,15 +40,16 @@ def _moved_variance(x: TensorProxy, dx: TensorProxy, dims: Sequence[int], correc
 def var(primals, tangents, *, correction):
     """d var = 2 / (n - correction) sum (x - mean) dx."""
     x, dims = primals
-    return prims.var(x, dims, correction=correction), _moved_variance(x, tangents[0], dims, correction)
+    return prims.var(x, dims, correction=correction), _moved_variance(x, tangents[0], reduced(x, dims), correction)
 
 
 @register_jvp(prims.var_mean)
 def var_mean(primals, tangents, *, correction):
     """The variance as in `var`, the mean by the mean of the tangent."""
     (x, dims), (dx, _) = primals, tangents
-    mean = clang.true_divide(prims.sum(dx, dims), math.prod(x.shape[d] for d in dims))
-    return prims.var_mean(x, dims, correction=correction), (_moved_variance(x, dx, dims, correction), mean)
+    over = reduced(x, dims)
+    mean = clang.true_divide(prims.sum(dx, over), math.prod(x.shape[d] for d in over))
+    return prims.var_mean(x, dims, correction=correction), (_moved_variance(x, dx, over, correction), mean)
 
 
 @register_jvp(prims.std)
@@ -56,7 +57,7 @@ def std(primals, tangents, *, correction):
     """d std = d var / (2 std), 0 where std is 0."""
     (x, dims), (dx, _) = primals, tangents
     out = prims.std(x, dims, correction=correction)
-    moved = clang.true_divide(_moved_variance(x, dx, dims, correction), clang.mul(out, 2.0))
+    moved = clang.true_divide(_moved_variance(x, dx, reduced(x, dims), correction), clang.mul(out, 2.0))
     return out, clang.where(clang.eq(out, 0.0), 0.0, moved)
 
 
@@ -67,6 +68,7 @@ def prod(primals, tangents):
     out = prims.prod(x, dims)
     if x.numel() == 0:
         return out, None
+    dims = reduced(x, dims)
     value, tangent = factors(x, dims), factors(dx, dims)
     while value.shape[0] > 1:
         (a, b, last), (da, db, d_last) = halves(value), halves(tangent)

@@ -10,12 +10,12 @@ from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.function_transforms.complex_numbers import holomorphic, is_complex
-from thunder_norm.function_transforms.jvp_rules._shared import factors, from_mean, halves, restored
+from thunder_norm.function_transforms.jvp_rules._shared import factors, from_mean, halves, reduced, restored
 from thunder_norm.function_transforms.registry import register_vjp
 
 
 def _prod(x: TensorProxy, dims: Sequence[int]) -> tuple[TensorProxy, tuple]:
-    return prims.prod(x, dims), (x, tuple(dims))
+    return prims.prod(x, dims), (x, reduced(x, dims))
 
 
 @holomorphic
@@ -55,14 +55,14 @@ def _of_variance(g: TensorProxy, x: TensorProxy, dims: Sequence[int], correction
 
 
 def _var(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[TensorProxy, tuple]:
-    return prims.var(x, dims, correction=correction), (x, tuple(dims), correction)
+    return prims.var(x, dims, correction=correction), (x, reduced(x, dims), correction)
 
 
 register_vjp(prims.var)(_var, lambda saved, g: (_of_variance(g, *saved), None))
 
 
 def _var_mean(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[tuple, tuple]:
-    return prims.var_mean(x, dims, correction=correction), (x, tuple(dims), correction)
+    return prims.var_mean(x, dims, correction=correction), (x, reduced(x, dims), correction)
 
 
 def _var_mean_backward(saved: tuple, g: TensorProxy, g_mean: TensorProxy) -> tuple:
@@ -76,7 +76,7 @@ register_vjp(prims.var_mean)(_var_mean, _var_mean_backward)
 
 def _std(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[TensorProxy, tuple]:
     out = prims.std(x, dims, correction=correction)
-    return out, (x, tuple(dims), correction, out)
+    return out, (x, reduced(x, dims), correction, out)
 
 
 def _std_backward(saved: tuple, g: TensorProxy) -> tuple:
