@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, build_norm_map, norm_report
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
@@ -41,11 +42,11 @@ def test_in_place_module_is_as_its_out_of_place_one(name, training):
     x = RMSTensor.of(torch.randn(shape))
     results = []
     for inplace in (False, True):
-        torch.manual_seed(0)
+        torch.manual_seed(seeded(0))
         m = nn.Sequential(nn.Linear(4, 4), ACTIVATIONS[name](inplace=inplace), nn.Linear(4, 4)).train(training)
         jm = thunder.jit(m, transforms=[NormTransform()])
         for f in (m, jm):
-            torch.manual_seed(1)
+            torch.manual_seed(seeded(1))
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -118,16 +119,16 @@ def test_every_in_place_variant_of_an_operator_with_a_rule():
             call = (*sample.args,), sample.kwargs
             try:
                 real = sample.input.clone()
-                torch.manual_seed(0)
+                torch.manual_seed(seeded(0))
                 f(real, *call[0], **call[1])
-                torch.manual_seed(0)
+                torch.manual_seed(seeded(0))
                 wanted = info.op(RMSTensor.of(sample.input), *call[0], **call[1])
             except Exception:  # noqa: BLE001 - torch, or the rule, refuses it
                 continue
             if not isinstance(wanted, NormedTensor) or wanted.shape != sample.input.shape:
                 continue
             target = RMSTensor.of(sample.input).clone()
-            torch.manual_seed(0)
+            torch.manual_seed(seeded(0))
             assert f(target, *call[0], **call[1]) is target, info.name
             torch.testing.assert_close(target.backing, real, rtol=0, atol=0, equal_nan=True)
             if type(target) is type(wanted):
@@ -214,7 +215,7 @@ def test_classifier_head_that_flattens_and_drops_in_place():
         results = []
         for m in (plain, head):
             for f in (m, thunder.jit(m, transforms=[NormTransform()])):
-                torch.manual_seed(0)
+                torch.manual_seed(seeded(0))
                 results.append(f(RMSTensor.of(x)))
         same(results[2], results[0])
         same(results[3], results[1])

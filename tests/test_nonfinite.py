@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import (
     L1Tensor,
     L2Tensor,
@@ -87,7 +88,7 @@ def _cases():
     found = []
     for op, rule in all_rules():
         for case in cases_of(op, rule, 1):
-            generator = torch.Generator().manual_seed(0)
+            generator = torch.Generator().manual_seed(seeded(0))
             points = [b.point(start(b, 0, generator) * b.norm_size, b.norm_size).contiguous() for b in case.balls]
             found.append((identity(op, rule)[:2], case, points))
     return found
@@ -220,7 +221,7 @@ WHERE = ["x", *(name for name, t in Net().eval().state_dict().items() if t.is_fl
 @pytest.fixture(scope="module")
 def jitted():
     """The model in each way a trace is made, its tensors to be changed in place."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = Net().eval()
     options = {"trace": {}, "local": {"sensitivity": "local"}, "typical": {"mode": "typical"}}
     traced = {name: thunder.jit(model, transforms=[NormTransform(**kwargs)]) for name, kwargs in options.items()}

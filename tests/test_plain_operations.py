@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, norm_report, sensitivities, with_perturbation
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
@@ -94,7 +95,7 @@ PROGRAMS = {**ATTENTION, **{n: (lambda f=f, s=s, c=c: Used(f, *s, count=(*c, 1)[
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_reached_are_the_parameters_that_have_a_gradient(name):
     make, inputs = PROGRAMS[name]
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = make()
     model(*inputs).square().sum().backward()
     have = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
@@ -109,7 +110,7 @@ def test_reached_are_the_parameters_that_have_a_gradient(name):
 @pytest.mark.parametrize("name", [n for i, n in enumerate(PROGRAMS) if i % 3 == 0 or n == "three inputs"])
 def test_map_of_unit_norms_does_not_depend_on_values(name):
     make, inputs = PROGRAMS[name]
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = make()
     found = []
     for _ in range(2):
@@ -122,7 +123,7 @@ def test_map_of_unit_norms_does_not_depend_on_values(name):
 
 
 def test_modular_optimizer_moves_the_projections_of_cross_attention():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     optimizer = ModularOptimizer(layer, X, Y, lr=0.1)
     assert optimizer.norm.unreached == ()
@@ -133,7 +134,7 @@ def test_modular_optimizer_moves_the_projections_of_cross_attention():
 
 
 def test_norm_given_for_a_packed_projection_counts():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = Attention({"need_weights": False})
     norm_map = build_norm_map(model, X, Y, Y, parameters="unit")
     bounds, moves = [], []
