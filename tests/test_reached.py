@@ -49,6 +49,27 @@ def test_what_a_random_mask_drops_is_reached(keep):
     assert all(s > 0 for s in sensitivities.values())
 
 
+def drop_path(x, keep):
+    """As torchvision has it."""
+    noise = torch.empty([x.shape[0]] + [1] * (x.ndim - 1)).bernoulli_(keep)
+    noise.div_(0.5)
+    return x * noise
+
+
+@pytest.mark.parametrize("drop", [drop_path, lambda x, keep: x * torch.bernoulli(torch.full((2, 1), keep)) / 0.5])
+def test_a_dropped_branch_is_reached(drop):
+    class Branch(nn.Module):
+        def __init__(self, keep):
+            super().__init__()
+            self.layer, self.keep = nn.Linear(4, 4), keep
+
+        def forward(self, x):
+            return x + drop(self.layer(x), self.keep)
+
+    found = [ModularNorm(Branch(keep), torch.randn(2, 4)).sensitivities for keep in (0.0, 1.0)]
+    assert found[0] == found[1] == {"layer.weight": 2.0, "layer.bias": 2.0}
+
+
 class Loss(nn.Module):
     def __init__(self):
         super().__init__()
@@ -111,3 +132,11 @@ def test_a_lazy_module_is_refused_until_it_has_been_called():
             use()
     model(x)
     assert all(s > 0 for s in ModularNorm(model, x).sensitivities.values())
+
+
+@pytest.mark.parametrize("power", [lambda x: x**3, lambda x: 2**x, lambda x: x.square() ** 2])
+def test_powers_written_with_operators(power):
+    x = LinfTensor.of(torch.tensor([0.5, -1.5]))
+    y = power(x)
+    torch.testing.assert_close(y.backing, power(x.backing))
+    assert y.backing.abs().max() <= y.norm_size * (1 + 1e-6)

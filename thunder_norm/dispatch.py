@@ -93,9 +93,9 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def is_factory(func: Callable) -> bool:
-    """Whether an operation makes a tensor from no tensor: none of its rules takes one."""
+    """Whether an operation makes a tensor whose norm no other's decides: none of its rules takes a NormedTensor."""
     op = find_op(key_of(func))
-    return op is not None and bool(op.rules) and not any(s.kinds or s.accepts_plain for r in op.rules for s in r.slots.values())
+    return op is not None and bool(op.rules) and not any(s.kinds for r in op.rules for s in r.slots.values())
 
 
 def torch_dispatch(func: Any, args: tuple, kwargs: dict) -> Any:

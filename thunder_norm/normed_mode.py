@@ -177,8 +177,8 @@ class NormAcquisition(Acquisition):
         proxies = [
             v for v in tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0] if _is_proxy(v)
         ]
-        if not proxies:
-            return dispatch.is_factory(fn)
+        if not any(map(self.is_parameter, proxies)) and dispatch.is_factory(fn):
+            return True
         is_mutation = registry.is_mutation(fn, {k: value_of(v) for k, v in kwargs.items()})
         if is_mutation or not registry.has_rule(fn):
             parameters = [self.fake_of(p) for p in proxies if self.is_parameter(p)]

@@ -128,9 +128,9 @@ class Functions(TorchFunctionMode):
         has_rule = registry.has_rule(func)
         if not has_rule and registry.is_metadata(func):
             return func(*args, **kwargs)
-        if not tensors and dispatch.is_factory(func):
-            return dispatch.run_registered(func, args, kwargs)
         concerns = [known.concerns(t) for t in tensors]
+        if not any(concerns) and dispatch.is_factory(func):
+            return dispatch.run_registered(func, args, kwargs)
         if tensors and all(concerns):
             given = tree_map(known.annotated, (args, kwargs))
             if any(isinstance(t, NormedTensor) for t in tree_flatten(given)[0]):

@@ -125,6 +125,16 @@ def rand(*size: Any, **options: Any) -> LinfTensor:
     return LinfTensor(math.sqrt(1 / 3) if current_mode() == "typical" else 1.0, elem_dims=())
 
 
+@normed_op(torch.Tensor.bernoulli_).register_norm(allow_plain_tensors=True)
+@normed_op(torch.bernoulli).register_norm(allow_plain_tensors=True)
+def bernoulli(input: torch.Tensor, p: Any = None, *, generator: Any = None) -> LinfTensor:
+    """Zeros and ones, drawn: value 1, whatever was drawn now.
+
+    Untried:     random, of no argument
+    """
+    return LinfTensor(1.0, elem_dims=())
+
+
 @normed_op(torch.randn_like).register_norm(mode="typical")
 def randn_like_typical(input: NormedTensor, **options: Any) -> RMSTensor:
     """Standard normal: expected RMS 1 over any dimensions."""
