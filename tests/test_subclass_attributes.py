@@ -184,3 +184,15 @@ def test_einops_reduces(pattern, how, transform):
 
     x = torch.randn(4, 3)
     torch.testing.assert_close(thunder.jit(f, transforms=[transform()])(x), f(x))
+
+
+@pytest.mark.parametrize(
+    "f", [lambda x: x.round() * x, lambda x: torch.lerp(x, x * x, 0.3), lambda x: x * x.isfinite(), lambda x: torch.signbit(x) * x]
+)
+def test_operations_without_a_gradient_of_thunders_are_differentiated(f):
+    grads = []
+    for g in (f, jit(f)):
+        x = torch.tensor([0.4, -1.7, 2.2], requires_grad=True)
+        g(x).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])

@@ -39,19 +39,23 @@ def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
 
 
 def _is_concerned(bsym: BoundSymbol) -> bool:
-    if bsym.sym.id in (prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL) or not any(
-        map(is_differentiable, bsym.flat_proxy_outs)
-    ):
+    if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
-    return any(map(is_differentiable, bsym.flat_proxy_args)) and (any(map(is_complex, tensors)) or _lacks_gradient(bsym))
+    is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
+    return is_of_complex or _lacks_gradient(bsym)
+
+
+_NO_OPERATIONS = frozenset(
+    {prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UPDATE_ALIASES, prims.PrimIDs.COPY_, prims.PrimIDs.ITEM}
+)
 
 
 def _lacks_gradient(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's differentiation would come to a primitive that it has no rule for."""
-    if bsym.sym.id in augmented_forward_impls or _get_gradfn_and_executor(bsym)[0] is not None:
+    """Whether Thunder's differentiation would come to a primitive that it has no rule for, be it that there is no gradient (isfinite)."""
+    if bsym.sym.id in _NO_OPERATIONS or bsym.sym.id in augmented_forward_impls or _get_gradfn_and_executor(bsym)[0] is not None:
         return False
-    if not any(map(is_differentiable, bsym.flat_proxy_args)) or not any(map(is_differentiable, bsym.flat_proxy_outs)):
+    if not any(map(is_differentiable, bsym.flat_proxy_args)) or not bsym.flat_proxy_outs:
         return False
     return any(map(_lacks_gradient, bsym.subsymbols)) if bsym.subsymbols else bsym.sym.is_prim
 
