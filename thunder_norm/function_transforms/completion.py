@@ -36,7 +36,7 @@ from thunder_norm.function_transforms.control_flow import data_dependent
 from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.function_transforms.opaque import Operation, flat_proxies, symbol_for
 from thunder_norm.function_transforms.trial import Trial, position_of, try_out
-from thunder_norm.subclass import attributes, interpret, operations, patches
+from thunder_norm.subclass import operations, patches, plain
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
@@ -45,8 +45,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
     """What the interpreter is to call for `fn`: what `find` finds, and torch where that is nothing or raises."""
     if active_level() is None:
         return find()
-    if interpret.asks_for_dtype(fn, args):
-        return attributes.metadata_of_plain
+    if fn is getattr:
+        return plain.about_plain(None, fn, args) or find()
     if fn is TensorProxy.__getattr__:
         return _attribute(find())
     operation = operations.torch_callable(fn) or (fn if _is_torchs_own(fn) else None)
