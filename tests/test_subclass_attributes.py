@@ -187,7 +187,8 @@ def test_einops_reduces(pattern, how, transform):
 
 
 @pytest.mark.parametrize(
-    "f", [lambda x: x.round() * x, lambda x: torch.lerp(x, x * x, 0.3), lambda x: x * x.isfinite(), lambda x: torch.signbit(x) * x]
+    "f",
+    [lambda x: x.round() * x, lambda x: torch.lerp(x, x * x, 0.3), lambda x: x * x.isfinite(), lambda x: torch.signbit(x) * x],
 )
 def test_operations_without_a_gradient_of_thunders_are_differentiated(f):
     grads = []

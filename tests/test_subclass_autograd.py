@@ -326,3 +326,15 @@ def test_the_gradient_rule_of_an_executor_goes_before_the_formula_of_torch():
     assert calls
     torch.testing.assert_close(x.grad.a, 10 * (2 * x.a.detach()).cos())
     assert torch.equal(p.grad.a, torch.ones(3))
+
+
+@pytest.mark.parametrize("same", [lambda x: x * 1, torch.ops.aten.alias, lambda x: x.view(3), lambda x: x[:]])
+def test_a_result_that_is_an_input_again_has_a_gradient(same):
+    grads = []
+    for f in (lambda x: (same(x), x * 2), thunder.jit(lambda x: (same(x), x * 2), transforms=[SubclassTransform()])):
+        x = TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_()
+        outs = f(x)
+        assert all(t.requires_grad for t in outs)
+        torch.autograd.backward(outs, [torch.ones_like(t.detach()) for t in outs])
+        grads.append(x.grad)
+    assert_same_tensors(grads[1], grads[0])

@@ -126,7 +126,8 @@ class Joint:
         Returns:
             What the computation returns: `outputs`, connected, then the carriers of results.
         """
-        anchored = self._anchor_results(returned, inner, {p.name for p in arguments if isinstance(p, TensorProxy)})
+        given = _with_copies({p.name for p in arguments if isinstance(p, TensorProxy)}, trace.bound_symbols)
+        anchored = self._anchor_results(returned, inner, given)
         results = iter(self._write_operation(trace, executor, list(anchored.values())))
         connected = {name: next(results) for name in anchored}
         for result in (r for r in self.results if r.uses_carriers):
@@ -210,6 +211,16 @@ class Joint:
             )
             for t, p in zip(outputs, symbol(*(env[i] for i in inputs)), strict=True):
                 env[id(t)] = p
+
+
+def _with_copies(names: set[str], bsyms: Sequence[BoundSymbol]) -> set[str]:
+    """These names and those of their shallow copies, which are the same tensors when the program runs."""
+    found = set(names)
+    for bsym in bsyms:
+        found |= _with_copies(found, bsym.subsymbols)
+        if bsym.sym.id == prims.PrimIDs.SHALLOW_COPY and bsym.args[0].name in found:
+            found.add(bsym.output.name)
+    return found
 
 
 def _carrier(fake: torch.Tensor) -> TensorProxy:
