@@ -50,6 +50,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "batched matrix product": lambda x: torch.bmm(_complex(x)[None, :, None], _complex(x)[None, None]).imag.pow(2).sum(),
     "einsum": lambda x: torch.einsum("i,j,ij->", _complex(x), _complex(x), torch.outer(x, _complex(x))).real,
     "reductions": lambda x: _complex(x).prod().imag + _complex(x).mean().real + _complex(x).var() + _complex(x).std(),
+    "logsumexp": lambda x: torch.logsumexp(_complex(x), 0).imag,
     "norm": lambda x: torch.linalg.vector_norm(_complex(x)) + torch.linalg.vector_norm(_complex(x), ord=3),
     "cumulative": lambda x: (_complex(x).cumsum(0).imag * x).sum() + (_complex(x).cumprod(0).imag * x).sum(),
     "fft": lambda x: torch.fft.ifft(torch.fft.fft(x) * torch.fft.fft(x.sin())).real.pow(2).sum(),

@@ -10,6 +10,7 @@ import thunder.torch as ltorch
 import torch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 from torch.utils._pytree import tree_flatten, tree_map
 
 # A copy: the lazy conjugate of torch.conj is a view that some kernels do not take.
@@ -31,6 +32,16 @@ def has_complex(tree: Any) -> bool:
 def conjugate(value: Any) -> Any:
     """The conjugate of a complex tensor, anything else as it is."""
     return conj_physical(value) if is_complex(value) else value
+
+
+_ORDERS = frozenset({prims.PrimIDs.AMAX, prims.PrimIDs.AMIN, prims.PrimIDs.MAXIMUM, prims.PrimIDs.MINIMUM})
+
+
+def orders_complex(bsym: BoundSymbol) -> bool:
+    """Whether an operation consists of parts that compare complex numbers, as Thunder's logsumexp does: nothing runs those."""
+    if bsym.sym.id in _ORDERS:
+        return any(map(is_complex, bsym.flat_proxy_args))
+    return any(map(orders_complex, bsym.subsymbols))
 
 
 def holomorphic(backward: Callable) -> Callable:

@@ -18,7 +18,7 @@ import torch
 from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.trace import TraceCtx
+from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.transforms import register_grad
 from thunder.extend import OperatorExecutor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -123,7 +123,7 @@ def views_of(bsym: BoundSymbol) -> dict[str, str]:
 
 
 def operation_of(bsym: BoundSymbol) -> Operation | None:
-    """The operation that a bound symbol without a decomposition stands for; None if torch is not what runs it."""
+    """The operation that a bound symbol stands for, taken as a whole; None if torch is not what runs it."""
     sym = bsym.sym
     if sym.id in _operations:
         return _operations[sym.id]
@@ -136,7 +136,12 @@ def operation_of(bsym: BoundSymbol) -> Operation | None:
 
 @functools.cache
 def _operation(name: str, run: Callable, meta: Callable, is_random: bool) -> Operation:
-    return Operation(name, _on_torch_types(run), meta, is_random)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with tracectx(TraceCtx()):  # what Thunder would write for its parts is not wanted
+            found = meta(*args, **kwargs)
+        return tree_map(lambda v: TensorProxy(like=v) if isinstance(v, TensorProxy) else v, found)
+
+    return Operation(name, _on_torch_types(run), alone, is_random)
 
 
 def _is_tagged_random(sym: Symbol) -> bool:

@@ -23,7 +23,7 @@ import thunder_norm.function_transforms.elementwise  # noqa: F401 - registers th
 import thunder_norm.function_transforms.vjp_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
 from thunder_norm.function_transforms.acquisition import operations_of, outputs_of, program_of, scope
-from thunder_norm.function_transforms.complex_numbers import in_dtype_of
+from thunder_norm.function_transforms.complex_numbers import in_dtype_of, orders_complex
 from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.grouping import grouped, replayed
 from thunder_norm.function_transforms.locations import at_line_of, location_of
@@ -233,7 +233,11 @@ def _is_enough(bsym: BoundSymbol, forward: Sequence[BoundSymbol], nodes: Sequenc
 
 def rule_of(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     """The rule for an operation that we have none for; None if it is to be taken apart."""
-    if is_opaque(bsym) or (bsym.sym.executor is fallback_executor and not has_tags(bsym, {prims.OpTags.RANDOM_OP})):
+    if (
+        is_opaque(bsym)
+        or orders_complex(bsym)
+        or (bsym.sym.executor is fallback_executor and not has_tags(bsym, {prims.OpTags.RANDOM_OP}))
+    ):
         return torch_vjp_rule(bsym, active)  # Thunder's rule asks torch's autograd, which cannot be transformed further
     found = thunders_rule(bsym)
     return torch_vjp_rule(bsym, active) if found is None and not bsym.subsymbols else found
