@@ -364,7 +364,7 @@ class EagerEnvironment(context.Environment):
 
 def _memory(t: torch.Tensor) -> tuple[Any, ...]:
     """Where a tensor's entries are, and in which order."""
-    if t.layout is not torch.strided:
+    if t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
         return (id(t),)
     return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
 
