@@ -190,7 +190,7 @@ class NormMapTransform(NormTransform):
         prologue, computation, epilogue = traces
         computed = computation.bound_symbols[-1].args[0]["output"]
         received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
-        epilogue = _without_side_effects(epilogue, received)
+        epilogue = _without_side_effects(boundary_passes.without_detaching(epilogue), received)
         kept = {p.name for p in epilogue.args if isinstance(p, TensorProxy)}
         backings = {b.args[0].name for b in epilogue.bound_symbols if _wraps_normed(b)}
         norms = [p for p, r in zip(computed, received, strict=True) if is_norm_scalar(p) and r.name in kept - backings]

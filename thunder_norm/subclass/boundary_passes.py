@@ -71,7 +71,22 @@ def detach_inactive(traces: Traces) -> Traces:
     )
     if not constant:
         return traces
-    return pass_through_epilogue(traces, constant, (), "detached", lambda *tensors: tuple([t.detach() for t in tensors]))
+    return pass_through_epilogue(traces, constant, (), _DETACHED, lambda *tensors: tuple([t.detach() for t in tensors]))
+
+
+_DETACHED = "detached"
+
+
+def without_detaching(epilogue: TraceCtx) -> TraceCtx:
+    """The epilogue before `detach_inactive`, for callers that connect results themselves."""
+    new = from_trace(epilogue)
+    swaps: dict = {}
+    for b in epilogue.bound_symbols:
+        if b.sym.name.startswith(_DETACHED):
+            swaps |= {variableify(made): given for made, given in zip(b.flat_proxy_outs, b.flat_proxy_args, strict=True)}
+        else:
+            new.bound_symbols.append(b.from_bsym_swap_proxies(swaps, skip_output=True) if swaps else b)
+    return new
 
 
 def check_what_leaves(traces: Traces) -> Traces:
