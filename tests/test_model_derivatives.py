@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -132,9 +131,9 @@ def test_the_norm_is_finite_and_bounds_the_actual_output(name):
 @each_model
 def test_every_operation_is_within_its_bound(name):
     rows = run(name).report.rows
-    finite = [row for row in rows if math.isfinite(row.norm_size)]
+    finite = [row for row in rows if row.norm_size <= torch.finfo(torch.float32).max]
     assert all(row.tightness is None or row.tightness <= SOUND for row in finite)
-    assert len(finite) >= len(rows) - 2  # masked scores are -inf
+    assert len(finite) >= len(rows) - 2  # scores masked twice overflow to -inf
 
 
 @each_model
