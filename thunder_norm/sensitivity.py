@@ -47,9 +47,9 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
     normed = [y for y in tree_flatten(outputs)[0] if isinstance(y, NormedTensor)]
     if not normed:
         raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
-    moving = [movement(y) for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
     sizes = [leaf.perturbation_size for leaf in flat_leaves]
     with perturbations_recorded():
+        moving = [movement(y) for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
         if not moving or not sizes:
             return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
         grads = torch.autograd.grad(sum(moving), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
