@@ -14,7 +14,7 @@ def propagate(bsym: BoundSymbol, active: set[str]) -> None:
         propagate(sub, active)
     if bsym.sym.name == "detach" or active.isdisjoint(p.name for p in bsym.flat_proxy_args):
         return
-    decided = set() if _has_own_gradient(bsym) else {p.name for sub in bsym.subsymbols for p in sub.flat_proxy_outs}
+    decided = set() if _has_own_gradient(bsym) else _decided_inside(bsym)
     for p in bsym.flat_proxy_outs:
         if (
             isinstance(p, TensorProxy)
@@ -33,6 +33,30 @@ def depending(trace: TraceCtx, names: set[str]) -> set[str]:
     return active
 
 
+def _decided_inside(bsym: BoundSymbol) -> set[str]:
+    """The names of what is differentiable only if an operation that `bsym` consists of says so.
+
+    Where Thunder writes a function of torch's without its arguments (`repeat` of nothing is `zeros`), none does: the result has a
+    gradient of zero in torch, unless the function makes a new tensor, as `zeros_like`.
+    """
+    reached = {p.name for p in bsym.flat_proxy_args}
+    made: set[str] = set()
+    for sub in bsym.subsymbols:
+        names = {p.name for p in sub.flat_proxy_outs}
+        made |= names
+        if not reached.isdisjoint(p.name for p in sub.flat_proxy_args):
+            reached |= names
+    return made & reached if _is_torchs(bsym) and not _makes_new(bsym.sym.name) else made
+
+
+def _makes_new(name: str) -> bool:
+    return name.endswith("_like") or name.startswith("new_")
+
+
+def _is_torchs(bsym: BoundSymbol) -> bool:
+    return not isinstance(bsym.sym.id, tuple) and str(bsym.sym.id).startswith("torch.")
+
+
 def _has_own_gradient(bsym: BoundSymbol) -> bool:
     """Whether a rule may differentiate the operation as a whole, whatever it consists of."""
-    return bsym.sym.executor is not None or not (isinstance(bsym.sym.id, tuple) or str(bsym.sym.id).startswith("torch."))
+    return bsym.sym.executor is not None or not (isinstance(bsym.sym.id, tuple) or _is_torchs(bsym))
