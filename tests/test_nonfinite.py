@@ -84,9 +84,11 @@ def test_a_size_given_as_a_number_is_no_nan_and_one_computed_may_be():
 
 @functools.cache
 def _cases():
-    """A case of each rule, with a point in each ball."""
+    """A case of each rule of the library (other tests register some of their own), with a point in each ball."""
     found = []
     for op, rule in all_rules():
+        if not rule.fn.__module__.startswith("thunder_norm."):
+            continue
         for case in cases_of(op, rule, 1):
             generator = torch.Generator().manual_seed(seeded(0))
             points = [b.point(start(b, 0, generator) * b.norm_size, b.norm_size).contiguous() for b in case.balls]
@@ -156,6 +158,32 @@ def test_attention_with_a_mask_of_minus_infinity_is_bounded():
         assert y.norm_size.item() == pytest.approx(q.norm_size.item())
     y = F.scaled_dot_product_attention(RMSTensor(INF, backing=q.backing), q, q)
     assert not y.norm_size.isfinite()
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_entries_that_a_mask_drops_do_not_count(is_traced):
+    def median(x, mask):
+        return torch.where(mask, x, torch.full((), NAN)).nanmedian(1).values
+
+    f = thunder.jit(median, transforms=[NormTransform()]) if is_traced else median
+    x, mask = torch.ones(2, 3), torch.tensor([[True, True, False], [False, True, False]])
+    assert f(LinfTensor.of(x), mask).norm_size.item() == 1
+    assert f(LinfTensor.of(x), mask & torch.tensor([[True], [False]])).norm_size.isnan()  # a row without entries
+    assert f(LinfTensor.of(torch.where(mask, NAN, x)), mask).norm_size.isnan()
+
+
+def test_an_addend_times_zero_is_not_read():
+    x = RMSTensor.of(torch.full((2, 2), NAN))
+    for op, a, b in ((torch.addr, torch.ones(2), torch.ones(2)), (torch.addmm, torch.eye(2), torch.eye(2))):
+        y = op(x, a, b, beta=0)
+        assert _norm(y) <= y.norm_size.item() * (1 + 1e-6)
+        assert op(x, a, b).norm_size.isnan()
+
+
+def test_the_logarithm_of_a_sum_of_infinite_entries_is_infinite():
+    x = RMSTensor.of(torch.tensor([1.0, -INF]))
+    assert torch.logaddexp(x, x).norm_size.item() == INF
+    assert torch.logaddexp(x, RMSTensor.of(torch.tensor([1.0, NAN]))).norm_size.isnan()
 
 
 def test_a_rule_of_the_users_that_forgets_its_input_is_nan_too():

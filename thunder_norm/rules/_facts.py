@@ -55,6 +55,15 @@ class Source:
         return self.kind._wrap(backing, times(self.norm_size, scale), None, self.elem_dims)
 
 
+@dataclass(frozen=True, eq=False)
+class Filled:
+    """Some entries of a tensor are one entry, which may be a NaN that stands for none."""
+
+    kept: torch.Tensor  # which entries are others
+    is_number: torch.Tensor  # whether that one is a number
+    norm_size: torch.Tensor  # of the entries that are numbers
+
+
 def fact(x: Any, kind: type[F]) -> F | None:
     """The fact of that kind about x, if x is a normed tensor and there is one."""
     found = x._facts if isinstance(x, NormedTensor) else None

@@ -7,6 +7,7 @@ may be read as running over such a dimension or not, whichever suits the other o
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from thunder_norm import elem_dims as ed
 from thunder_norm.context import lift, run_real
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
+from thunder_norm.rules._facts import Filled, is_plain, know
 from thunder_norm.rules._shared import (
     align,
     annotated,
@@ -327,6 +329,20 @@ def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor |
     operands = [x for x in (input, other) if isinstance(x, NormedTensor)]
     dims, _ = align(broadcast(condition.shape, *(x.shape for x in operands)), *operands)
     return _either(input, other, is_blockwise=is_constant_along(condition, dims))
+
+
+def _is_filled(args: dict[str, Any]) -> bool:
+    condition, input, other = args["condition"], args["input"], args["other"]
+    return is_plain(other) and other.ndim == 0 and isinstance(input, RMSTensor) and condition.shape == input.shape
+
+
+@normed_op(torch.where).register_norm(allow_plain_tensors=True, when=_is_filled)
+def where_filled(condition: torch.Tensor, input: RMSTensor, other: RMSTensor) -> NormedTensor:
+    """A where the condition holds, else one plain entry: as `where`, and what the norm is without that entry if it is NaN."""
+    is_number = other.norm_size == other.norm_size
+    numbers = LinfTensor(torch.where(is_number, other.norm_size, 0.0), backing=other.backing)
+    size = where(condition, input, numbers).norm_size
+    return know(where(condition, input, other), Filled(condition, is_number, size))
 
 
 @normed_op(torch.lerp).register_norm(lift_dims={"input": over_dims_of("end"), "end": over_dims_of("input")})

@@ -190,9 +190,12 @@ def scaled(bound: Bound, a: NormedTensor, b: NormedTensor, names: tuple[str, str
 def plus(product: NormedTensor, addend: NormedTensor, name: str, shape: Sequence[int], scale: float = 1.0) -> NormedTensor:
     """The rule's result for ``product + scale addend``, the addend broadcast to `shape` (that of the product).
 
-    RMS norms meet in the elem_dims that cost least; an addend of another kind is converted to the product's.
+    RMS norms meet in the elem_dims that cost least; an addend of another kind is converted to the product's.  One times 0 is not
+    read, NaN or not.
     """
     kind, dims = type(product), product.elem_dims
+    if scale == 0:
+        return kind(product.norm_size, elem_dims=dims, sensitivity={**(product._sensitivity or {}), name: 0})
     c_product = 1.0
     if isinstance(product, RMSTensor) and isinstance(addend, RMSTensor):
         own = tuple(d for d in ed.nontrivial(addend.shape, addend.elem_dims))

@@ -25,7 +25,9 @@ def _log_of_sum(op: Callable, base: float) -> None:
         dims, (ca, cb) = align(broadcast(input.shape, other.shape), input, other)
         a, b = times(input.norm_size, ca), times(other.norm_size, cb)
         reach_a, reach_b = (x.norm_size * math.sqrt(x.numel_normed) for x in (input, other))
-        size = reach_a + softplus_of((reach_b - reach_a) * unit) / unit
+        apart = reach_a + softplus_of((reach_b - reach_a) * unit) / unit
+        # infinity minus infinity is NaN
+        size = torch.where(torch.minimum(reach_a, reach_b) < math.inf, apart, reach_a + reach_b)
         if dims:
             size = torch.minimum(size, root_sum_squares(a, b) + math.log(2) / unit)
         share = torch.sigmoid((reach_a + reach_b) * unit)

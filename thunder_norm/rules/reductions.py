@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_mode
+from thunder_norm.context import current_mode, run_real
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.registry import normed_op
+from thunder_norm.rules._facts import Filled, Source, fact, moves_with
 from thunder_norm.rules._gaussian import expected_maximum
 from thunder_norm.rules._shared import as_kind, dims_tuple, like, negative, rms, root, scaled, spread, times
 from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor
@@ -155,17 +156,41 @@ def aminmax(input: RMSTensor, *, dim: int | None = None, keepdim: bool = False) 
 
 
 @normed_op(torch.median).register_norm
-@normed_op(torch.nanmedian).register_norm
 def median(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
     """The middle entry along a dimension, bounded as `amax`, and its index."""
     return picked(input, dim, keepdim), None
 
 
 @normed_op(torch.median).register_norm
-@normed_op(torch.nanmedian).register_norm
 def median_of_all(input: RMSTensor) -> RMSTensor:
     """The middle of all entries, bounded as `amax`."""
     return picked(input, None, False)
+
+
+@normed_op(torch.nanmedian).register_norm
+def nanmedian(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
+    """The middle of the entries along a dimension that are numbers, bounded as `amax`, and its index."""
+    return _picked_number(input, dim, keepdim), None
+
+
+@normed_op(torch.nanmedian).register_norm
+def nanmedian_of_all(input: RMSTensor) -> NormedTensor:
+    """The middle of all entries that are numbers, bounded as `amax`."""
+    return _picked_number(input, None, False)
+
+
+def _picked_number(x: RMSTensor, dim: Dim, keepdim: bool) -> NormedTensor:
+    """`picked` among the entries that are known to be numbers, if there are some wherever it picks: NaN elsewhere."""
+    result, filled = picked(x, dim, keepdim), fact(x, Filled)
+    if filled is None:
+        return result
+    has = filled.kept
+    for d in dims_tuple(dim, x.ndim):
+        has = run_real(torch.any, (has, d, True), {})
+    constant = (result._sensitivity or {})["input"]
+    everywhere = run_real(torch.logical_or, (run_real(torch.all, (has,), {}), filled.is_number), {})
+    size = torch.where(everywhere, times(filled.norm_size, constant), times(x.norm_size, constant))
+    return moves_with(Source.of(x), like(x, size, result.elem_dims), constant, "input")
 
 
 @normed_op(torch.kthvalue).register_norm
