@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import thunder.torch as ltorch
 import torch
-from thunder.core import devices, dtypes, prims
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.transforms import register_grad
@@ -28,7 +28,7 @@ from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.registry import VjpRule
 from thunder_norm.function_transforms.replay import is_differentiable
 from thunder_norm.function_transforms.thunder_rules import joint_of
-from thunder_norm.function_transforms.trial import try_out
+from thunder_norm.function_transforms.trial import for_torch, try_out
 
 # Runs what is derived here.  Never in an executor list: only what is written here carries it.
 opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
@@ -176,7 +176,7 @@ def _on_torch_types(run: Callable) -> Callable:
     """`run` for arguments in which Thunder's dtypes and devices may stand, as they do after all passes but one."""
 
     def on_torch_types(*args: Any, **kwargs: Any) -> Any:
-        return run(*tree_map(_to_torch, args), **tree_map(_to_torch, kwargs))
+        return run(*tree_map(for_torch, args), **tree_map(for_torch, kwargs))
 
     return on_torch_types
 
@@ -207,14 +207,6 @@ def _apart_from_autograd(name: str, run: Callable) -> Callable:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
-
-
-def _to_torch(value: Any) -> Any:
-    if isinstance(value, dtypes.dtype):
-        return dtypes.to_torch_dtype(value)
-    if isinstance(value, NumberProxy):
-        return value.value
-    return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
 
 
 def flat_tensors(tree: Any, kind: type = torch.Tensor) -> tuple:

@@ -95,7 +95,7 @@ def _samples(tree: Any, make: Callable) -> tuple[Any, list[torch.Tensor]]:
 
     def sample(v: Any) -> Any:
         if not isinstance(v, TensorProxy):
-            return _for_torch(v)
+            return for_torch(v)
         t = make(tuple(v.shape), dtype=dtypes.to_torch_dtype(v.dtype), device=devices.to_torch_device(v.device))
         setattr(t, _POSITION, len(tensors))
         tensors.append(t)
@@ -104,7 +104,8 @@ def _samples(tree: Any, make: Callable) -> tuple[Any, list[torch.Tensor]]:
     return tree_map(sample, tree), tensors
 
 
-def _for_torch(v: Any) -> Any:
+def for_torch(v: Any) -> Any:
+    """Torch's dtype, device or number for Thunder's, anything else as it is."""
     if isinstance(v, dtypes.dtype):
         return dtypes.to_torch_dtype(v)
     if isinstance(v, NumberProxy):
