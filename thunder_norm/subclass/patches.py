@@ -3,7 +3,8 @@
 Four module globals of Thunder are replaced by functions that first ask whether one of our transforms is in use for the
 compilation at hand, and otherwise call the original with the same arguments.  While a rule that a user registered for a
 function transform runs, and only then, ``TensorProxy`` has a ``__torch_function__``, so that the rule can be written in torch's
-functions.  Nothing else of Thunder is changed.
+functions.  While a trace is acquired under a transform of ours, native equivalents stand in for parts of Thunder's interpreter
+(`thunder_norm/tracing/native`, a table in each file).  Nothing else of Thunder is changed.
 
 =====================  ==================================================  ==============================================
 global                 upstream line it relies on (lightning-thunder 0.2.6)  why there is no official hook
@@ -23,7 +24,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import thunder
@@ -32,6 +33,7 @@ import torch
 from thunder.core import compile_data, jit_ext
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap
+from thunder.core.options import SHARP_EDGES_OPTIONS
 from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +42,7 @@ from thunder_norm.subclass import interpret, named_results, operations, plain, p
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
+from thunder_norm.tracing import native
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
@@ -123,9 +126,13 @@ def forget_earlier_traces() -> None:
 
 def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
     transforms = getattr(get_compile_data(), "transforms", None) or ()
-    if not any(getattr(t, "refuses_values", False) for t in transforms):
+    if not any(hasattr(t, "refuses_values") for t in transforms):
         return _original_acquire(fn, args, kwargs, **options)
-    with side_effects.watched(fn, args, kwargs):
+    with ExitStack() as stack:
+        if options.get("sharp_edges") is SHARP_EDGES_OPTIONS.ALLOW:  # otherwise Thunder speaks of values of its own helpers too
+            stack.enter_context(native.interpreter())
+        if any(t.refuses_values for t in transforms if hasattr(t, "refuses_values")):
+            stack.enter_context(side_effects.watched(fn, args, kwargs))
         return _original_acquire(fn, args, kwargs, **options)
 
 

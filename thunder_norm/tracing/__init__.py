@@ -1,0 +1,1 @@
+"""What every use of Thunder shares, below all that traces."""

@@ -1,0 +1,132 @@
+"""Elements of containers: of tuples, lists and dicts, of arguments and of a function's globals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import InterpreterStack, WrappedValue, check_and_append, populate_single_dict_item_wrapper, unwrap
+
+from thunder_norm.tracing.native.replacement import Replacement
+
+_handlers = thunders._default_opcode_handler_map
+
+
+def item(container: Any, key: Any) -> WrappedValue | None:
+    """``container[key]``, or None where only Thunder's own way will do: another type, no such key."""
+    if not isinstance(container, WrappedValue):
+        return None
+    value = container.value
+    kind = type(value)
+    if kind is tuple or kind is list:
+        if type(key) is not int or not -len(value) <= key < len(value):
+            return None
+        container.track_items()
+    elif kind is dict and (type(key) is str or type(key) is int) and key in value:
+        populate_single_dict_item_wrapper(value[key], container, key)
+    else:
+        return None
+    found = container.item_wrappers[key]
+    return found if found.value is value[key] or found.original_value is value[key] else None
+
+
+def items(container: Any) -> list[WrappedValue] | None:
+    """All elements of a tuple or list, or None where only Thunder's own way will do."""
+    if not isinstance(container, WrappedValue) or type(container.value) not in (tuple, list):
+        return None
+    container.track_items()
+    for value, found in zip(container.value, container.item_wrappers, strict=True):
+        if found.value is not value and found.original_value is not value:
+            return None
+    return list(container.item_wrappers)
+
+
+def note_attribute(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> None:
+    """Remember that an attribute of `obj` was set to `value`, for the program's next look at it."""
+    obj.attribute_wrappers[name.value] = value
+    attributes = obj.attribute_wrappers.get("__dict__")
+    if attributes is not None:
+        attributes.item_wrappers[name.value] = value
+        attributes.key_wrappers[name.value] = name
+
+
+_original_args = thunders.wrap_args_from_list
+_original_kwargs = thunders.wrap_kwargs_from_dict
+_original_globals = thunders.globals_lookup
+_original_subscr = _handlers["BINARY_SUBSCR"]
+_original_store_subscr = _handlers["STORE_SUBSCR"]
+_original_list_extend = _handlers["LIST_EXTEND"]
+_original_dict_merge = _handlers["DICT_MERGE"]
+
+
+def _args(lst: Any) -> list[Any]:
+    found = items(lst)
+    return _original_args(lst) if found is None else found
+
+
+def _kwargs(d: Any) -> dict[str, Any]:
+    found = {k: item(d, k) for k in unwrap(d)}
+    return _original_kwargs(d) if any(v is None for v in found.values()) else found
+
+
+def _globals(globals_dict: Any, name: Any) -> Any:
+    key = unwrap(name)
+    found = item(globals_dict, key)
+    if found is None and key not in unwrap(globals_dict):
+        found = item(item(globals_dict, "__builtins__"), key)
+    return _original_globals(globals_dict, name) if found is None else found
+
+
+def _subscr(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    found = item(stack.getitem_wrapped(-2), stack.getitem_wrapped(-1).value)
+    if found is None:
+        return _original_subscr(inst, stack=stack, **state)
+    stack.pop_wrapped()
+    stack.pop_wrapped()
+    return check_and_append(stack, found)
+
+
+_SETITEM = {dict: dict.__setitem__, list: list.__setitem__}
+
+
+def _store_subscr(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    setitem = _SETITEM.get(type(stack.getitem_wrapped(-2).value))
+    if setitem is None:
+        return _original_store_subscr(inst, stack=stack, **state)
+    key, container, value = stack.pop_wrapped(), stack.pop_wrapped(), stack.pop_wrapped()
+    return thunders.check_signal(thunders._interpret_call(setitem, container, key, value))
+
+
+def _list_extend(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    if type(stack.getitem_wrapped(-inst.arg - 1).value) is not list:
+        return _original_list_extend(inst, stack=stack, **state)
+    added = stack.pop_wrapped()
+    return thunders.check_signal(thunders._interpret_call(list.extend, stack.getitem_wrapped(-inst.arg), added))
+
+
+def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    added, merged = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
+    if type(added.value) is not dict or type(merged.value) is not dict or merged.value.keys() & added.value:
+        return _original_dict_merge(inst, stack=stack, **state)
+    stack.pop_wrapped()
+    merged.track_items()
+    added.track_items()
+    for key in list(added.value):
+        value = item(added, key)
+        if value is None:
+            value = thunders._interpret_call(dict.__getitem__, added, added.key_wrappers[key])
+        stored = thunders._interpret_call(dict.__setitem__, merged, added.key_wrappers[key], value)
+        if stored is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            return stored
+    return None
+
+
+REPLACEMENTS = (
+    Replacement(thunders, "wrap_args_from_list", _args, "`lambda seq, i: seq[i]` for each argument of f(*args)"),
+    Replacement(thunders, "wrap_kwargs_from_dict", _kwargs, "`lambda d, k: d[k]` for each argument of f(**kwargs)"),
+    Replacement(thunders, "globals_lookup", _globals, "`lambda d, k: d[k]` for each global name"),
+    Replacement(_handlers, "BINARY_SUBSCR", _subscr, "getitem_impl in _binary_subscr_handler"),
+    Replacement(_handlers, "STORE_SUBSCR", _store_subscr, "impl in _store_subscr_handler"),
+    Replacement(_handlers, "LIST_EXTEND", _list_extend, "`lambda l1, l2: l1.extend(l2)` in _list_extend_handler"),
+    Replacement(_handlers, "DICT_MERGE", _dict_merge, "`lambda a, b: b.update(a)` and impl_other_keys of the mapping's update"),
+)

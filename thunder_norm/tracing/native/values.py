@@ -1,0 +1,112 @@
+"""Wrapped values, their provenance and the interpreter's stack: what is made some ten times for each opcode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue
+
+from thunder_norm.tracing.native.replacement import Replacement
+
+_compile_ctx = thunders._interpretercompilectx.get
+_runtime_ctx = thunders._interpreterruntimectx.get
+_CONSTANT = PseudoInst.CONSTANT
+_CALLBACK = "_thunder_norm_wrap_callback"
+
+
+def _post_init(self: ProvenanceRecord) -> None:
+    inputs = self.inputs = self.inputs.copy()
+    flags = 0
+    if inputs:
+        flags = inputs[0].ext_flag
+        for record in inputs:
+            flags &= record.ext_flag
+    self.ext_flag = flags
+
+
+_ITEMS, _UNKNOWN_ITEMS, _KEYS = "items", "unknown items", "keys"
+_kinds: dict[type, str] = {}
+
+
+def forget_types() -> None:
+    """Look again at what classes are: one may have been registered as a sequence since."""
+    _kinds.clear()
+
+
+def _kind(value: Any) -> str:
+    found = _kinds.get(type(value))
+    if found is None:
+        found = _ITEMS if isinstance(value, (list, tuple)) else _UNKNOWN_ITEMS if isinstance(value, Sequence) else _KEYS
+        if value.__class__ is type(value):  # otherwise each may say something else of itself
+            _kinds[type(value)] = found
+    return found
+
+
+def _wrapped_init(self: WrappedValue, value: Any, /, *, provenance: ProvenanceRecord) -> None:
+    self.python_typ = type(value)
+    self.nothing = self.original_value = object()
+    self.has_item_tracking = False
+    self.value = value
+    kind = _kind(value)
+    if kind is _KEYS:
+        self.item_wrappers = {}
+        self.key_wrappers = {}
+    else:
+        self.item_wrappers = [None] * len(value) if kind is _ITEMS else None
+    self.attribute_wrappers = {}
+    self.provenance = provenance
+    if provenance.inst is _CONSTANT:
+        provenance.value = value
+    _runtime_ctx().cache_wrapper(self)
+    ctx = _compile_ctx()
+    try:
+        callback = getattr(ctx, _CALLBACK)
+    except AttributeError:
+        callback = ctx.callback(INTERPRETER_CALLBACKS.WRAP_CALLBACK)
+        setattr(ctx, _CALLBACK, callback)
+    if callback is not None:
+        callback(self)
+
+
+_original_get_record = InterpreterStack.get_provenance_record
+
+
+def _get_record(self: InterpreterStack, value: Any, key: Any = None) -> Any:
+    if isinstance(value, WrappedValue) and (key is None or type(key) is int):
+        self.output_idx += 1
+        return thunders.wrap(value, provenance=value.provenance)
+    return _original_get_record(self, value, key)
+
+
+class _CurrentInstruction:
+    """While it is entered, what is pushed comes from the instruction."""
+
+    __slots__ = ("inst", "stack")
+
+    def __init__(self, stack: InterpreterStack, inst: Any) -> None:
+        self.stack = stack
+        self.inst = inst
+
+    def __enter__(self) -> None:
+        stack = self.stack
+        assert stack.provenance_inst is None and stack.provenance_inputs is None
+        stack.provenance_inst = self.inst
+        stack.provenance_inputs = []
+        stack.output_idx = 0
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.provenance_inst = self.stack.provenance_inputs = None
+
+
+def _set_current(self: InterpreterStack, inst: Any) -> _CurrentInstruction:
+    return _CurrentInstruction(self, inst)
+
+
+REPLACEMENTS = (
+    Replacement(ProvenanceRecord, "__post_init__", _post_init, "ProvenanceRecord.__post_init__, without its type checks"),
+    Replacement(WrappedValue, "__init__", _wrapped_init, "WrappedValue.__init__; a class is asked once whether it is a sequence"),
+    Replacement(InterpreterStack, "get_provenance_record", _get_record, "the record of a value that has one is not made"),
+    Replacement(InterpreterStack, "set_cur_instruction", _set_current, "the same, without a generator"),
+)
