@@ -4,7 +4,8 @@ A processor changes how sums are grouped and which kernels run, and with it the 
 drawn.  No verdict may hang on either.  Each row below is one run of pytest, in processes of its own, with another value of
 THUNDER_NORM_SEED, another set of instructions for torch's own kernels (ATEN_CPU_CAPABILITY), for MKL (MKL_ENABLE_INSTRUCTIONS) and for
 oneDNN (ONEDNN_MAX_CPU_ISA), and one or two threads.  MKL heeds MKL_ENABLE_INSTRUCTIONS on processors of Intel alone, so that rows with
-SSE4_2 ask for MKL_CBWR=COMPATIBLE as well, which it follows everywhere.
+SSE4_2 ask for MKL_CBWR=COMPATIBLE as well, which it follows everywhere.  What torch.compile made for other instructions is no use to a
+run (its cache does not ask), so that each has a cache of its own.
 
     python -m tests.machines                                     # the whole suite, ten times: hours
     python -m tests.machines tests/test_rules_*.py               # arguments are pytest's
@@ -18,6 +19,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,12 +87,15 @@ def run(machine: Machine, seed: int, arguments: Sequence[str]) -> Result:
     environment = {name: value for name, value in environment.items() if value}
     begin = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with tempfile.TemporaryDirectory() as cache:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = cache
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = done.stdout.splitlines()
     failed = tuple(m[1] for line in lines if (m := re.match(r"(?:FAILED|ERROR) (.*?)(?: - |$)", line)))
     if done.returncode:
         print(done.stdout, flush=True)
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", lines[-1] if lines else "")}
+    summary = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error).* in ", line)), "")
+    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", summary)}
     return Result(seed, machine, done.returncode, counts, failed, time.monotonic() - begin)
 
 

@@ -72,7 +72,8 @@ def test_the_cheapest_segments_by_all_choices() -> None:
         items = [_Segment(i, i + 1, *torch.randint(1, 900, (2,)).tolist()) for i in range(8)]
         needed = int(torch.randint(1, sum(s.freed for s in items), ()))
         subsets = [[s for i, s in enumerate(items) if mask >> i & 1] for mask in range(256)]
-        best = min(sum(s.flops for s in c) for c in subsets if sum(s.freed for s in c) >= needed)
+        rounding = 9 * max(sum(s.freed for s in items) // 1000, 1)  # of eight items and the sum, to a thousandth of all
+        best = [sum(s.flops for s in c) for c in subsets if sum(s.freed for s in c) >= needed + rounding]
         chosen = cheapest(items, needed)
         assert sum(s.freed for s in chosen) >= needed
-        assert sum(s.flops for s in chosen) <= best * 1.2 + 1  # what is freed is rounded to a thousandth of all
+        assert sum(s.flops for s in chosen) <= min(best, default=sum(s.flops for s in items))

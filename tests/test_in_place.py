@@ -27,10 +27,10 @@ ACTIVATIONS = {
 }
 
 
-def same(y, z):
+def same(y, z, rtol=1e-12):
     """Whether two normed tensors are the same, data and claims."""
     assert type(y) is type(z) and y.elem_dims == z.elem_dims
-    torch.testing.assert_close(y.norm_size, z.norm_size, rtol=1e-12, atol=0)
+    torch.testing.assert_close(y.norm_size, z.norm_size, rtol=rtol, atol=0)
     torch.testing.assert_close(y.backing, z.backing, rtol=1e-6, atol=1e-7)
 
 
@@ -194,7 +194,7 @@ def test_dropout_in_place_that_does_nothing_may_have_the_input():
     m = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 2)).eval()
     x = RMSTensor.of(torch.randn(3, 4))
     same(m(x), m[1](x))
-    same(thunder.jit(m, transforms=[NormTransform()])(x), m[1](x))
+    same(thunder.jit(m, transforms=[NormTransform()])(x), m[1](x), rtol=1e-5)  # sigma_max of float32 weights
 
 
 def test_a_kind_that_the_result_has_not_is_converted():

@@ -70,26 +70,26 @@ def zeros_in(t):
     return torch.where(t > 0.5, torch.zeros_like(t), t)
 
 
-# name, function, inputs, what of the value some start attains
+# name, function, inputs, what of the value some start attains: less than the least of 400 seeds
 STEPS = [
     ("trunc", lambda a: torch.div(a, 0.3, rounding_mode="trunc"), (x(2, 4),), 0.8),
     ("floor", lambda a: torch.div(a, -0.3, rounding_mode="floor"), (x(2, 4),), 0.8),
     ("floor of a little", lambda a: torch.div(a, 3, rounding_mode="floor"), (x(2, 4, n=0.01),), 0.99),
-    ("trunc by a tensor", lambda a: torch.div(a, divisors, rounding_mode="trunc"), (x(2, 4),), 0.9),
-    ("floor by integers", lambda a: torch.div(a, integers, rounding_mode="floor"), (x(2, 4),), 0.6),
+    ("trunc by a tensor", lambda a: torch.div(a, divisors, rounding_mode="trunc"), (x(2, 4),), 0.5),
+    ("floor by integers", lambda a: torch.div(a, integers, rounding_mode="floor"), (x(2, 4),), 0.35),
     ("floor_divide", lambda a: torch.floor_divide(a, 0.3), (x(2, 4),), 0.8),
-    ("//", lambda a: a // 0.25, (x(2, 4),), 0.8),
-    ("floor_divide by a tensor", lambda a: torch.floor_divide(a, divisors), (x(2, 4, kind=INF),), 0.9),
-    ("fmod", lambda a: torch.fmod(a, -0.7), (x(2, 4),), 0.8),
+    ("//", lambda a: a // 0.25, (x(2, 4),), 0.7),
+    ("floor_divide by a tensor", lambda a: torch.floor_divide(a, divisors), (x(2, 4, kind=INF),), 0.8),
+    ("fmod", lambda a: torch.fmod(a, -0.7), (x(2, 4),), 0.5),
     ("fmod of two", torch.fmod, both, 0.7),
     ("fmod by a plain tensor", lambda a: torch.fmod(a, divisors), (x(2, 4),), 0.5),
     ("fmod by integers", lambda a: torch.fmod(a, integers), (x(2, 4),), 0.9),
     ("fmod of a plain tensor", lambda b: torch.fmod(divisors, b), (x(2, 4),), 0.3),
     ("fmod, broadcast", torch.fmod, (x(2, 3, 4), y(3, 1)), 0.3),
-    ("remainder", lambda a: torch.remainder(a, -0.7), (x(2, 4),), 0.7),
-    ("%", lambda a: a % 0.7, (x(2, 4),), 0.7),
+    ("remainder", lambda a: torch.remainder(a, -0.7), (x(2, 4),), 0.5),
+    ("%", lambda a: a % 0.7, (x(2, 4),), 0.5),
     ("remainder of two", torch.remainder, (x(2, 4, n=0.01), y(2, 4)), 0.9),
-    ("remainder by a plain tensor", lambda a: torch.remainder(a, divisors), (x(2, 4, n=0.01),), 0.9),
+    ("remainder by a plain tensor", lambda a: torch.remainder(a, divisors), (x(2, 4, n=0.01),), 0.75),
     ("remainder by integers", lambda a: torch.remainder(a, integers), (x(2, 4, n=0.01),), 0.7),
     ("remainder of a number", lambda b: torch.remainder(-0.001, b), (x(2, 4),), 0.9),
     ("number %", lambda b: -0.001 % b, (x(2, 4),), 0.9),
