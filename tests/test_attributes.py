@@ -1,0 +1,264 @@
+"""Attributes that Python code computes, assigns or looks up are in traces what they are in eager mode."""
+
+import contextlib
+import functools
+from types import SimpleNamespace
+
+import pytest
+import thunder
+import torch
+from torch import nn
+
+from thunder_norm import RMSTensor
+from thunder_norm.tracing import native
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad
+
+
+class Doubled:
+    def __init__(self, n=1):
+        self.n = n
+        self.reads = 0
+
+    @property
+    def v(self):
+        self.reads += 1
+        return self.n * 2
+
+    @v.setter
+    def v(self, value):
+        self.n = value + 1
+
+    @functools.cached_property
+    def kept(self):
+        return self.n * 3
+
+    @property
+    def fixed(self):
+        return 4
+
+
+class Descriptor:
+    def __set_name__(self, owner, name):
+        self.name = "_" + name
+
+    def __get__(self, obj, cls=None):
+        return self if obj is None else obj.__dict__[self.name] + 1
+
+    def __set__(self, obj, value):
+        obj.__dict__[self.name] = value * 3
+
+
+class NonData:
+    def __get__(self, obj, cls=None):
+        return obj.n * 2
+
+
+class Described:
+    data = Descriptor()
+    plain = NonData()
+
+    def __init__(self):
+        self.n = 1
+
+
+class Elsewhere:
+    """Keeps its attributes in a dict of its own, changed."""
+
+    def __init__(self):
+        object.__setattr__(self, "held", {"a": 1})
+
+    def __getattr__(self, name):
+        try:
+            return self.held[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name, value):
+        self.held[name] = value * 5
+
+
+class Scaling:
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, value * 5)
+
+
+class Mapped:
+    names = {"width": "n"}
+
+    def __init__(self):
+        self.n = 1
+
+    def __getattribute__(self, key):
+        if key != "names" and key in super().__getattribute__("names"):
+            key = super().__getattribute__("names")[key]
+        return super().__getattribute__(key)
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+
+PROGRAMS = []
+
+
+def program(function):
+    PROGRAMS.append(function)
+    return function
+
+
+@program
+def a_property_is_computed_at_each_read(x):
+    d = Doubled()
+    first = d.v
+    d.n = 5
+    return x * first + d.v + d.reads
+
+
+@program
+def a_property_of_tensors(x):
+    d = Doubled(x)
+    first = d.v
+    d.n = first * x
+    return first + d.v
+
+
+@program
+def a_property_is_assigned(x):
+    d = Doubled()
+    d.v = x
+    before = d.v
+    d.v += 1
+    setattr(d, "v", d.v * x)  # noqa: B010
+    return before + d.v + d.n
+
+
+@program
+def a_property_without_setter(x):
+    try:
+        Doubled().fixed = 1
+    except AttributeError:
+        return x + 1
+    return x
+
+
+@program
+def a_cached_property(x):
+    d = Doubled()
+    first = d.kept
+    d.n = 5
+    return x * first + d.kept
+
+
+@program
+def descriptors(x):
+    d = Described()
+    first = d.plain
+    d.n = 5
+    d.data = 2
+    d.data += 1
+    return x * first + d.plain + d.data
+
+
+@program
+def attributes_kept_elsewhere(x):
+    e = Elsewhere()
+    first = e.a
+    e.a = 5
+    e.t = x
+    return x * first + e.a + e.t + hasattr(e, "b") + getattr(e, "b", 2)
+
+
+@program
+def a_setattr_of_its_own(x):
+    s = Scaling()
+    s.a = 2
+    s.t = x
+    s.a += 1
+    return s.t * s.a
+
+
+@program
+def a_getattribute_of_its_own(x):
+    m = Mapped()
+    first = m.width
+    m.n = x
+    return x * first + m.width + getattr(m, "height", 3)
+
+
+@program
+def changed_through_the_dict(x):
+    d = Doubled()
+    d.a = 1
+    d.__dict__["a"] = 7
+    s = SimpleNamespace(b=1, c=x)
+    s.b += 2
+    vars(s).update(b=s.b * 3, c=s.c * 2)
+    del d.n
+    return s.c * d.a + s.b + hasattr(d, "n")
+
+
+@program
+def slots_and_classes(x):
+    class Local:
+        k = 1
+
+    s = Slotted()
+    s.a = x
+    s.a = s.a * 2
+    first = Local.k
+    Local.k = 4
+    return s.a * first + Local.k + Local().k
+
+
+@pytest.mark.parametrize("switch", [contextlib.nullcontext, native.switched_off], ids=["native", "thunder's"])
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
+def test_attributes_are_those_of_eager_mode(function, switch):
+    x = torch.tensor([1.0, -2.0])
+    with switch():
+        torch.testing.assert_close(thunder.jit(function, transforms=[SubclassTransform()])(x), function(x))
+
+
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
+def test_and_under_a_derivative(function):
+    x = torch.tensor([1.0, -2.0])
+    expected = torch.func.grad(lambda x: function(x).sum())(x)
+    torch.testing.assert_close(grad(lambda x: function(x).sum())(x), expected)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(2))
+        self._scale = 1.0
+
+    @property
+    def scale(self):
+        return self._scale
+
+    @scale.setter
+    def scale(self, value):
+        self._scale = value * 10
+
+    @property
+    def tied(self):
+        return self.weight.T
+
+    def forward(self, x):
+        self.scale = 2.0
+        self.mapped = Mapped()
+        return (x @ self.tied) * self.scale * self.mapped.width
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_a_module_with_properties(transform):
+    jitted, eager = thunder.jit(Model(), transforms=[transform()]), Model()
+    x = torch.tensor([[1.0, -2.0]])
+    for _ in range(2):
+        torch.testing.assert_close(jitted(x), eager(x))
+    assert jitted._model._scale == eager._scale == 20.0
+
+
+def test_a_module_with_properties_and_norms():
+    model = Model()
+    x = RMSTensor.of(torch.tensor([[1.0, -2.0]]))
+    torch.testing.assert_close(thunder.jit(model, transforms=[NormTransform()])(x).norm_size, Model()(x).norm_size)
