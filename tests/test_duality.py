@@ -187,10 +187,10 @@ def test_float32_keeps_the_accuracy_of_the_polynomial(shape, spectrum):
     u, v = semi_orthogonal(shape[0], m), semi_orthogonal(shape[1], m)
     found = orthogonalize((u * s @ v.mT).float()).to(D)
     along = torch.einsum("ik,ij,jk->k", u, found, v)
-    torch.testing.assert_close(along, in_six_steps(s), atol=5e-4, rtol=0)
+    torch.testing.assert_close(along, in_six_steps(s), atol=1e-3, rtol=0)  # half of it in fifteen seeds
     assert along[s >= 0.003].min() >= 0.995
     assert torch.linalg.svdvals(found)[0] <= 1
-    assert torch.linalg.matrix_norm(found - u * in_six_steps(s) @ v.mT, 2) <= 2e-3
+    assert torch.linalg.matrix_norm(found - u * in_six_steps(s) @ v.mT, 2) <= 4e-3
 
 
 @pytest.mark.parametrize("m, n", [(8, 8), (8, 12), (8, 24), (8, 400), (400, 400), (400, 1300)])

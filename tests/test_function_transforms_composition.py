@@ -67,6 +67,29 @@ def test_jacobians_of_trees(jacobian: str) -> None:
     assert_same(_trees(T, jacobian), _trees(torch.func, jacobian))
 
 
+AUX = {
+    "of torch": lambda x: (x.sin(), x.roll(1)),
+    "complex": lambda x: (x.sin(), torch.fft.fft(x).real),
+    "the result": lambda x: (lambda y: (y, y))(x.cummax(0).values * x),
+    "several": lambda x: (x.sin(), {"a": x.flip(0), "b": (x * 2, torch.ones(3))}),
+}
+
+
+@pytest.mark.parametrize("aux", AUX)
+@pytest.mark.parametrize("jacobian", ["jacrev", "jacfwd"])
+def test_aux_of_a_jacobian_and_what_is_derived_of_it(jacobian: str, aux: str) -> None:
+    def derived(transforms: Any) -> Any:
+        with_aux = getattr(transforms, jacobian)(AUX[aux], has_aux=True)
+        out, pull = transforms.vjp(with_aux, X)
+        return out, pull(torch.utils._pytree.tree_map(torch.cos, out))
+
+    assert_same(derived(T), derived(torch.func))
+
+
+def test_aux_where_there_is_nothing_to_move() -> None:
+    assert_same(T.jacfwd(lambda x: (x.sin(), x.sum() + 1), has_aux=True)(torch.ones(0)), (torch.zeros(0, 0), torch.tensor(1.0)))
+
+
 def test_hessian_of_several_arguments() -> None:
     def h(p: dict, x: torch.Tensor) -> torch.Tensor:
         return (p["a"] * x).sin().sum() + (p["m"] @ x).exp().prod()

@@ -148,17 +148,14 @@ def test_in_place_change_breaks_the_chain():
     assert out.norm_size > 5
 
 
-def angles(tokens, width):
-    half = torch.randn(tokens, width // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(1)))
-    return torch.cat((half, half), -1)
-
-
 def rotate_half(x):
     x1, x2 = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
     return torch.cat((-x2, x1), dim=-1)
 
 
-COS, SIN = angles(3, 4).cos(), angles(3, 4).sin()
+# angles of three tokens: how tight the bound of what is no rotation is depends on them
+ANGLES = torch.tensor([[0.3, 1.1], [2.0, -0.7], [0.9, -2.4]], dtype=torch.float64).repeat(1, 2)
+COS, SIN = ANGLES.cos(), ANGLES.sin()
 
 
 def rotary(x):
@@ -195,8 +192,8 @@ ROTARY = [
     Case("rotate_half, largest entries", rotate_half, (Ball("q", LinfTensor, (2, 3, 4), 1.3),)),
     Case("rotary, largest entries", rotary, (Ball("q", LinfTensor, (2, 3, 4), 1.3),), 0.5),
     Case("not a rotation", unequal_gains, q(), 0.8),
-    Case("of another tensor", of_another, q(), 0.5),
-    Case("another permutation", wrong_half, q(), 0.5),
+    Case("of another tensor", of_another, q(), 0.4),
+    Case("another permutation", wrong_half, q(), 0.4),
 ]
 
 

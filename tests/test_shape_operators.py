@@ -30,7 +30,7 @@ EXACT = (
     "__getitem__ index_select gather take_along_dim pixel_shuffle pixel_unshuffle"
 ).split()  # fmt: skip
 # The positions that are taken along a dimension are data, which the rule does not look at.
-LOOSE = ("take_along_dim",)
+LOOSE = ("gather", "take_along_dim")
 OPS = [op for op in op_db if op.name in EXACT and op.supports_dtype(D, "cpu")]
 _MOST = 3000  # entries of a sample
 

@@ -121,17 +121,18 @@ class Jacfwd(_Jacobian):
         values = [*call.tensors, *program.captured]
         wanted = [j for j, w in enumerate(inputs.wrt) if w]
         found: list[list[TensorProxy | None]] = [[None] * len(call.tensors) for _ in range(num_results)]
-        outs: Sequence[Any] = ()
+        outs: list[Any] = []
 
         def push(moving: Sequence[int], tangents: Sequence[TensorProxy], renew: bool) -> list[TensorProxy]:
-            nonlocal outs
             given = dict(zip(moving, tangents, strict=True))
             results, moved = evaluate_jvp(program.trace, values, [given.get(k) for k in range(len(values))], renew=renew)
-            outs = outs or results
-            return [zeros_if_none(t, v) for v, t in zip(results[:num_results], moved, strict=False)]
+            outs[:] = results
+            aux = [v for v in results[num_results:] if isinstance(v, TensorProxy)]
+            return [*(zeros_if_none(t, v) for v, t in zip(results[:num_results], moved, strict=False)), *aux]
 
         # one input at a time has fewer operations, but draws random numbers anew
         together = any(draws_numbers(b) for b in program.trace.bound_symbols)
+        aux: list[TensorProxy] | None = None
         for moving in [wanted] if together else [[j] for j in wanted]:
             fresh = [TensorProxy(like=values[j], history=None) for j in moving]
             trace = program_of(lambda *t, m=moving: push(m, t, renew=m[0] != wanted[0]), fresh)
@@ -139,6 +140,13 @@ class Jacfwd(_Jacobian):
             for j, k in ((j, k) for j in moving for k in range(num_results)):
                 column = columns[moving.index(j)][k]
                 found[k][j] = ltorch.reshape(ltorch.movedim(column, 0, -1), (*column.shape[1:], *values[j].shape))
+            if aux is None:  # the same for each element of a basis, as torch.func takes it
+                aux = next(([ltorch.select(a, 0, 0) for a in c[num_results:]] for c in columns if c and c[0].shape[0]), None)
+        if aux is None:  # no basis has an element
+            outs[:], _ = evaluate_jvp(program.trace, values, [None] * len(values))
+        else:
+            rest = iter(aux)
+            outs[num_results:] = [next(rest) if isinstance(v, TensorProxy) else v for v in outs[num_results:]]
         return outs, found
 
 
