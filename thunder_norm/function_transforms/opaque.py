@@ -192,7 +192,7 @@ def _apart_from_autograd(name: str, run: Callable) -> Callable:
         try:
             return tree_map(_detached, run(*args, **kwargs))
         except (NotImplementedError, RuntimeError) as e:
-            if "not implemented" not in str(e) and "not differentiable" not in str(e):
+            if not any(reason in str(e) for reason in _HAS_NO_DERIVATIVE):
                 raise
             raise MissingTransformRuleError(
                 with_details(
@@ -203,6 +203,9 @@ def _apart_from_autograd(name: str, run: Callable) -> Callable:
             ) from e
 
     return apart
+
+
+_HAS_NO_DERIVATIVE = ("not implemented", "not differentiable", "Trying to use forward AD")  # what torch says
 
 
 def _detached(value: Any) -> Any:

@@ -181,13 +181,21 @@ def rule_of(case: Case) -> NormRule | None:
 
 def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     """At most `count` cases in which this rule of `op` runs, and no other."""
-    samples = [s for s in samples_of(op) if _is_usable(s)]
+    looked_at: list[Sample] = []
+    others = filter(_is_usable, samples_of(op))
+
+    def samples() -> Iterator[Sample]:
+        yield from tuple(looked_at)
+        for sample in others:
+            looked_at.append(sample)
+            yield sample
+
     found: list[Case] = []
     # a rule that others go before, always, is run although they would be
     for is_forced in (False, True) if rule.when is None else (False,):
         # another setting with each sample, then again with other pairs: few cases are as different as possible
         for offset in range(len(_SETTINGS)):
-            for i, sample in enumerate(samples):
+            for i, sample in enumerate(samples()):
                 for case in _cases(op, rule, sample, (i + offset) % len(_SETTINGS), i, is_forced):
                     if len(found) < count and _is_case_of(case, rule):
                         found.append(case)
