@@ -42,7 +42,7 @@ from thunder_norm.subclass import interpret, named_results, operations, plain, p
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
-from thunder_norm.tracing import attributes, native
+from thunder_norm.tracing import attributes, native, standard_library
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
@@ -175,9 +175,9 @@ def _found(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     ctx = jit_ext.get_jit_ctx()
     acquisition = getattr(ctx, _ATTRIBUTE, None) or current_acquisition()
     if acquisition is not None or is_ours():
-        about_attribute = attributes.lookaside(fn, args)
-        if about_attribute is not None:
-            return about_attribute
+        about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
+        if about_python is not None:
+            return about_python
     if acquisition is not None:
         return named_results.with_fields(_interpreted(acquisition, fn, args, kwargs), fn)
     found = _of_ours(fn, args) if is_ours() else None

@@ -1,0 +1,24 @@
+"""Classes of Python's standard library that are written in C, given tensors: ``functools.partial(f, x)``, ``deque([x])``.
+
+Thunder takes any function in C that is given a tensor for an operation on tensors, and looks for its name in its module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from thunder.core.interpreter import default_lookaside, interpreter_needs_wrap, is_opaque
+from thunder.core.jit_ext import _general_jit_lookaside_map
+
+
+def lookaside(fn: Callable) -> Callable | None:
+    """What to call instead of `fn` if it is a method or the constructor of such a class; None if Thunder knows it, or it is none."""
+    if not is_opaque(fn):
+        return None
+    owner = getattr(fn, "__self__", None) if fn.__name__ == "__new__" else getattr(fn, "__objclass__", None)
+    if not isinstance(owner, type) or owner.__module__ == "builtins":
+        return None
+    if owner.__module__.partition(".")[0] not in sys.stdlib_module_names or fn in _general_jit_lookaside_map:
+        return None
+    return interpreter_needs_wrap(fn) if default_lookaside(fn) is None else None
