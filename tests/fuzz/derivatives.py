@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import linecache
 import math
 import random
 import re
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -320,6 +322,25 @@ _INDEPENDENT = (
 )
 
 
+_SECONDS_OF_AN_OPINION = 40  # differences of differences of differences take hours
+
+
+@contextlib.contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    """Raise a TimeoutError in what takes longer; only in the main thread, as signals are."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Truth:
     """What a program has to return: what `torch.func` says, and where it is doubted what two opinions agree about."""
 
@@ -336,7 +357,8 @@ class Truth:
 
     def _asked(self, name: str, transforms: dict[str, Any]) -> Any:
         try:
-            return executed([*self.data, *self.lines], transforms)["result"]
+            with _at_most(_SECONDS_OF_AN_OPINION):
+                return executed([*self.data, *self.lines], transforms)["result"]
         except Exception as e:  # noqa: BLE001 - it does not know
             self.reason += f"{name}: {type(e).__name__}: {(str(e).splitlines() or [''])[0][:120]}; "
             return None

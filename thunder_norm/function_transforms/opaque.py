@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -141,7 +142,22 @@ def _operation(name: str, run: Callable, meta: Callable, is_random: bool) -> Ope
             found = meta(*args, **kwargs)
         return tree_map(lambda v: TensorProxy(like=v) if isinstance(v, TensorProxy) else v, found)
 
-    return Operation(name, _on_torch_types(run), alone, is_random)
+    return Operation(name, _on_torch_types(_by_name_where_needed(run, meta)), alone, is_random)
+
+
+def _by_name_where_needed(run: Callable, meta: Callable) -> Callable:
+    """`run`, which may take by name alone what Thunder's symbol takes by position, as torch.argsort does ``stable``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except TypeError as e:
+            if "positional argument" not in str(e) or not args:
+                raise
+        names = list(inspect.signature(meta).parameters)
+        return run(args[0], **dict(zip(names[1:], args[1:], strict=False)), **kwargs)
+
+    return call
 
 
 def _is_tagged_random(sym: Symbol) -> bool:
@@ -205,7 +221,13 @@ def _apart_from_autograd(name: str, run: Callable) -> Callable:
     return apart
 
 
-_HAS_NO_DERIVATIVE = ("not implemented", "not differentiable", "Trying to use forward AD")  # what torch says
+# what torch says
+_HAS_NO_DERIVATIVE = (
+    "not implemented",
+    "not differentiable",
+    "Trying to use forward AD",
+    "has been modified by an inplace operation",
+)
 
 
 def _detached(value: Any) -> Any:
