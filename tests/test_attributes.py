@@ -197,6 +197,58 @@ def changed_through_the_dict(x):
     return s.c * d.a + s.b + hasattr(d, "n")
 
 
+class Strict:
+    """Neither falls back to the other."""
+
+    def __init__(self):
+        self.n = 1
+
+    p = property(lambda self: self.n * 2)
+
+    def __getattribute__(self, name):
+        try:
+            return object.__getattribute__(self, name)
+        except AttributeError:
+            return 7
+
+    def __getattr__(self, name):
+        return 9
+
+
+@program
+def a_getattribute_that_answers_for_all(x):
+    s = Strict()
+    first = s.p
+    s.n = 5
+    return x * first + s.p + s.anything
+
+
+class Above(Doubled):
+    @property
+    def v(self):
+        return super().v * 10
+
+
+@program
+def a_property_of_super(x):
+    a = Above()
+    first = a.v
+    a.n = x
+    return first + a.v
+
+
+@program
+def deleted(x):
+    class WithDefault:
+        n = 1
+
+    w = WithDefault()
+    w.n = 5
+    first = w.n
+    del w.n
+    return x * first + w.n + hasattr(w, "n")
+
+
 @program
 def slots_and_classes(x):
     class Local:
@@ -262,3 +314,72 @@ def test_a_module_with_properties_and_norms():
     model = Model()
     x = RMSTensor.of(torch.tensor([[1.0, -2.0]]))
     torch.testing.assert_close(thunder.jit(model, transforms=[NormTransform()])(x).norm_size, Model()(x).norm_size)
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = self.b = self.c = 0
+
+    def forward(self, x):
+        self.a = 1
+        self.b = self.a + 10
+        self.c = x * 2
+        self.d = self.c + self.b
+        return self.d
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_all_attributes_that_a_module_sets_are_set(nested):
+    def made():
+        module = Several()
+        return (nn.Sequential(module) if nested else module), module
+
+    (model, inner), (eager, expected) = made(), made()
+    jitted, x = thunder.jit(model, transforms=[SubclassTransform()]), torch.tensor([1.0, -2.0])
+    for _ in range(3):
+        torch.testing.assert_close(jitted(x), eager(x))
+        for name in "abcd":
+            torch.testing.assert_close(getattr(inner, name), getattr(expected, name))
+
+
+def test_attributes_of_an_input_object_are_set():
+    def f(o, x):
+        o.a, o.b, o.c = 1, 10, x * 2
+        return o.c + o.b
+
+    o, x = SimpleNamespace(a=0, b=0, c=0), torch.tensor([1.0, -2.0])
+    torch.testing.assert_close(thunder.jit(f, transforms=[SubclassTransform()])(o, x), x * 2 + 10)
+    assert (o.a, o.b) == (1, 10)
+    torch.testing.assert_close(o.c, x * 2)
+
+
+class Config:
+    def __init__(self):
+        self.n = 2
+
+    @property
+    def scale(self):
+        return self.n
+
+
+class Derived(Config):
+    @property
+    def scale(self):
+        return super().scale * 10
+
+
+@pytest.mark.parametrize("cls", [Config, Derived])
+def test_a_property_is_guarded_beside_assignments_to_new_objects(cls):
+    config, x = cls(), torch.tensor([1.0, -2.0])
+
+    def f(x):
+        new = SimpleNamespace()
+        new.z = 1
+        return x * config.scale + new.z
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for n in (2, 5, 2):
+        config.n = n
+        torch.testing.assert_close(jitted(x), f(x))
+    assert thunder.cache_misses(jitted) == 2

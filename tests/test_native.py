@@ -486,6 +486,61 @@ def test_programs_are_acquired_the_same(function):
     torch.testing.assert_close(result, function(x))
 
 
+def ignores(x, t, *more, u=(), **options):
+    return x * 2
+
+
+def hands_on(x, t):
+    return ignores(x, *[t, (3, 4)], **{"u": t, "v": (5, t)})
+
+
+class Unequal:
+    def __hash__(self):
+        return hash("a")
+
+    def __eq__(self, other):
+        raise RuntimeError("not comparable")
+
+
+def looks_up(x, d):
+    try:
+        return x * d["a"]
+    except RuntimeError:
+        return x
+
+
+@pytest.mark.parametrize(
+    "function, calls",
+    [
+        (ignores, [((1, 2),), ((1, 3),)]),
+        (hands_on, [((1, 2),), ((1, 3),)]),
+        (lambda x, t: x * t[0]["a"], [([{"a": 1}],), ([{"a": 2}],), ([{"a": 1}],)]),
+        (looks_up, [({Unequal(): 1},)]),
+    ],
+    ids=["unused", "handed on", "nested", "unequal keys"],
+)
+def test_later_calls_are_guarded_the_same(function, calls):
+    def run():
+        jitted = thunder.jit(function, transforms=[SubclassTransform()])
+        x = torch.ones(2)
+        return [jitted(x, *args).tolist() for args in calls], thunder.cache_misses(jitted), texts(jitted)
+
+    with native.switched_off():
+        plain = run()
+    assert run() == plain
+    assert plain[0] == [function(torch.ones(2), *args).tolist() for args in calls]
+
+
+def test_tracebacks_name_the_file_of_equal_code():
+    source = "def boom(x):\n    y = x\n    raise ValueError('b')\n"
+    for file in ("first.py", "second.py"):
+        names = {}
+        exec(compile(source, file, "exec"), names)
+        with pytest.raises(ValueError) as e:
+            thunder.jit(names["boom"], transforms=[SubclassTransform()])(torch.ones(2))
+        assert file in [f.filename for f in traceback.extract_tb(e.value.__traceback__)]
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

@@ -2,8 +2,8 @@
 
 Thunder remembers what an attribute of an object was, and what was last assigned to it.  That is wrong for a property that is read again
 after what it is computed from has changed, for a property that is assigned to, for a class with a ``__setattr__`` or
-``__getattribute__`` of its own, and for an attribute that was changed through ``__dict__``: each gave silently another result than
-eager mode.
+``__getattribute__`` of its own, for an attribute that was deleted or changed through ``__dict__``, and for all but the first attribute
+that a module sets on itself: each gave silently another result, or another state, than eager mode.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 from thunder.core import interpreter as thunders
+from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
-from thunder.core.jit_ext import _general_jit_getattr_lookaside, get_jit_ctx
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import AnyProxy, Proxy
 
 _nothing = object()
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 # what holds no attributes that a program computes or assigns, or says of itself what they are
-_SIMPLE = (type, super, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor, str, int, float, tuple, list, dict)
-_HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute
+_SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor, str, int, float, tuple, list, dict)
+_HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute of what was there before it
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -30,32 +30,42 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if fn is getattr and len(args) >= 2:
         return _read(*args[:2])
     if fn is object.__getattribute__ and len(args) == 2:
-        return _general_jit_getattr_lookaside
+        return _by_object
     if (fn is setattr or fn is object.__setattr__) and len(args) == 3:
-        setattr(get_jit_ctx(), _HAS_ASSIGNED, True)
-        return _assignment(fn, *(a.value for a in args))
+        return _assignment(fn, *args)
+    if (fn is delattr or fn is object.__delattr__) and len(args) == 2:
+        _forget(*args)
     return None
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------------
 
 
 def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
     value = obj.value
     if isinstance(value, _SIMPLE) or type(name.value) is not str or thunders.DUNDER_PATTERN.match(name.value):
         return None  # the interpreter itself asks for __dict__
+    if type(value) is super:
+        return _by_super if _property_above(value, name.value) is not None else None
     if isinstance(type(value).__getattribute__, FunctionType):
         return _by_getattribute
-    cached = obj.attribute_wrappers.get(name.value)
-    if cached is None and not getattr(get_jit_ctx(), _HAS_ASSIGNED, False):
-        return None
     if _is_computed(value, name.value):
-        return _computed
-    if cached is None:
-        return None
-    attributes = obj.attribute_wrappers.get("__dict__")
-    held = vars(value) if attributes is None and hasattr(value, "__dict__") else getattr(attributes, "value", None)
-    now = held.get(name.value, _nothing) if type(held) is dict else _nothing
-    if now is not _nothing and cached.value is not now and cached.original_value is not now:
-        del obj.attribute_wrappers[name.value]
+        has_changed = getattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, False) or name.value in obj.attribute_wrappers
+        return _computed if has_changed else None
+    _forget_if_changed(obj, name.value)
     return None
+
+
+def _forget_if_changed(obj: WrappedValue, name: str) -> None:
+    """Do not take an attribute for what it was before it was changed through ``__dict__``."""
+    cached = obj.attribute_wrappers.get(name)
+    if cached is None:
+        return
+    attributes = obj.attribute_wrappers.get("__dict__")
+    held = getattr(obj.value, "__dict__", None) if attributes is None else attributes.value
+    now = held.get(name, _nothing) if type(held) is dict else _nothing
+    if now is not _nothing and cached.value is not now and cached.original_value is not now:
+        del obj.attribute_wrappers[name]
 
 
 def _of_class(value: Any, name: str) -> Any:
@@ -73,22 +83,23 @@ def _is_computed(value: Any, name: str) -> bool:
 
 
 def _computed(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for what is computed anew; what it is computed from is guarded, itself it may be other than before the call."""
     cached = obj.attribute_wrappers.get(name.value)
     result = thunders._object_getattribute_lookaside(obj, name)
-    if cached is not None and result is not _EXCEPTION_RAISED and _is_same(cached, result):
+    if result is _EXCEPTION_RAISED:
+        obj.attribute_wrappers.pop(name.value, None)
+        is_missing = isinstance(thunders.get_interpreterruntimectx().curexc, AttributeError)
+        return _by_getattr(obj, name, *default) if is_missing else result
+    if cached is not None and _is_same(cached, result):
         return cached
     obj.attribute_wrappers.pop(name.value, None)
-    if result is not _EXCEPTION_RAISED:  # what it is computed from is guarded; of itself it may be other than before the call
-        return thunders.wrap(result, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[obj.provenance, name.provenance]))
-    if not isinstance(thunders.get_interpreterruntimectx().curexc, AttributeError):
-        return result
-    return _by_getattr(obj, name, *default)
+    return thunders.wrap(result, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[obj.provenance, name.provenance]))
 
 
 def _is_same(cached: WrappedValue, result: Any) -> bool:
     if cached.value is result or cached.original_value is result:
         return True
-    return type(result) in (str, int, float, bool, tuple) and type(cached.value) is type(result) and cached.value == result
+    return type(result) in (str, int, float, bool) and type(cached.value) is type(result) and cached.value == result
 
 
 def _by_getattribute(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
@@ -112,23 +123,81 @@ def _by_getattr(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -
     return result
 
 
-def _assignment(fn: Callable, obj: Any, name: Any, value: Any) -> Callable | None:
-    if isinstance(obj, _SIMPLE) or type(name) is not str:
+def _by_object(obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for ``object.__getattribute__``, which does not ask ``__getattr__``."""
+    if isinstance(obj.value, _SIMPLE) or thunders.DUNDER_PATTERN.match(name.value):
+        return jit_ext._general_jit_getattr_lookaside(obj, name)
+    is_computed = _is_computed(obj.value, name.value)
+    if not is_computed:
+        _forget_if_changed(obj, name.value)
+    cached = obj.attribute_wrappers.get(name.value)
+    if cached is not None and not is_computed:
+        return cached
+    result = thunders._object_getattribute_lookaside(obj, name)
+    if result is _EXCEPTION_RAISED:
+        return result
+    if cached is not None and not _is_same(cached, result):
+        del obj.attribute_wrappers[name.value]
+    found = thunders.wrap_attribute(result, obj, name)
+    if isinstance(obj.value, torch.nn.Module) and name.value in jit_ext.MODULE_MEMBER_DICT_ATTRS:
+        found.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT
+    return found
+
+
+def _property_above(value: Any, name: str) -> Any:
+    """The getter of the property that ``super().name`` stands for; None if it is something else."""
+    if isinstance(value.__self__, type) or value.__self_class__ is None:
         return None
-    if fn is setattr and isinstance(obj, torch.nn.Module):
-        is_member = issubclass(getattr(value, "python_typ", type(value)), (torch.nn.Module, torch.nn.Parameter))
-        if is_member or name in _members(obj):
+    mro = value.__self_class__.__mro__
+    above = mro[mro.index(value.__thisclass__) + 1 :]
+    found = next((vars(base)[name] for base in above if name in vars(base)), None)
+    return found.fget if isinstance(found, property) and isinstance(found.fget, FunctionType) else None
+
+
+def _by_super(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    owner = obj.attribute_wrappers.get("__self__") or thunders._interpret_call(getattr, obj, wrap_const("__self__"))
+    return thunders._interpret_call(wrap_const(_property_above(obj.value, name.value)), owner)
+
+
+# -- setting ------------------------------------------------------------------------------------------------------------------
+
+
+def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
+    owner = obj.value
+    if isinstance(owner, (*_SIMPLE, super)) or type(name.value) is not str:
+        return None
+    is_new = jit_ext.is_created_during_tracing(obj.provenance)
+    if not is_new:
+        setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
+    if fn is setattr and isinstance(owner, torch.nn.Module):
+        is_member = issubclass(getattr(value.value, "python_typ", value.python_typ), (torch.nn.Module, torch.nn.Parameter))
+        if is_member or any(name.value in members for members in (owner._parameters, owner._buffers, owner._modules)):
             return None
-    elif fn is setattr and isinstance(type(obj).__setattr__, FunctionType):
+    elif fn is setattr and isinstance(type(owner).__setattr__, FunctionType):
         return _by_setattr
-    found = _of_class(obj, name)
+    found = _of_class(owner, name.value)
     if isinstance(found, property):
         return _by_property
-    return _by_descriptor if isinstance(getattr(type(found), "__set__", None), FunctionType) else None
+    if isinstance(getattr(type(found), "__set__", None), FunctionType):
+        return _by_descriptor
+    if fn is setattr or is_new or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
+        return None
+    return _into_dict
 
 
-def _members(module: torch.nn.Module) -> set[str]:
-    return {*module._parameters, *module._buffers, *module._modules}
+def _into_dict(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for ``object.__setattr__`` of what was there before: it is written when the program runs.
+
+    Thunder's own calls ``__setitem__`` of the dict it wrote into the last time, which it knows nothing of.
+    """
+    if jit_ext.should_register_for_prologue(obj.provenance) and obj.original_value is obj.nothing:
+        if getattr(obj.provenance, "proxy", None) is None:
+            obj.provenance.proxy = obj.anyproxy = AnyProxy(obj.value, history=obj.provenance)
+    attributes = thunders._interpret_call(getattr, obj, wrap_const("__dict__"))
+    if attributes is _EXCEPTION_RAISED:
+        return attributes
+    attributes.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT
+    return thunders._interpret_call(dict.__setitem__, attributes, name, value)
 
 
 def _by_setattr(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
@@ -152,3 +221,14 @@ def _set(setter: WrappedValue, obj: WrappedValue, name: WrappedValue, value: Wra
     result = thunders._interpret_call(setter, *before, obj, value)
     obj.attribute_wrappers.pop(name.value, None)
     return result if result is _EXCEPTION_RAISED else wrap_const(None)
+
+
+def _forget(obj: WrappedValue, name: WrappedValue) -> None:
+    """What is known of an attribute that is about to be deleted."""
+    obj.attribute_wrappers.pop(name.value, None)
+    attributes = obj.attribute_wrappers.get("__dict__")
+    if attributes is not None and isinstance(attributes.item_wrappers, dict):
+        attributes.item_wrappers.pop(name.value, None)
+        attributes.key_wrappers.pop(name.value, None)
+        if attributes.original_value is not attributes.nothing:  # the copy that the program works with
+            attributes.value.pop(name.value, None)

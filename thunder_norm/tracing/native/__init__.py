@@ -6,7 +6,7 @@ a GPT-2 with two layers some 10,000 are the program's.  Here are native equivale
 they know: they leave the same wrappers, provenances and guards behind, so that traces and prologues are the same to the character
 (`tests/test_native.py`), and call Thunder's own function for anything else.
 
-They stand in for Thunder's functions while a trace is acquired under a transform of ours, and at no other time.  ``THUNDER_NORM_NATIVE=0``
+They stand in for Thunder's functions while a trace is acquired under a transform of ours, in any thread, and at no other time.  ``THUNDER_NORM_NATIVE=0``
 in the environment, or `switched_off`, leaves everything to Thunder.
 """
 
@@ -63,7 +63,7 @@ def _enter() -> None:
         if _num_users == 0:
             values.forget_types()
             for r in REPLACEMENTS:
-                r.put()
+                r.put()  # assignments, none of which fails
         _num_users += 1
 
 

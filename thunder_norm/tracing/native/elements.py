@@ -10,6 +10,7 @@ from thunder.core.interpreter import InterpreterStack, WrappedValue, check_and_a
 from thunder_norm.tracing.native.replacement import Replacement
 
 _handlers = thunders._default_opcode_handler_map
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 
 
 def item(container: Any, key: Any) -> WrappedValue | None:
@@ -22,12 +23,17 @@ def item(container: Any, key: Any) -> WrappedValue | None:
         if type(key) is not int or not -len(value) <= key < len(value):
             return None
         container.track_items()
-    elif kind is dict and (type(key) is str or type(key) is int) and key in value:
-        populate_single_dict_item_wrapper(value[key], container, key)
+        current = value[key]
+    elif kind is dict and (type(key) is str or type(key) is int):
+        try:
+            current = value[key]
+            populate_single_dict_item_wrapper(current, container, key)
+        except Exception:  # noqa: BLE001 - no such key, or another key's __eq__ says so
+            return None
     else:
         return None
     found = container.item_wrappers[key]
-    return found if found.value is value[key] or found.original_value is value[key] else None
+    return found if found.value is current or found.original_value is current else None
 
 
 def items(container: Any) -> list[WrappedValue] | None:
@@ -39,6 +45,13 @@ def items(container: Any) -> list[WrappedValue] | None:
         if found.value is not value and found.original_value is not value:
             return None
     return list(container.item_wrappers)
+
+
+def handed_on(value: WrappedValue) -> WrappedValue:
+    """`value` as it is after Thunder's own way, on which it lies on the stack for a while: tuples there are looked into."""
+    if isinstance(value.value, tuple):
+        value.track_items()
+    return value
 
 
 def note_attribute(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> None:
@@ -61,12 +74,14 @@ _original_dict_merge = _handlers["DICT_MERGE"]
 
 def _args(lst: Any) -> list[Any]:
     found = items(lst)
-    return _original_args(lst) if found is None else found
+    return _original_args(lst) if found is None else list(map(handed_on, found))
 
 
 def _kwargs(d: Any) -> dict[str, Any]:
     found = {k: item(d, k) for k in unwrap(d)}
-    return _original_kwargs(d) if any(v is None for v in found.values()) else found
+    if any(v is None for v in found.values()):
+        return _original_kwargs(d)
+    return {k: handed_on(v) for k, v in found.items()}
 
 
 def _globals(globals_dict: Any, name: Any) -> Any:
@@ -115,8 +130,10 @@ def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
         value = item(added, key)
         if value is None:
             value = thunders._interpret_call(dict.__getitem__, added, added.key_wrappers[key])
-        stored = thunders._interpret_call(dict.__setitem__, merged, added.key_wrappers[key], value)
-        if stored is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            if value is _EXCEPTION_RAISED:
+                return value
+        stored = thunders._interpret_call(dict.__setitem__, merged, added.key_wrappers[key], handed_on(value))
+        if stored is _EXCEPTION_RAISED:
             return stored
     return None
 

@@ -171,15 +171,15 @@ def _handled(frame: InterpreterFrame, runtimectx: Any, code: _Code) -> bool:
 def _python_frame(self: InterpreterFrame) -> FrameType:
     assert self.positions is not None
     lineno = self.code.co_firstlineno if self.positions.lineno is None else self.positions.lineno
-    return _frame_at(self.code, lineno, self.qualname)
+    return _frame_at(self.code, self.code.co_filename, lineno, self.qualname)
 
 
 @functools.lru_cache(maxsize=1024)
-def _frame_at(code: CodeType, lineno: int, qualname: str) -> FrameType:
+def _frame_at(code: CodeType, filename: str, lineno: int, qualname: str) -> FrameType:  # code is equal to that of another file
     """A frame of Python's own that stands at this line; made in a thread, so that nothing called it."""
     empty_lines = "\n" * (lineno - code.co_firstlineno)
-    raising = compile(empty_lines + "raise ValueError()", code.co_filename, "exec").replace(
-        co_filename=code.co_filename, co_firstlineno=code.co_firstlineno, co_name=code.co_name, co_qualname=qualname
+    raising = compile(empty_lines + "raise ValueError()", filename, "exec").replace(
+        co_filename=filename, co_firstlineno=code.co_firstlineno, co_name=code.co_name, co_qualname=qualname
     )
     found: list[FrameType] = []
 
