@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder_norm.transforms as T
+from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
 
 X, M = float64(4), float64(3, 4)
@@ -180,3 +181,57 @@ def test_pushforward_and_pullback_are_linear(size: int, seed: int, a: float, b: 
     for linear in (push, pull):
         whole, first, second = linear(torch.stack([a * u + b * v, u, v]))
         torch.testing.assert_close(whole, a * first + b * second)
+
+
+# Found by random programs: where torch's own formulas are not those of what Thunder, or torch in a batch of batches, computes.
+A = torch.randn(3, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(7)))
+A = A @ A.mT + torch.eye(2, dtype=torch.float64)
+SOLVING = {
+    "slogdet": lambda m: torch.linalg.slogdet(m)[1],
+    "det": torch.linalg.det,
+    "logdet": torch.logdet,
+    "solve": lambda m: torch.linalg.solve(m, A[0]),
+    "tensorsolve": lambda m: torch.linalg.tensorsolve(m, A[0, 0]),
+    "inv": torch.linalg.inv,
+}
+
+
+@pytest.mark.parametrize("name", SOLVING)
+def test_batches_of_batches_of_what_solves(name: str) -> None:
+    """Against one sample after the other: torch.vmap of torch.vmap of these is wrong in forward mode, and without gradients in reverse."""
+    f = SOLVING[name]
+    directions = torch.stack([A[1], A[2]])
+    pushed = T.vmap(lambda m: T.vmap(lambda d: T.jvp(f, (m,), (d,))[1])(directions))(A)
+    assert_same(pushed, torch.stack([torch.stack([torch.func.jvp(f, (m,), (d,))[1] for d in directions]) for m in A]))
+    rows = torch.stack([torch.func.jacrev(f)(m) for m in A])
+    assert_same(T.vmap(T.jacrev(f))(A), rows)
+    assert_same(T.vmap(T.jacfwd(f))(A), rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_pooling_by_maxima_with_padding(n: int, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, *[4] * n, dtype=dtype)
+    pool = getattr(F, f"max_pool{n}d")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (pool(x, 3, stride=2, padding=1) ** 2).sum()
+
+    assert_same(T.grad(f)(x), torch.func.grad(f)(x))
+    assert_same(T.jvp(f, (x,), (x.cos(),)), torch.func.jvp(f, (x,), (x.cos(),)))
+    assert_same(T.vmap(lambda x: pool(x, 3, padding=1))(x), torch.func.vmap(lambda x: pool(x, 3, padding=1))(x))
+    assert_same(T.vmap(T.grad(f))(x), torch.stack([torch.func.grad(f)(v) for v in x]))
+
+
+def test_second_derivatives_of_cumulative_sums_of_exponentials_of_negative_numbers() -> None:
+    x = torch.tensor([-1.25, -0.5], dtype=torch.float64)
+
+    def f(M: Any) -> Any:
+        return M.grad(lambda x: M.jacfwd(lambda x: torch.logcumsumexp(x, -1))(x).sin().sum())(x)
+
+    assert_same(f(T), f(torch.func))
+
+
+def test_arguments_that_torch_takes_by_name_alone() -> None:
+    x = torch.tensor([1.2, 0.3])
+    assert_same(T.vmap(lambda x: x * torch.argsort(x, dim=0))(x), torch.func.vmap(lambda x: x * torch.argsort(x, dim=0))(x))

@@ -75,6 +75,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "complex loss": (lambda: T.grad(lambda x: (x * 1j).sum())(X), TransformTypeError, ["real loss", "complex64"]),
     "jacobian of complex numbers": (lambda: T.jacrev(lambda x: x * 1j)(X), TransformTypeError, ["real results", "view_as_real"]),
     "jacobian by complex numbers": (lambda: T.jacfwd(torch.abs)(X * 1j), TransformTypeError, ["real arguments"]),
+    "no forward mode": (
+        lambda: T.jvp(lambda x: torch.heaviside(x, X), (X,), (X,)),
+        MissingTransformRuleError,
+        ["torch has no derivative"],
+    ),
+    "no second derivative": (
+        lambda: T.hessian(lambda x: torch.vander(x).sum())(X),
+        MissingTransformRuleError,
+        ["torch has no derivative"],
+    ),
     "tuple as loss": (lambda: T.grad(lambda x: (x.sum(), x))(X), TransformTypeError, ["has_aux=True"]),
     "argnums out of range": (lambda: T.grad(scalar, argnums=2)(X), TransformError, ["argnums 2", "1 positional"]),
     "argnums by keyword": (lambda: T.grad(scalar)(x=X), TransformError, ["argnums 0", "by position"]),

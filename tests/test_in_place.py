@@ -12,10 +12,10 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, build_norm_map, norm_report
-from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
+from thunder_norm.errors import MissingNormRuleError, NormMismatchError, TransformError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.registry import has_rule
-from thunder_norm.transforms import NormTransform
+from thunder_norm.transforms import NormTransform, SubclassTransform
 
 ACTIVATIONS = {
     **{
@@ -225,3 +225,82 @@ def test_classifier_head_that_flattens_and_drops_in_place():
             == build_norm_map(plain, x, parameters="unit")(RMSTensor(1.0)).norm_size
         )
         assert len(norm_report(thunder.jit(head, transforms=[NormTransform()]), RMSTensor.of(x)).rows) >= 5
+
+
+def _through_views(t):
+    u = t * 2
+    v = u.T
+    v.sin_()
+    return u.cos() + v.T
+
+
+def _written_places(t):
+    u = t.clone()
+    u[0, 0] = u[0, 1] * 2
+    return u * u
+
+
+def _a_copy_that_is_changed(t):
+    u = (t * 2).reshape(-1)
+    u.sin_()
+    return u
+
+
+def _accumulated(t):
+    total = torch.zeros(2, dtype=t.dtype)
+    total.add_(t[0])
+    return total.sin_()
+
+
+DIFFERENTIATED = {
+    "sin_": lambda t: (t + 1).sin_(),
+    "pow_ twice": lambda t: (t + 0).pow_(2).pow_(2),
+    "of a clone": lambda t: t.clone().pow_(2),
+    "silu": lambda t: F.silu(t + 1, inplace=True) * t,
+    "through views": _through_views,
+    "written places": _written_places,
+    "a copy": _a_copy_that_is_changed,
+    "accumulated": _accumulated,
+}
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradients_of_jitted_programs_with_in_place_operations(name, transform):
+    """Thunder's backward reads what they wrote over."""
+    f = DIFFERENTIATED[name]
+    x = torch.tensor([[-0.11, 0.7]], dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(f(x).sin().sum(), (x,))
+    y = thunder.jit(f, transforms=[transform()])(x)
+    torch.testing.assert_close(y, f(x))
+    torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), (x,))[0], expected)
+
+
+def test_buffers_are_changed_in_place_beside_a_gradient():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.register_buffer("seen", torch.zeros(2))
+
+        def forward(self, x):
+            self.seen.mul_(0.5).add_(x)
+            return (x * self.weight).sin_()
+
+    model, eager = Counting(), Counting()
+    jitted = thunder.jit(model, transforms=[SubclassTransform()])
+    for x in (torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])):
+        for m in (jitted, eager):
+            m(x).sum().backward()
+    torch.testing.assert_close(model.seen, eager.seen)
+    torch.testing.assert_close(model.weight.grad, eager.weight.grad)
+
+
+def test_a_tensor_that_may_have_been_changed_is_refused_where_it_is_used():
+    def f(t):
+        u = t * 2
+        u.reshape(-1).sin_()
+        return u
+
+    with pytest.raises(TransformError, match="may share memory"):
+        thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2, 2, requires_grad=True))

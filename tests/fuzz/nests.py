@@ -338,6 +338,8 @@ def _jit(w: Writing) -> None:
     if "namedtuple" in str(tree_structure(w.out)):  # Thunder itself returns none
         raise Redraw
     transforms = w.choose(["", "", ", transforms=[SubclassTransform()]", ", transforms=[NormTransform()]"])
+    if not transforms and w.function == "f":  # Thunder by itself, which we do not answer for
+        transforms = ", transforms=[SubclassTransform()]"
     _transform(w, lambda f: f"jit({f}{transforms})")
 
 

@@ -22,7 +22,7 @@ import thunder_norm.function_transforms.batching_rules  # noqa: F401 - registers
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.locations import location_of
-from thunder_norm.function_transforms.opaque import derived, flat_proxies, operation_of
+from thunder_norm.function_transforms.opaque import derived, flat_proxies, is_whole, operation_of
 from thunder_norm.function_transforms.registry import batching_rules, decompositions
 from thunder_norm.function_transforms.replay import Values, at_the_line_of, is_bookkeeping, returned
 
@@ -114,7 +114,7 @@ class _Program:
                 if isinstance(p, Proxy):
                     self.values[p] = size
         elif not self._apply_rule(bsym):
-            if bsym.subsymbols:
+            if bsym.subsymbols and not is_whole(bsym):
                 self.run(bsym.subsymbols)
             elif decompositions.find(bsym.sym) is not None:
                 self.run(decomposed(bsym))

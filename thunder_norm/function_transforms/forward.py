@@ -21,10 +21,9 @@ import thunder_norm.function_transforms.elementwise  # noqa: F401 - registers th
 import thunder_norm.function_transforms.jvp_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.function_transforms.acquisition import scope
-from thunder_norm.function_transforms.complex_numbers import orders_complex
 from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.locations import location_of
-from thunder_norm.function_transforms.opaque import derived, flat_proxies, operation_of
+from thunder_norm.function_transforms.opaque import derived, flat_proxies, is_whole, operation_of
 from thunder_norm.function_transforms.registry import decompositions, jvp_rules
 from thunder_norm.function_transforms.replay import (
     Values,
@@ -94,7 +93,7 @@ class _Program:
         rule = jvp_rules.find(bsym.sym)
         if rule is not None and not any(p in self.tangents for p in flat_proxies(bsym.kwargs)):
             self._write(bsym, lambda: rule(*self._dual(bsym.args), **self.values.read(bsym.kwargs)))
-        elif bsym.subsymbols and not orders_complex(bsym):
+        elif bsym.subsymbols and not is_whole(bsym):
             self.run(bsym.subsymbols)
         elif decompositions.find(bsym.sym) is not None:
             self.run(decomposed(bsym))

@@ -45,17 +45,23 @@ _EXACT = frozenset(
 )
 
 
-def without_mutations(trace: TraceCtx) -> TraceCtx:
+def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceCtx:
     """The same program without copies into tensors.
 
+    Args:
+        trace: a flat program.
+        keeps_foreign: leave copies into what the program did not make where they are.
+
     Raises:
-        TransformError: it changes an argument or a tensor of the surroundings, or a tensor that may share memory with another.
+        TransformError: it changes an argument or a tensor of the surroundings, unless they are left, or a tensor that may share
+            memory with another.
     """
     if not any(_copies(b) for b in trace.bound_symbols):
         return trace
     memory = _Memory(
         foreign={p.name for p in trace.args if isinstance(p, Proxy)},
         rewritten={c.args[1].name for b in trace.bound_symbols for c in _copies(b)},
+        keeps_foreign=keeps_foreign,
     )
     with scope(get_tracectx()) as kept:  # its names are different from those of the program's surroundings
         for bsym in trace.bound_symbols:
@@ -82,10 +88,12 @@ class _Memory:
 
     foreign: set[str]  # what the program did not make
     rewritten: set[str]  # names of tensors that are written somewhere
+    keeps_foreign: bool  # whether copies into what the program did not make stay
     views: dict[str, _View] = field(default_factory=dict)
     same: dict[str, TensorProxy] = field(default_factory=dict)  # results of copies, and the tensors that they are
     values: dict[str, TensorProxy] = field(default_factory=dict)  # of tensors that were written, or taken again
     versions: dict[str, int] = field(default_factory=dict)  # how often a tensor was written, itself or through its views
+    unclear: dict[str, tuple[_View, BoundSymbol]] = field(default_factory=dict)  # tensors that may have been changed, and by what
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
 
@@ -94,7 +102,8 @@ class _Memory:
         self.note_views(bsym)
         renamed = self.renamed(bsym)
         copies = _copies(bsym)
-        if not copies:
+        if self.keeps_foreign and all(self._root(c.args[1]) in self.foreign for c in copies):
+            self.foreign.update(c.output.name for c in copies)
             return [renamed]
         for copy in copies:
             self.check_own(copy.args[1], bsym)
@@ -133,6 +142,8 @@ class _Memory:
         """What a proxy stands for after the changes so far."""
         p = self.tensor(p)
         root = self._root(p)
+        if root in self.unclear:
+            raise _unclear(*self.unclear[root])
         if p.name == root:
             return self.values.get(p.name, p)
         if self.seen[p.name] != self.versions.get(root, 0):
@@ -141,7 +152,8 @@ class _Memory:
 
     def _take_again(self, p: TensorProxy, root: str) -> None:
         view = self.views[p.name]
-        _check_exact(view, self.writers[root])
+        if not _is_exact(view):
+            raise _unclear(view, self.writers[root])
         outs = flat_proxies(_again(view, self.now(view.base)))
         for out, value in zip(flat_proxies(view.bsym.output), outs, strict=True):
             self.values[out.name] = value
@@ -152,14 +164,18 @@ class _Memory:
         target = self.tensor(target)
         root = self._root(target)
         view = self.views.get(target.name)
+        if view is not None and not _is_exact(view):  # of a copy, or of the tensor itself: then that must not be used any more
+            self.unclear[root] = view, bsym
+            del self.views[target.name]
+            self.versions[target.name] = self.versions.get(root, 0)
+            root, view = target.name, None
         if view is None:
             self.versions[root] = self.versions.get(root, 0) + 1
             self.writers[root] = bsym
         else:
-            _check_exact(view, bsym)
             self.write(view.base, _written(view, self.now(view.base), value), bsym)
         self.values[target.name] = value
-        self.seen[target.name] = self.versions[root]
+        self.seen[target.name] = self.versions[self._root(target)]
 
     def kept(self, value: TensorProxy) -> TensorProxy:
         """A value under a name that will not stand for another one."""
@@ -195,18 +211,21 @@ def _operation(bsym: BoundSymbol) -> Operation | None:
     return operation_of(bsym) if function is None else Operation(bsym.sym.name, function, bsym.sym.meta)
 
 
-def _check_exact(view: _View, writer: BoundSymbol) -> None:
+def _is_exact(view: _View) -> bool:
     operation = _operation(view.bsym)
     tensors = flat_proxies((view.bsym.args, view.bsym.kwargs))
-    if view.bsym.sym.name not in _EXACT or operation is None or not tensors or tensors[0].name != view.base.name:
-        raise TransformError(
-            with_details(
-                f"{writer.sym.name} changes in place a tensor that may share memory with another: {view.bsym.sym.name} returned one of them",
-                at=location_of(writer),
-                why="whether the change is one of both depends on strides, which a transformed function does not know",
-                instead="use the operation that returns a new tensor, or clone first",
-            )
+    return view.bsym.sym.name in _EXACT and operation is not None and bool(tensors) and tensors[0].name == view.base.name
+
+
+def _unclear(view: _View, writer: BoundSymbol) -> TransformError:
+    return TransformError(
+        with_details(
+            f"{writer.sym.name} changes in place a tensor that may share memory with another: {view.bsym.sym.name} returned one of them",
+            at=location_of(writer),
+            why="whether the change is one of both depends on strides, which a program that is differentiated or transformed does not know",
+            instead="use the operation that returns a new tensor, or clone first",
         )
+    )
 
 
 def _again(view: _View, base: TensorProxy) -> Any:

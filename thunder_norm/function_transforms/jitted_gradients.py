@@ -1,7 +1,8 @@
-"""Gradients of jitted programs by our rules, where Thunder's are for real numbers only, or there are none.
+"""Gradients of jitted programs by our rules, where Thunder's are wrong, for real numbers only, or there are none.
 
 Thunder differentiates a jitted program itself.  An operation on complex numbers, or one that Thunder has no gradient for (round, lerp),
-becomes one of our own, which consists of it, so that executors run it as before, and is differentiated as `grad` would.
+becomes one of our own, which consists of it, so that executors run it as before, and is differentiated as `grad` would.  In-place
+operations on what the program made become operations that make new tensors: Thunder's backward would read what was written over.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.trace import TraceCtx, from_trace
+from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
 
 from thunder_norm.function_transforms.acquisition import flat_program
 from thunder_norm.function_transforms.complex_numbers import is_complex
+from thunder_norm.function_transforms.functionalization import without_mutations
 from thunder_norm.function_transforms.grouping import print_without_module, renewed_program, replayed
 from thunder_norm.function_transforms.opaque import flat_proxies
 from thunder_norm.function_transforms.replay import is_differentiable
 from thunder_norm.function_transforms.reverse import evaluate_vjp
+from thunder_norm.subclass import patches
 
 
 def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
@@ -36,6 +39,17 @@ def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = bsyms
     return new
+
+
+def functional(trace: TraceCtx) -> TraceCtx:
+    """A computation that Thunder is going to differentiate, without copies into what it made: they would be in its backward's way."""
+    if not any(isinstance(p, TensorProxy) and p.requires_grad for p in trace.args):
+        return trace
+    with tracectx(from_trace(trace)):
+        return without_mutations(trace, keeps_foreign=True)
+
+
+patches.functional = functional
 
 
 def _is_concerned(bsym: BoundSymbol) -> bool:

@@ -25,6 +25,7 @@ from thunder.extend import OperatorExecutor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
+from thunder_norm.function_transforms.complex_numbers import orders_complex
 from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.registry import VjpRule
 from thunder_norm.function_transforms.replay import is_differentiable
@@ -86,6 +87,8 @@ def derived(transform: str, operation: Operation) -> Symbol:
 
 def _register(transform: str, operation: Operation) -> Symbol:
     how = _derivations[transform]
+    if any(word in operation.name for word in ("solve", "det")):
+        _wrong_forwards.add(operation.run)
     run = functools.partial(how.run, operation.run)
     meta = functools.partial(how.meta, operation.meta)
     symbol = symbol_for(Operation(f"{transform}_{operation.name}", run, meta, operation.is_random))
@@ -271,6 +274,12 @@ def _differentiated() -> Iterator[None]:
         _is_differentiated.reset(token)
 
 
+# What runs the operations of which torch's forward mode is wrong where it is differentiated, or in a batch of batches.
+_wrong_forwards: set[Callable] = set()
+# How many batches what runs is in.
+_num_batches: contextvars.ContextVar[int] = contextvars.ContextVar("num_batches", default=0)
+
+
 # Their annotations do not say that what they return depends on has_aux.
 _jvp: Any = torch.func.jvp
 _vjp: Any = torch.func.vjp
@@ -291,7 +300,8 @@ def _run_jvp(run: Callable, args: tuple, kwargs: dict, tangents: Sequence[torch.
     points = flat_tensors((args, kwargs))
     moving = tuple(i for i, t in enumerate(tangents) if t is not None)
     function = _function_of(run, (args, kwargs), moving)
-    results, pushed = _push(function, tuple(points[i] for i in moving), tuple(tangents[i] for i in moving))
+    is_backwards = run in _wrong_forwards and (_is_differentiated.get() or _num_batches.get() >= 2)
+    results, pushed = _push(function, tuple(points[i] for i in moving), tuple(tangents[i] for i in moving), is_backwards)
     return *results, *pushed
 
 
@@ -311,17 +321,19 @@ def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence
     return function
 
 
-def _push(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    """Results and tangents; by two reverse modes where torch has no forward mode, or where they are differentiated again.
+def _push(function: Callable, points: tuple, directions: tuple, is_backwards: bool) -> tuple[tuple, tuple]:
+    """Results and tangents; by two reverse modes where torch has no forward mode, or where that is wrong.
 
     The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
-    derivatives of its forward mode, in either direction, are wrong for them.
+    derivatives of its forward mode, in either direction, are wrong for them, and so is its forward mode in a batch of batches. Others
+    go forwards: reverse over reverse of logcumsumexp is NaN, and for directions that leave the symmetric matrices the two modes of
+    cholesky differ.
 
     Programs run with gradients disabled, under which some of torch's formulas for gradients (``linalg_det_backward``,
     ``linalg_solve_backward``) choose variants that cannot be differentiated: of a function that is a gradient they would be.
     """
     with torch.enable_grad():
-        first, second = (_push_backwards, _push_forwards) if _is_differentiated.get() else (_push_forwards, _push_backwards)
+        first, second = (_push_backwards, _push_forwards) if is_backwards else (_push_forwards, _push_backwards)
         try:
             return first(function, points, directions)
         except (NotImplementedError, RuntimeError) as e:
@@ -360,9 +372,9 @@ def _run_vjp(
     floating = [i for i, t in enumerate(points) if _is_float(t)]
     varying = tuple(i for i, w in zip(floating, wanted, strict=True) if w)
     function = _function_of(run, (args, kwargs), varying)
-    with _differentiated():
+    with torch.enable_grad(), _differentiated():  # see `_push`: the other variants are wrong in a batch of batches as well
         results, pull, _ = _vjp(function, *(points[i] for i in varying), has_aux=True)
-    return pull(tuple(torch.zeros_like(t) if g is None else g for t, g in zip(results, cotangents, strict=True)))
+        return pull(tuple(torch.zeros_like(t) if g is None else g for t, g in zip(results, cotangents, strict=True)))
 
 
 def _meta_vmap(
@@ -392,11 +404,14 @@ def _run_vmap(
     batched = tuple(i for i, d in enumerate(in_dims) if d is not None)
     function = _function_of(run, (args, kwargs), batched)
     dims, values = tuple(in_dims[i] for i in batched), tuple(tensors[i] for i in batched)
+    token = _num_batches.set(_num_batches.get() + 1)
     try:
         return torch.func.vmap(lambda *values: function(*values)[1], dims, randomness=randomness)(*values)
     except RuntimeError as e:
         if "random operation" in str(e):
             raise
+    finally:
+        _num_batches.reset(token)
     results = [function(*(v.select(d, i) for v, d in zip(values, dims, strict=True)))[1] for i in range(axis_size)]
     return tuple(torch.stack(column) for column in zip(*results, strict=True))
 
@@ -407,6 +422,15 @@ def is_opaque(bsym: BoundSymbol) -> bool:
     Relies on ``thunder.torch.meta_adaptor`` keeping the function it stands for.
     """
     return not bsym.subsymbols and hasattr(bsym.sym.meta, "__torchfn")
+
+
+# Thunder's parts of these multiply padding of minus infinity with zeros.
+_WHOLE = frozenset(f"torch.nn.functional.max_pool{n}d" for n in (1, 2, 3))
+
+
+def is_whole(bsym: BoundSymbol) -> bool:
+    """Whether an operation is not what its parts compute, so that all of it is torch's to run and to transform."""
+    return bsym.sym.id in _WHOLE or orders_complex(bsym)
 
 
 def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:

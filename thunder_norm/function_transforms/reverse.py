@@ -23,11 +23,11 @@ import thunder_norm.function_transforms.elementwise  # noqa: F401 - registers th
 import thunder_norm.function_transforms.vjp_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
 from thunder_norm.function_transforms.acquisition import operations_of, outputs_of, program_of, scope
-from thunder_norm.function_transforms.complex_numbers import in_dtype_of, orders_complex
+from thunder_norm.function_transforms.complex_numbers import in_dtype_of
 from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.grouping import grouped, replayed
 from thunder_norm.function_transforms.locations import at_line_of, location_of
-from thunder_norm.function_transforms.opaque import is_opaque, torch_vjp_rule
+from thunder_norm.function_transforms.opaque import is_opaque, is_whole, torch_vjp_rule
 from thunder_norm.function_transforms.readability import core
 from thunder_norm.function_transforms.registry import VjpRule, decompositions, vjp_rules
 from thunder_norm.function_transforms.replay import is_differentiable
@@ -235,7 +235,7 @@ def rule_of(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     """The rule for an operation that we have none for; None if it is to be taken apart."""
     if (
         is_opaque(bsym)
-        or orders_complex(bsym)
+        or is_whole(bsym)
         or (bsym.sym.executor is fallback_executor and not has_tags(bsym, {prims.OpTags.RANDOM_OP}))
     ):
         return torch_vjp_rule(bsym, active)  # Thunder's rule asks torch's autograd, which cannot be transformed further

@@ -35,6 +35,7 @@ from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.options import SHARP_EDGES_OPTIONS
 from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, TransformError, UnsupportedOpError, UnsupportedSubclassError, VersionError
@@ -124,6 +125,10 @@ def forget_earlier_traces() -> None:
     current_stats().last_traces.clear()
 
 
+# What makes a computation that is to be differentiated one without in-place operations; `jitted_gradients` sets it.
+functional: Callable[[TraceCtx], TraceCtx] | None = None
+
+
 def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
     transforms = getattr(get_compile_data(), "transforms", None) or ()
     if not any(hasattr(t, "refuses_values") for t in transforms):
@@ -133,7 +138,11 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             stack.enter_context(native.interpreter())
         if any(t.refuses_values for t in transforms if hasattr(t, "refuses_values")):
             stack.enter_context(side_effects.watched(fn, args, kwargs))
-        return _original_acquire(fn, args, kwargs, **options)
+        found = _original_acquire(fn, args, kwargs, **options)
+        acquisition = getattr(get_compile_data(), _ATTRIBUTE, None)
+        if functional is not None and acquisition is not None and not acquisition.has_wrappers and torch.is_grad_enabled():
+            found.computation_trace = functional(found.computation_trace)
+        return found
 
 
 def _process_modifications(ctx: Any, epilogue_trace: Any) -> None:

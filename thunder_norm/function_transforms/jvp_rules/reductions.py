@@ -57,8 +57,9 @@ def std(primals, tangents, *, correction):
     """d std = d var / (2 std), 0 where std is 0."""
     (x, dims), (dx, _) = primals, tangents
     out = prims.std(x, dims, correction=correction)
-    moved = clang.true_divide(_moved_variance(x, dx, reduced(x, dims), correction), clang.mul(out, 2.0))
-    return out, clang.where(clang.eq(out, 0.0), 0.0, moved)
+    is_zero = clang.eq(out, 0.0)  # see the vjp rule
+    moved = clang.where(is_zero, 0.0, _moved_variance(x, dx, reduced(x, dims), correction))
+    return out, clang.true_divide(moved, clang.where(is_zero, 1.0, clang.mul(out, 2.0)))
 
 
 @register_jvp(prims.prod)
