@@ -228,6 +228,7 @@ def _apart_from_autograd(name: str, run: Callable) -> Callable:
 _HAS_NO_DERIVATIVE = (
     "not implemented",
     "not differentiable",
+    "is not supported",
     "Trying to use forward AD",
     "has been modified by an inplace operation",
 )
