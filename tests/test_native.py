@@ -596,11 +596,11 @@ def test_transformed_functions_are_acquired_the_same(transform):
 
 
 def entries():
-    return [r.owner[r.name] if isinstance(r.owner, dict) else vars(r.owner)[r.name] for r in native.REPLACEMENTS]
+    return [r.owner[r.name] if isinstance(r.owner, dict) else vars(r.owner)[r.name] for r in native.REPLACEMENTS.all]
 
 
 def test_thunders_functions_are_in_place_outside_of_acquisitions():
-    originals = [r.original for r in native.REPLACEMENTS]
+    originals = [r.original for r in native.REPLACEMENTS.all]
     assert entries() == originals
     met = []
 
@@ -614,17 +614,17 @@ def test_thunders_functions_are_in_place_outside_of_acquisitions():
         thunder.jit(an_error_of_the_program, transforms=[SubclassTransform()])(torch.ones(2))
     assert entries() == originals
     with native.interpreter():
-        assert entries() == [r.native for r in native.REPLACEMENTS]
+        assert entries() == [r.native for r in native.REPLACEMENTS.all]
         with native.interpreter():
             pass
-        assert entries() == [r.native for r in native.REPLACEMENTS]
+        assert entries() == [r.native for r in native.REPLACEMENTS.all]
     assert entries() == originals
     with native.switched_off(), native.interpreter():
         assert entries() == originals
 
 
 def test_a_plain_compilation_is_left_to_thunder(monkeypatch):
-    monkeypatch.setattr(native, "_enter", lambda: pytest.fail("the native helpers were put in place"))
+    monkeypatch.setattr(native.REPLACEMENTS, "in_place", lambda: pytest.fail("the native helpers were put in place"))
     thunder.jit(closures)(torch.ones(2))
     with pytest.raises(BaseException, match="put in place"):
         thunder.jit(closures, transforms=[SubclassTransform()])(torch.ones(2))

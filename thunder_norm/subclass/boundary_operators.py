@@ -17,14 +17,11 @@ from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.escapes import check_inner
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.guards import GuardError
 
 # Carries the operators below; it is in no executor list.
 boundary_executor = OperatorExecutor("thunder_norm_boundary", version="1")
 _counter = itertools.count()
-
-
-class GuardError(Exception):
-    """An input is not what the trace was made for: the next cache entry, or a new trace, is tried."""
 
 
 def _operator(name: str, fn: Callable, meta: Callable, *, keep: bool = False) -> Any:

@@ -21,6 +21,7 @@ process_recorded_...   thunder_general_jit: ``process_recorded_modi...``      wh
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -41,9 +42,10 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import ThunderNormError, TransformError, UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.subclass import interpret, named_results, operations, plain, plain_operations, side_effects, values
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.boundary_operators import bindable
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
-from thunder_norm.tracing import attributes, native, standard_library
+from thunder_norm.tracing import attributes, guards, native, standard_library
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
@@ -134,6 +136,7 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
     if not any(hasattr(t, "refuses_values") for t in transforms):
         return _original_acquire(fn, args, kwargs, **options)
     with ExitStack() as stack:
+        stack.enter_context(guards.noted(fn, args, kwargs))
         if options.get("sharp_edges") is SHARP_EDGES_OPTIONS.ALLOW:  # otherwise Thunder speaks of values of its own helpers too
             stack.enter_context(native.interpreter())
         if any(t.refuses_values for t in transforms if hasattr(t, "refuses_values")):
@@ -148,6 +151,7 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
 def _process_modifications(ctx: Any, epilogue_trace: Any) -> None:
     _original_process(ctx, epilogue_trace)
     side_effects.write(ctx, epilogue_trace, getattr(ctx, _ATTRIBUTE, None) or None)
+    guards.add(ctx, functools.partial(bindable, "check_surroundings"))
 
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
@@ -184,6 +188,7 @@ def _found(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     ctx = jit_ext.get_jit_ctx()
     acquisition = getattr(ctx, _ATTRIBUTE, None) or current_acquisition()
     if acquisition is not None or is_ours():
+        guards.note_call(fn, args)
         about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
         if about_python is not None:
             return about_python

@@ -13,23 +13,22 @@ in the environment, or `switched_off`, leaves everything to Thunder.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
 from thunder_norm.tracing.native import builtins, calls, elements, frames, values
-from thunder_norm.tracing.native.replacement import Replacement
+from thunder_norm.tracing.replacement import Replacements
 
-REPLACEMENTS: tuple[Replacement, ...] = (
-    *values.REPLACEMENTS,
-    *frames.REPLACEMENTS,
-    *elements.REPLACEMENTS,
-    *builtins.REPLACEMENTS,
-    *calls.REPLACEMENTS,
+REPLACEMENTS = Replacements(
+    (
+        *values.REPLACEMENTS,
+        *frames.REPLACEMENTS,
+        *elements.REPLACEMENTS,
+        *builtins.REPLACEMENTS,
+        *calls.REPLACEMENTS,
+    )
 )
-_lock = threading.RLock()
-_num_users = 0
 _is_on = os.environ.get("THUNDER_NORM_NATIVE", "1") != "0" and version("lightning-thunder") == "0.2.6"
 
 
@@ -39,11 +38,9 @@ def interpreter() -> Iterator[None]:
     if not _is_on:
         yield
         return
-    _enter()
-    try:
+    values.forget_types()
+    with REPLACEMENTS.in_place():
         yield
-    finally:
-        _leave()
 
 
 @contextmanager
@@ -55,22 +52,3 @@ def switched_off() -> Iterator[None]:
         yield
     finally:
         _is_on = before
-
-
-def _enter() -> None:
-    global _num_users
-    with _lock:
-        if _num_users == 0:
-            values.forget_types()
-            for r in REPLACEMENTS:
-                r.put()  # assignments, none of which fails
-        _num_users += 1
-
-
-def _leave() -> None:
-    global _num_users
-    with _lock:
-        _num_users -= 1
-        if _num_users == 0:
-            for r in REPLACEMENTS:
-                r.take_back()

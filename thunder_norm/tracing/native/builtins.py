@@ -21,7 +21,7 @@ from thunder.core.interpreter import (
 )
 
 from thunder_norm.tracing.native.elements import item, note_attribute
-from thunder_norm.tracing.native.replacement import Replacement
+from thunder_norm.tracing.replacement import Replacement
 
 _handlers = thunders._default_opcode_handler_map
 _lookasides = thunders._default_lookaside_map

@@ -11,7 +11,7 @@ from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, i
 from thunder.core.proxies import Proxy
 
 from thunder_norm.tracing.native.elements import note_attribute
-from thunder_norm.tracing.native.replacement import Replacement
+from thunder_norm.tracing.replacement import Replacement
 
 _handlers = thunders._default_opcode_handler_map
 _lookasides = thunders._default_lookaside_map

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+import threading
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,3 +41,29 @@ class Replacement:
     def take_back(self) -> None:
         """Let Thunder's own function stand there again."""
         self._set(self.original)
+
+
+class Replacements:
+    """Functions of Thunder's that are replaced together, for as long as somebody uses them."""
+
+    def __init__(self, replacements: Sequence[Replacement]):
+        self.all = tuple(replacements)
+        self._lock = threading.RLock()
+        self._num_users = 0
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Use them meanwhile."""
+        with self._lock:
+            if self._num_users == 0:
+                for r in self.all:
+                    r.put()  # assignments, none of which fails
+            self._num_users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_users -= 1
+                if self._num_users == 0:
+                    for r in self.all:
+                        r.take_back()

@@ -1,0 +1,161 @@
+"""A trace is not run again where what the program asked of its surroundings is other than it was."""
+
+import collections
+import enum
+from types import SimpleNamespace
+
+import pytest
+import thunder
+import torch
+from torch import nn
+
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad
+
+X = torch.tensor([1.0, 2.0])
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+# a function of a tensor and one argument, and the arguments of calls in order
+ARGUMENTS = {
+    "None and a tensor": (lambda x, m: x if m is None else x * m, [None, X, None, X * 2]),
+    "None and a number": (lambda x, m: x if m is None else x * m, [None, 3.0, 2.0]),
+    "None inside": (lambda x, m: x if m[0]["a"] is None else x * m[0]["a"], [[{"a": None}], [{"a": X}]]),
+    "None and False": (lambda x, m: x * 2 if m is None else x, [None, False]),
+    "length of a list": (lambda x, m: x * len(m), [[1, 2], [1, 2, 3], [1]]),
+    "length of a tuple": (lambda x, m: x * len(m), [(1, 2), (1, 2, 3), (1,)]),
+    "list and tuple": (lambda x, m: x * (2 if isinstance(m, list) else 3), [[1], (1,)]),
+    "sum": (lambda x, m: x * sum(m), [[1, 2], [1, 5], [1]]),
+    "max of nested": (lambda x, m: x * max(m)[1], [[(1, 2), (0, 9)], [(1, 3), (0, 9)], [(1, 3), (2, 9)]]),
+    "sorted": (lambda x, m: x * sorted(m)[0], [[3, 2], [3, 1]]),
+    "equality": (lambda x, m: x * (2 if m == [1, 2] else 3), [[1, 2], [1, 3]]),
+    "truth": (lambda x, m: x * (2 if m else 3), [[], [1], {}]),
+    "in a list": (lambda x, m: x * (2 if 3 in m else 5), [[1], [1, 3], []]),
+    "in a dict": (lambda x, m: x * (2 if "b" in m else 5), [{"a": 1}, {"a": 1, "b": 1}]),
+    "get": (lambda x, m: x * m.get("b", 5), [{"a": 1}, {"a": 1, "b": 7}, {"b": 6}]),
+    "keys": (lambda x, m: x * sum(len(k) for k in m), [{"a": 1}, {"a": 1, "bb": 1}]),
+    "values": (lambda x, m: x * sum(v for v in m.values()), [{"a": 1}, {"a": 1, "bb": 1}]),
+    "ordered keys": (lambda x, m: x * len(m), [collections.OrderedDict(a=1), collections.OrderedDict(a=1, b=2)]),
+    "tensors": (lambda x, m: torch.stack([*m, x]).sum(0), [[X], [X, X * 2]]),
+    "loop": (lambda x, m: sum([x * v for v in m], x), [[2.0], [2.0, 3.0], []]),
+    "function": (lambda x, m: m(x), [torch.sin, torch.cos, lambda x: x * 3]),
+    "dtype": (lambda x, m: x.to(m), [torch.float32, torch.float64]),
+    "member of an enum": (lambda x, m: x * (2 if m is Color.RED else 3), [Color.RED, Color.BLUE]),
+    "class": (lambda x, m: x * m(3.5), [int, float, abs]),
+    "attribute that is not there": (lambda x, m: x * getattr(m, "a", 5), [SimpleNamespace(), SimpleNamespace(a=2)]),
+    "hasattr": (lambda x, m: x * (2 if hasattr(m, "a") else 3), [SimpleNamespace(), SimpleNamespace(a=2)]),
+    "attribute of None": (lambda x, m: x if m.a is None else x * m.a, [SimpleNamespace(a=None), SimpleNamespace(a=X)]),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_calls_with_other_arguments(name):
+    f, arguments = ARGUMENTS[name]
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for m in (*arguments, *arguments):
+        torch.testing.assert_close(jitted(X, m), f(X, m))
+    assert thunder.cache_misses(jitted) <= len(arguments)  # of the second round none
+
+
+FACTORS, TABLE, MASK = [2.0, 3.0], {}, None
+
+
+def _helper(x):
+    return x * 2
+
+
+def test_globals_that_change(monkeypatch):
+    def f(x):
+        for v in FACTORS:
+            x = x * v
+        return _helper(x if MASK is None else x * MASK) + ("k" in TABLE)
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    names = f.__globals__
+    changes = [
+        lambda: None,
+        lambda: monkeypatch.setitem(names, "FACTORS", [*FACTORS, 4.0]),
+        lambda: FACTORS.__setitem__(0, 5.0),
+        lambda: monkeypatch.setitem(TABLE, "k", 1),
+        lambda: monkeypatch.setitem(names, "MASK", X),
+        lambda: monkeypatch.setitem(names, "_helper", torch.sin),
+    ]
+    for change in changes:
+        change()
+        torch.testing.assert_close(jitted(X), f(X))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = None
+        self.activation = torch.sin
+        self.layers = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+        self.options = SimpleNamespace(names=["a"], table={})
+
+    def forward(self, x):
+        x = self.layers(x if self.scale is None else x * self.scale)
+        return self.activation(x) * len(self.options.names) + self.options.table.get("shift", 0.0)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_a_module_that_changes(transform):
+    model = Model()
+    jitted = thunder.jit(model, transforms=[transform()])
+    changes = [
+        lambda: None,
+        lambda: setattr(model, "scale", 3.0),
+        lambda: setattr(model, "scale", X),
+        lambda: setattr(model, "activation", torch.cos),
+        lambda: model.options.names.append("b"),
+        lambda: model.options.table.update(shift=2.0),
+        lambda: model.layers.append(nn.Sigmoid()),
+        lambda: model.layers[0].register_forward_hook(lambda module, args, out: out * 2),
+    ]
+    for n, change in enumerate(changes, 1):
+        change()
+        for _ in range(2):
+            torch.testing.assert_close(jitted(X), model(X))
+        assert thunder.cache_misses(jitted) <= n
+
+
+class Cache:
+    kept = None
+
+
+def test_what_the_program_itself_keeps():
+    cache = Cache()
+
+    def f(x):
+        cache.kept = x * 1 if cache.kept is None else cache.kept + x
+        return cache.kept.sum()
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    assert [jitted(X).item() for _ in range(4)] == [3, 6, 9, 12]
+    assert thunder.cache_misses(jitted) == 2
+
+
+def test_transformed_functions_are_guarded():
+    def f(x, mask=None):
+        return (x if mask is None else x * mask).sum()
+
+    for mask in (None, X, None):
+        torch.testing.assert_close(grad(f)(X, mask), torch.func.grad(f)(X, mask))
+
+
+def test_nothing_is_guarded_twice_or_for_nothing():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    for _ in range(3):
+        jitted(torch.randn(4, 2))
+    assert thunder.cache_misses(jitted) == 1
+    assert str(thunder.last_prologue_traces(jitted)[0]).count("check_surroundings") == 1
+
+
+def test_a_plain_compilation_is_left_to_thunder():
+    jitted = thunder.jit(lambda x, m: x if m is None else x * m)
+    jitted(X, None)
+    assert "check_surroundings" not in str(thunder.last_prologue_traces(jitted)[0])

@@ -1,0 +1,307 @@
+"""Guards of what a program asks of its surroundings and Thunder does not guard.
+
+Thunder checks the tensors, numbers and strings that a program read before it runs its trace again.  It does not check that what was
+None is None, how long a list is, which keys a dict has, which function, class, dtype or member of an enum stands somewhere, or whether
+an attribute is there: a call with another mask, a longer list or another activation silently ran the trace of the earlier call.
+
+What is looked at is noted while the trace is acquired, with the way to it from the arguments and the jitted function; one operation of
+the prologue looks at all of it again.  What the program itself has changed meanwhile is left out.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import enum
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import torch
+from thunder.core import interpreter as thunders
+from thunder.core import jit_ext
+from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue
+from thunder.core.trace import get_tracectx
+
+from thunder_norm.tracing.replacement import Replacement, Replacements
+
+Path = tuple[tuple[str, Any], ...]
+
+_ROOTS = {PseudoInst.INPUT_ARGS: "args", PseudoInst.INPUT_KWARGS: "kwargs", PseudoInst.INPUT_FN: "fn"}
+_STEPS = {PseudoInst.LOAD_ATTR: "attribute", PseudoInst.BINARY_SUBSCR: "item"}
+_OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
+_IDENTICAL = (type(None), type, torch.dtype, enum.Enum, FunctionType, BuiltinFunctionType)
+_GUARDED_BY_THUNDER = (
+    torch.Tensor,
+    torch.nn.Module,
+    int,
+    float,
+    complex,
+    str,
+    slice,
+    torch.device,
+    MethodType,
+    ModuleType,
+    *_OPAQUE,
+)
+_CONTAINERS = (list, tuple, dict, collections.OrderedDict)
+_MOST_KEYS = 256
+# whose globals are as they are
+_OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"})
+
+
+@dataclass
+class Guards:
+    """What one acquisition has looked at: for each way, what was there."""
+
+    roots: dict[str, Any]
+    conditions: dict[tuple[Path, str, Any], Any] = field(default_factory=dict)
+
+
+_current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
+
+
+@contextmanager
+def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
+    """Note what the jitted function looks at meanwhile."""
+    token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}))
+    try:
+        with REPLACEMENTS.in_place():
+            yield
+    finally:
+        _current.reset(token)
+
+
+# -- noting -------------------------------------------------------------------------------------------------------------------
+
+
+def _path(record: ProvenanceRecord) -> Path | None:
+    root = _ROOTS.get(record.inst) if isinstance(record.inst, PseudoInst) else None
+    if root is not None:
+        return ((root, None),)
+    step = _STEPS.get(record.inst) if isinstance(record.inst, PseudoInst) else None
+    if step is None or len(record.inputs) != 2 or record.inputs[1].inst is not PseudoInst.CONSTANT:
+        return None
+    key, before = record.inputs[1].value, _path(record.inputs[0])
+    return None if before is None or type(key) not in (str, int) else (*before, (step, key))
+
+
+def _note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
+    guards = _current.get()
+    if guards is not None:
+        path = _path(wrapped.provenance)
+        if path is not None:
+            guards.conditions.setdefault((path, kind, detail), expected)
+
+
+def _wrap_callback(wrapped: WrappedValue) -> Any:
+    value = wrapped.value
+    result = _original_wrap_callback(wrapped)  # it writes m.__dict__["a"] as m.a
+    if isinstance(value, _IDENTICAL):
+        _note(wrapped, "is", None, value)
+    elif not isinstance(value, _GUARDED_BY_THUNDER):
+        path = _path(wrapped.provenance)
+        if path is not None and path[0][0] != "fn":  # of its own surroundings a program knows the types
+            _note(wrapped, "type", None, type(value))
+    return result
+
+
+def _populate_item_wrappers(obj: WrappedValue) -> None:
+    if not obj.has_item_tracking and type(obj.value) in _CONTAINERS:
+        if not isinstance(obj.value, dict):
+            _note(obj, "length", None, (type(obj.value), len(obj.value)))
+        elif len(obj.value) <= _MOST_KEYS:
+            _note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
+    _original_populate(obj)
+
+
+def _compare_op(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    look_into((stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)))
+    return _original_compare_op(inst, stack=stack, **state)
+
+
+def look_into(args: tuple[Any, ...]) -> None:
+    """Guard all that is in the containers among some values, which are given to something that looks at it natively."""
+    for a in args:
+        if isinstance(a, WrappedValue) and type(a.value) in _CONTAINERS and _path(a.provenance) is not None:
+            a.track_items()
+            look_into(tuple(a.item_wrappers.values() if isinstance(a.item_wrappers, dict) else a.item_wrappers))
+
+
+def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
+    """Note what a call that is interpreted looks at: whether attributes and keys are there, and what functions in C are given."""
+    if (fn is hasattr or (fn is getattr and len(args) == 3)) and type(args[1].value) is str:
+        obj = args[0].value
+        is_special = thunders.DUNDER_PATTERN.match(args[1].value)  # the interpreter itself asks for those
+        if not is_special and not isinstance(obj, (torch.Tensor, jit_ext.Proxy)) and _path(args[0].provenance) is not None:
+            _note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
+    elif fn is dict.get and len(args) >= 2 and type(args[0].value) is dict and type(args[1].value) in (str, int):
+        _note(args[0], "contains", args[1].value, args[1].value in args[0].value)
+    elif isinstance(fn, _OPAQUE) and any(type(a.value) in _CONTAINERS for a in args) and not _is_known(fn):
+        look_into(args)
+
+
+def _is_known(fn: Callable) -> bool:
+    try:
+        return fn in jit_ext._general_jit_lookaside_map or thunders.default_lookaside(fn) is not None
+    except TypeError:  # not hashable
+        return False
+
+
+# -- checking -----------------------------------------------------------------------------------------------------------------
+
+
+def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> None:
+    """Have the prologue check what was noted; `bind` makes a function that writes such a check."""
+    guards = _current.get()
+    if guards is None:
+        return
+    check = _compiled(guards.roots["fn"], _kept(guards))
+    if check is None:
+        return
+    write = bind(check)
+
+    def emit() -> None:
+        prologue = get_tracectx()
+        given, by_name = (b.output for b in prologue.bound_symbols if b.sym.name == "unpack_trivial")
+        prologue.bound_symbols.append(write(given, by_name, output=None))
+
+    ctx.add_constraint((emit,))
+
+
+def _kept(guards: Guards) -> list[tuple[Path, str, Any, Any]]:
+    """The conditions that hold after the acquisition too, and are of what may change."""
+    kept = []
+    for (path, kind, detail), expected in guards.conditions.items():
+        found = _walked(path, guards.roots, kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum)))
+        if found is not _LEFT_OUT and _holds(found, kind, detail, expected):
+            kept.append((path, kind, detail, expected))
+    return kept
+
+
+_LEFT_OUT = object()
+
+
+def _walked(path: Path, roots: dict[str, Any], is_code: bool) -> Any:
+    """What is at the end of a way; _LEFT_OUT if user code runs on it, or if it is code that others wrote."""
+    value = roots[path[0][0]]
+    for step, key in path[1:]:
+        if step == "item":
+            if type(value) not in _CONTAINERS and not isinstance(value, (dict, list)):
+                return _LEFT_OUT
+            try:
+                value = value[key]
+            except (KeyError, IndexError):
+                return _LEFT_OUT
+            continue
+        if key in ("__dict__", "__func__") or (isinstance(value, FunctionType) and _is_of_others(value.__globals__)):
+            return _LEFT_OUT  # what is read of a __dict__ has a shorter way
+        own = getattr(value, "__dict__", {})
+        if hasattr(getattr(type(value), key, None), "__get__") and key not in own and not key.startswith("__"):
+            if isinstance(getattr(type(value), key, None), property):
+                return _LEFT_OUT
+            if is_code and (step, key) == path[-1]:
+                return _LEFT_OUT  # a method
+        try:
+            value = getattr(value, key)
+        except Exception:  # noqa: BLE001 - user code
+            return _LEFT_OUT
+    return value
+
+
+def _is_of_others(names: dict[str, Any]) -> bool:
+    """Whether the globals of a function are those of a library."""
+    file = names.get("__file__") or ""
+    return names.get("__name__", "").partition(".")[0] in _OF_OTHERS or "site-packages" in file
+
+
+def _holds(value: Any, kind: str, detail: Any, expected: Any) -> bool:
+    if kind == "is":
+        return value is expected
+    if kind == "type":
+        return type(value) is expected
+    if kind == "length":
+        return type(value) is expected[0] and len(value) == expected[1]
+    if kind == "keys":
+        return type(value) is expected[0] and tuple(value) == expected[1]
+    if kind == "contains":
+        return (detail in value) is expected
+    return hasattr(value, detail) is expected
+
+
+def _compiled(fn: Callable, conditions: list[tuple[Path, str, Any, Any]]) -> Callable[[tuple, dict], None] | None:
+    """A function that raises a GuardError if a condition does not hold."""
+    if not conditions:
+        return None
+    names: dict[Path, str] = {}
+    constants: dict[str, Any] = {"fn": fn, "_GuardError": GuardError}
+    lines: list[str] = []
+
+    def place(path: Path) -> str:
+        if len(path) == 1:
+            return path[0][0]
+        if path not in names:
+            before, (step, key) = place(path[:-1]), path[-1]
+            names[path] = name = f"v{len(names)}"
+            lines.append(f"{name} = {before}[{key!r}]" if step == "item" else f"{name} = {_attribute(before, key)}")
+        return names[path]
+
+    for path, kind, detail, expected in conditions:
+        value, constant = place(path), f"c{len(constants)}"
+        constants[constant] = expected
+        condition = {
+            "is": f"{value} is {constant}",
+            "type": f"type({value}) is {constant}",
+            "length": f"type({value}) is {constant}[0] and len({value}) == {constant}[1]",
+            "keys": f"not {value}"
+            if kind == "keys" and not expected[1]
+            else f"type({value}) is {constant}[0] and tuple({value}) == {constant}[1]",
+            "contains": f"({detail!r} in {value}) is {constant}",
+            "has": f"hasattr({value}, {detail!r}) is {constant}",
+        }[kind]
+        lines.append(f"if not ({condition}): raise _GuardError({_described(path)!r})")
+    source = "def check(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
+    exec(compile(source, "<guards of thunder_norm>", "exec"), constants)  # noqa: S102 - of names and literals alone
+    return constants["check"]
+
+
+def _attribute(value: str, key: str) -> str:
+    return f"{value}.{key}" if key.isidentifier() and not key.startswith("__") else f"getattr({value}, {key!r})"
+
+
+def _described(path: Path) -> str:
+    parts = [f"[{key!r}]" if step == "item" else f".{key}" for step, key in path[1:]]
+    return f"{path[0][0]}{''.join(parts)} is not what it was when the trace was acquired"
+
+
+class GuardError(Exception):
+    """What the program runs with is other than what its trace was acquired with: another trace is needed."""
+
+
+_handlers = thunders._default_opcode_handler_map
+_original_wrap_callback = jit_ext._general_jit_wrap_callback
+_original_populate = thunders.populate_item_wrappers
+_original_compare_op = _handlers["COMPARE_OP"]
+
+REPLACEMENTS = Replacements(
+    (
+        Replacement(
+            jit_ext.general_jit_callbacks, INTERPRETER_CALLBACKS.WRAP_CALLBACK, _wrap_callback, "_general_jit_wrap_callback"
+        ),
+        Replacement(
+            thunders, "populate_item_wrappers", _populate_item_wrappers, "populate_item_wrappers, which looks into a container"
+        ),
+        Replacement(_handlers, "COMPARE_OP", _compare_op, "_compare_op_handler, which compares values natively"),
+    )
+)
