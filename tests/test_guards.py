@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +121,43 @@ def test_a_module_that_changes(transform):
         for _ in range(2):
             torch.testing.assert_close(jitted(X), model(X))
         assert thunder.cache_misses(jitted) <= n
+
+
+class OfGlobals(nn.Module):
+    @functools.cached_property
+    def costly(self):
+        self.computed = getattr(self, "computed", 0) + 1
+        return torch.ones(2)
+
+    def forward(self, x):
+        return _helper(x if MASK is None else x * MASK)
+
+
+def test_globals_of_a_module(monkeypatch):
+    model = OfGlobals()
+    jitted = thunder.jit(model, transforms=[SubclassTransform()])
+    names = OfGlobals.forward.__globals__
+    for change in (
+        lambda: None,
+        lambda: monkeypatch.setitem(names, "MASK", X),
+        lambda: monkeypatch.setitem(names, "_helper", torch.sin),
+    ):
+        change()
+        torch.testing.assert_close(jitted(X), model(X))
+    assert not hasattr(model, "computed")
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+
+def test_slots():
+    slotted = Slotted()
+    slotted.a = None
+    jitted = thunder.jit(lambda x: x if slotted.a is None else x * slotted.a, transforms=[SubclassTransform()])
+    for a in (None, X, None):
+        slotted.a = a
+        torch.testing.assert_close(jitted(X), X if a is None else X * a)
 
 
 class Cache:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import enum
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
     FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
     MethodWrapperType,
@@ -191,6 +194,7 @@ def _kept(guards: Guards) -> list[tuple[Path, str, Any, Any]]:
 
 
 _LEFT_OUT = object()
+_METHODS = (FunctionType, classmethod, staticmethod, GetSetDescriptorType, MemberDescriptorType)
 
 
 def _walked(path: Path, roots: dict[str, Any], is_code: bool) -> Any:
@@ -205,14 +209,17 @@ def _walked(path: Path, roots: dict[str, Any], is_code: bool) -> Any:
             except (KeyError, IndexError):
                 return _LEFT_OUT
             continue
-        if key in ("__dict__", "__func__") or (isinstance(value, FunctionType) and _is_of_others(value.__globals__)):
+        is_last = (step, key) == path[-1]
+        if (
+            key == "__dict__"
+            or (key == "__func__" and is_last)
+            or (isinstance(value, FunctionType) and _is_of_others(value.__globals__))
+        ):
             return _LEFT_OUT  # what is read of a __dict__ has a shorter way
-        own = getattr(value, "__dict__", {})
-        if hasattr(getattr(type(value), key, None), "__get__") and key not in own and not key.startswith("__"):
-            if isinstance(getattr(type(value), key, None), property):
-                return _LEFT_OUT
-            if is_code and (step, key) == path[-1]:
-                return _LEFT_OUT  # a method
+        found = inspect.getattr_static(type(value), key, None)
+        is_of_class = key not in getattr(value, "__dict__", ()) and not key.startswith("__") and hasattr(type(found), "__get__")
+        if is_of_class and (not isinstance(found, _METHODS) or (is_code and is_last)):
+            return _LEFT_OUT  # a property, which runs code; or a method
         try:
             value = getattr(value, key)
         except Exception:  # noqa: BLE001 - user code
