@@ -26,6 +26,7 @@ ARGUMENTS = {
     "None and a number": (lambda x, m: x if m is None else x * m, [None, 3.0, 2.0]),
     "None inside": (lambda x, m: x if m[0]["a"] is None else x * m[0]["a"], [[{"a": None}], [{"a": X}]]),
     "None and False": (lambda x, m: x * 2 if m is None else x, [None, False]),
+    "an empty dict and None": (lambda x, m: x if m[0] is None else x * (2 if m[0] else 3), [[{}], [None], [{"a": 1}]]),
     "length of a list": (lambda x, m: x * len(m), [[1, 2], [1, 2, 3], [1]]),
     "length of a tuple": (lambda x, m: x * len(m), [(1, 2), (1, 2, 3), (1,)]),
     "list and tuple": (lambda x, m: x * (2 if isinstance(m, list) else 3), [[1], (1,)]),
@@ -121,6 +122,15 @@ def test_a_module_that_changes(transform):
         for _ in range(2):
             torch.testing.assert_close(jitted(X), model(X))
         assert thunder.cache_misses(jitted) <= n
+
+
+def test_an_empty_dict_of_a_module_is_not_nothing():
+    model = Model()
+    jitted = thunder.jit(lambda x: x * (2 if model.options.table else 3), transforms=[SubclassTransform()])
+    jitted(X)
+    model.options.table = None
+    jitted(X)
+    assert thunder.cache_misses(jitted) == 2
 
 
 class OfGlobals(nn.Module):

@@ -4,7 +4,8 @@ Four module globals of Thunder are replaced by functions that first ask whether 
 compilation at hand, and otherwise call the original with the same arguments.  While a rule that a user registered for a
 function transform runs, and only then, ``TensorProxy`` has a ``__torch_function__``, so that the rule can be written in torch's
 functions.  While a trace is acquired under a transform of ours, native equivalents stand in for parts of Thunder's interpreter
-(`thunder_norm/tracing/native`, a table in each file).  Nothing else of Thunder is changed.
+(`thunder_norm/tracing/native`, a table in each file), and what it looks at is noted (`thunder_norm/tracing/guards.py`).  Nothing else
+of Thunder is changed.
 
 =====================  ==================================================  ==============================================
 global                 upstream line it relies on (lightning-thunder 0.2.6)  why there is no official hook
@@ -139,7 +140,7 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         stack.enter_context(guards.noted(fn, args, kwargs))
         if options.get("sharp_edges") is SHARP_EDGES_OPTIONS.ALLOW:  # otherwise Thunder speaks of values of its own helpers too
             stack.enter_context(native.interpreter())
-        if any(t.refuses_values for t in transforms if hasattr(t, "refuses_values")):
+        if any(getattr(t, "refuses_values", False) for t in transforms):
             stack.enter_context(side_effects.watched(fn, args, kwargs))
         found = _original_acquire(fn, args, kwargs, **options)
         acquisition = getattr(get_compile_data(), _ATTRIBUTE, None)

@@ -8,7 +8,7 @@ that a module sets on itself: each gave silently another result, or another stat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -68,8 +68,13 @@ def _forget_if_changed(obj: WrappedValue, name: str) -> None:
         del obj.attribute_wrappers[name]
 
 
+def in_classes(mro: Sequence[type], name: str, default: Any = _nothing) -> Any:
+    """What the first of some classes that has `name` has under it, as it stands there."""
+    return next((vars(base)[name] for base in mro if name in vars(base)), default)
+
+
 def _of_class(value: Any, name: str) -> Any:
-    return next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), _nothing)
+    return in_classes(type(value).__mro__, name)
 
 
 def _is_computed(value: Any, name: str) -> bool:
@@ -149,8 +154,7 @@ def _property_above(value: Any, name: str) -> Any:
     if isinstance(value.__self__, type) or value.__self_class__ is None:
         return None
     mro = value.__self_class__.__mro__
-    above = mro[mro.index(value.__thisclass__) + 1 :]
-    found = next((vars(base)[name] for base in above if name in vars(base)), None)
+    found = in_classes(mro[mro.index(value.__thisclass__) + 1 :], name)
     return found.fget if isinstance(found, property) and isinstance(found.fget, FunctionType) else None
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import enum
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
+    CodeType,
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
@@ -38,6 +40,7 @@ from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, Pr
 from thunder.core.trace import get_tracectx
 
 from thunder_norm.tracing.replacement import Replacement, Replacements
+from thunder_norm.tracing.standard_library import is_known
 
 Path = tuple[tuple[str, Any], ...]
 
@@ -124,6 +127,8 @@ def _populate_item_wrappers(obj: WrappedValue) -> None:
     if not obj.has_item_tracking and type(obj.value) in _CONTAINERS:
         if not isinstance(obj.value, dict):
             _note(obj, "length", None, (type(obj.value), len(obj.value)))
+        elif not obj.value:
+            _note(obj, "no keys", None, type(obj.value))
         elif len(obj.value) <= _MOST_KEYS:
             _note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
     _original_populate(obj)
@@ -151,15 +156,8 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
             _note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
     elif fn is dict.get and len(args) >= 2 and type(args[0].value) is dict and type(args[1].value) in (str, int):
         _note(args[0], "contains", args[1].value, args[1].value in args[0].value)
-    elif isinstance(fn, _OPAQUE) and any(type(a.value) in _CONTAINERS for a in args) and not _is_known(fn):
+    elif isinstance(fn, _OPAQUE) and any(type(a.value) in _CONTAINERS for a in args) and not is_known(fn):
         look_into(args)
-
-
-def _is_known(fn: Callable) -> bool:
-    try:
-        return fn in jit_ext._general_jit_lookaside_map or thunders.default_lookaside(fn) is not None
-    except TypeError:  # not hashable
-        return False
 
 
 # -- checking -----------------------------------------------------------------------------------------------------------------
@@ -200,16 +198,16 @@ _METHODS = (FunctionType, classmethod, staticmethod, GetSetDescriptorType, Membe
 def _walked(path: Path, roots: dict[str, Any], is_code: bool) -> Any:
     """What is at the end of a way; _LEFT_OUT if user code runs on it, or if it is code that others wrote."""
     value = roots[path[0][0]]
-    for step, key in path[1:]:
+    for n, (step, key) in enumerate(path[1:], 2):
         if step == "item":
-            if type(value) not in _CONTAINERS and not isinstance(value, (dict, list)):
+            if not isinstance(value, (dict, list)) and type(value) is not tuple:
                 return _LEFT_OUT
             try:
                 value = value[key]
             except (KeyError, IndexError):
                 return _LEFT_OUT
             continue
-        is_last = (step, key) == path[-1]
+        is_last = n == len(path)
         if (
             key == "__dict__"
             or (key == "__func__" and is_last)
@@ -233,18 +231,25 @@ def _is_of_others(names: dict[str, Any]) -> bool:
     return names.get("__name__", "").partition(".")[0] in _OF_OTHERS or "site-packages" in file
 
 
+# What is checked, of a value, what was noted of it, and an attribute or key.
+_CONDITIONS = {
+    "is": "{value} is {expected}",
+    "type": "type({value}) is {expected}",
+    "length": "type({value}) is {expected}[0] and len({value}) == {expected}[1]",
+    "keys": "type({value}) is {expected}[0] and tuple({value}) == {expected}[1]",
+    "no keys": "type({value}) is {expected} and not {value}",
+    "contains": "({detail!r} in {value}) is {expected}",
+    "has": "hasattr({value}, {detail!r}) is {expected}",
+}
+
+
+@functools.cache
+def _code(kind: str, detail: Any) -> CodeType:
+    return compile(_CONDITIONS[kind].format(value="value", expected="expected", detail=detail), "<condition>", "eval")
+
+
 def _holds(value: Any, kind: str, detail: Any, expected: Any) -> bool:
-    if kind == "is":
-        return value is expected
-    if kind == "type":
-        return type(value) is expected
-    if kind == "length":
-        return type(value) is expected[0] and len(value) == expected[1]
-    if kind == "keys":
-        return type(value) is expected[0] and tuple(value) == expected[1]
-    if kind == "contains":
-        return (detail in value) is expected
-    return hasattr(value, detail) is expected
+    return eval(_code(kind, detail), {"value": value, "expected": expected})  # noqa: S307 - of names and literals alone
 
 
 def _compiled(fn: Callable, conditions: list[tuple[Path, str, Any, Any]]) -> Callable[[tuple, dict], None] | None:
@@ -267,16 +272,7 @@ def _compiled(fn: Callable, conditions: list[tuple[Path, str, Any, Any]]) -> Cal
     for path, kind, detail, expected in conditions:
         value, constant = place(path), f"c{len(constants)}"
         constants[constant] = expected
-        condition = {
-            "is": f"{value} is {constant}",
-            "type": f"type({value}) is {constant}",
-            "length": f"type({value}) is {constant}[0] and len({value}) == {constant}[1]",
-            "keys": f"not {value}"
-            if kind == "keys" and not expected[1]
-            else f"type({value}) is {constant}[0] and tuple({value}) == {constant}[1]",
-            "contains": f"({detail!r} in {value}) is {constant}",
-            "has": f"hasattr({value}, {detail!r}) is {constant}",
-        }[kind]
+        condition = _CONDITIONS[kind].format(value=value, expected=constant, detail=detail)
         lines.append(f"if not ({condition}): raise _GuardError({_described(path)!r})")
     source = "def check(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
     exec(compile(source, "<guards of thunder_norm>", "exec"), constants)  # noqa: S102 - of names and literals alone

@@ -12,6 +12,14 @@ from thunder.core.interpreter import default_lookaside, interpreter_needs_wrap, 
 from thunder.core.jit_ext import _general_jit_lookaside_map
 
 
+def is_known(fn: Callable) -> bool:
+    """Whether Thunder has something of its own to call instead of `fn`."""
+    try:
+        return fn in _general_jit_lookaside_map or default_lookaside(fn) is not None
+    except TypeError:  # not hashable
+        return False
+
+
 def lookaside(fn: Callable) -> Callable | None:
     """What to call instead of `fn` if it is a method or the constructor of such a class; None if Thunder knows it, or it is none."""
     if not is_opaque(fn):
@@ -19,6 +27,6 @@ def lookaside(fn: Callable) -> Callable | None:
     owner = getattr(fn, "__self__", None) if fn.__name__ == "__new__" else getattr(fn, "__objclass__", None)
     if not isinstance(owner, type) or owner.__module__ == "builtins":
         return None
-    if owner.__module__.partition(".")[0] not in sys.stdlib_module_names or fn in _general_jit_lookaside_map:
+    if owner.__module__.partition(".")[0] not in sys.stdlib_module_names or is_known(fn):
         return None
-    return interpreter_needs_wrap(fn) if default_lookaside(fn) is None else None
+    return interpreter_needs_wrap(fn)

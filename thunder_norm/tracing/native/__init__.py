@@ -6,8 +6,8 @@ a GPT-2 with two layers some 10,000 are the program's.  Here are native equivale
 they know: they leave the same wrappers, provenances and guards behind, so that traces and prologues are the same to the character
 (`tests/test_native.py`), and call Thunder's own function for anything else.
 
-They stand in for Thunder's functions while a trace is acquired under a transform of ours, in any thread, and at no other time.  ``THUNDER_NORM_NATIVE=0``
-in the environment, or `switched_off`, leaves everything to Thunder.
+They stand in for Thunder's functions while a trace is acquired under a transform of ours, in any thread, and at no other time.
+``THUNDER_NORM_NATIVE=0`` in the environment, or `switched_off`, leaves everything to Thunder.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, is_opaque, unwrap, wrap_const
 from thunder.core.proxies import Proxy
 
+from thunder_norm.tracing.attributes import in_classes
 from thunder_norm.tracing.native.elements import note_attribute
 from thunder_norm.tracing.replacement import Replacement
 
@@ -30,7 +31,7 @@ def _getattribute(obj: Any, name: Any) -> Any:
         or thunders.DUNDER_PATTERN.match(uname)
     ):
         return _original_getattribute(obj, name)
-    found = next((vars(base)[uname] for base in kind.__mro__ if uname in vars(base)), _nothing)
+    found = in_classes(kind.__mro__, uname, _nothing)
     descriptor = type(found)
     if descriptor is property or type(descriptor) is not type:
         return _original_getattribute(obj, name)
