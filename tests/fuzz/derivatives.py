@@ -24,7 +24,7 @@ import thunder_norm.transforms as ours
 
 from .nests import DIFFERENTIATES, INNER, ORDERS, Argument, Level, Writing, is_inexact, write_level
 from .operations import COMPLEX, LEAVING, REAL, Operation
-from .oracles import DIFFERENCES, NAMES, OTHER_ORDER, TORCH, TRANSFORMS_OF_JIT, Outermost
+from .oracles import DIFFERENCES, EVALUATIONS, NAMES, OTHER_ORDER, TORCH, TRANSFORMS_OF_JIT, Outermost
 from .program import Outcome, outcome_of
 from .writing import Redraw, Writer, tensor_text
 
@@ -322,7 +322,7 @@ _INDEPENDENT = (
 )
 
 
-_SECONDS_OF_AN_OPINION = 40  # differences of differences of differences take hours
+_SECONDS_OF_AN_OPINION = 40  # for what hangs; what only takes long has a number of evaluations
 
 
 @contextlib.contextmanager
@@ -353,9 +353,14 @@ class Truth:
             self.data, self.lines = _double(data), _double(lines)
             self.first = self._asked("torch.func", TORCH)
         self._opinions: dict[str, Any] = {"torch.func": self.first}
-        self.is_known = self.first is not None or self._agreed() is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether some oracle has an answer."""
+        return self.first is not None or self._agreed() is not None
 
     def _asked(self, name: str, transforms: dict[str, Any]) -> Any:
+        EVALUATIONS.restart()
         try:
             with _at_most(_SECONDS_OF_AN_OPINION):
                 return executed([*self.data, *self.lines], transforms)["result"]

@@ -56,6 +56,31 @@ TORCH: dict[str, Any] = _COMMON | {
 
 # -- everything by one function: the derivative in a direction ----------------------------------------------------------------
 
+_EVALUATIONS = 6_000  # of one opinion: differences of differences of differences would take hours
+
+
+class _Evaluations:
+    """How often the function of a program was evaluated for one opinion; a count, so that every machine asks for the same."""
+
+    count = 0
+
+    def restart(self) -> None:
+        """Another opinion is asked."""
+        self.count = 0
+
+    def add(self) -> None:
+        """One more.
+
+        Raises:
+            TimeoutError: it is one too many.
+        """
+        self.count += 1
+        if self.count > _EVALUATIONS:
+            raise TimeoutError(f"more than {_EVALUATIONS} evaluations")
+
+
+EVALUATIONS = _Evaluations()
+
 
 def _by_directions(derivative: Callable[[Callable, tuple, tuple], tuple[Any, Any]], inner: Callable[[], dict]) -> dict[str, Any]:
     """The transforms, by ``derivative(f, primals, tangents) -> (out, tangent)``; what they find inside is `inner`'s."""
@@ -66,6 +91,7 @@ def _by_directions(derivative: Callable[[Callable, tuple, tuple], tuple[Any, Any
             leaves, spec = tree_flatten(tuple(args[i] for i in chosen))
 
             def of_leaves(*leaves: torch.Tensor) -> Any:
+                EVALUATIONS.add()
                 given = list(args)
                 for i, part in zip(chosen, tree_unflatten(list(leaves), spec), strict=True):
                     given[i] = part
