@@ -306,6 +306,8 @@ def _hand_out(workers: list[_Worker], remaining: Iterator[int], subject: str, se
 def _show(result: Result, report: Report, show: Any) -> None:
     if result.kind in BAD:
         show(f"\n# {report.subject}, seed {report.seed}, program {result.index}: {result.kind}: {result.detail}\n{result.source}")
+    elif result.kind == "refused":
+        show(f"# {report.subject}, seed {report.seed}, program {result.index}: refused: {_headline(result.detail)}")
     if len(report.results) % 50 == 0:
         show(f"{report.subject}: {len(report.results)} done, " + ", ".join(f"{n} {k}" for k, n in report.counts.items() if n))
         sys.stdout.flush()
