@@ -231,6 +231,7 @@ _HAS_NO_DERIVATIVE = (
     "is not supported",
     "Trying to use forward AD",
     "has been modified by an inplace operation",
+    "it is ill-defined",  # a loss that depends on the phases of eigenvectors
 )
 
 

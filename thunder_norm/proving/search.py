@@ -368,9 +368,10 @@ def _ascend(
     f: Callable, points: list[torch.Tensor], balls: Sequence[Ball], radii: list[float], steps: int, first: int | None = None
 ) -> float:
     """Largest f found from `points` by Frank-Wolfe and gradient steps that stay in the balls; `first` moves alone first."""
-    value, grads = _value_and_grads(f, points)
+    value, gradient = _value_and_gradient(f, points)
     if not math.isfinite(value):
         return 0.0
+    grads = gradient()
     for step in range(steps):
         for gamma in (None, 1.0, 2 / (step + 2), 0.1, -0.3, -0.03):
             if gamma is None and first is None:
@@ -379,13 +380,13 @@ def _ascend(
                 _move(b, x, g, r, 1.0 if gamma is None else gamma) if gamma is not None or i == first else x
                 for i, (b, x, g, r) in enumerate(zip(balls, points, grads, radii, strict=True))
             ]
-            new_value, new_grads = _value_and_grads(f, moved)
+            new_value, gradient = _value_and_gradient(f, moved)
             # a result that overflows says nothing
             if math.inf > new_value > value * (1 + 1e-9):
                 break
         else:
             break
-        points, value, grads = moved, new_value, new_grads
+        points, value, grads = moved, new_value, gradient()
     return value
 
 
@@ -400,17 +401,31 @@ def _move(ball: Ball, x: torch.Tensor, g: torch.Tensor, radius: float, gamma: fl
     return ball.point(x, radius)
 
 
-def _value_and_grads(f: Callable, points: list[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
+def _value_and_gradient(f: Callable, points: list[torch.Tensor]) -> tuple[float, Callable[[], list[torch.Tensor]]]:
+    """The value, and how to get its gradients: most points that are tried are not gone to."""
     leaves = [p.detach().contiguous().requires_grad_() for p in points]
     try:
         value = f(leaves)
-        if not value.requires_grad:
-            return value.item(), [torch.zeros_like(p) for p in leaves]
-        grads = torch.autograd.grad(value, leaves, allow_unused=True)
     except RuntimeError as e:
-        if not any(word in str(e) for word in ("derivative", "autograd formula")):
+        if not _has_no_derivative(e):
             raise
-        # torch has none for this operation: the starting points alone
-        return f([p.detach() for p in points]).item(), [torch.zeros_like(p) for p in points]
-    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]  # embedding(sparse=True)
-    return value.item(), [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(dense, leaves, strict=True)]
+        return f([p.detach() for p in points]).item(), lambda: [torch.zeros_like(p) for p in points]
+
+    def gradient() -> list[torch.Tensor]:
+        if not value.requires_grad:
+            return [torch.zeros_like(p) for p in leaves]
+        try:
+            grads = torch.autograd.grad(value, leaves, allow_unused=True)
+        except RuntimeError as e:
+            if not _has_no_derivative(e):
+                raise
+            return [torch.zeros_like(p) for p in points]  # the starting points alone
+        dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]  # embedding(sparse=True)
+        return [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(dense, leaves, strict=True)]
+
+    return value.item(), gradient
+
+
+def _has_no_derivative(error: RuntimeError) -> bool:
+    """Whether torch says so of an operation."""
+    return any(word in str(error) for word in ("derivative", "autograd formula"))

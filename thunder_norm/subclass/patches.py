@@ -46,7 +46,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_operators import bindable
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
-from thunder_norm.tracing import attributes, guards, native, standard_library
+from thunder_norm.tracing import attributes, guards, native, standard_library, torch_signatures
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
@@ -195,9 +195,10 @@ def _found(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
             return about_python
     if acquisition is not None:
         return named_results.with_fields(_interpreted(acquisition, fn, args, kwargs), fn)
+    if not is_ours() and not getattr(ctx, NUM_LEVELS, 0):
+        return _original_lookaside(fn, *args, **kwargs)
     found = _of_ours(fn, args) if is_ours() else None
-    found = found or _original_lookaside(fn, *args, **kwargs)
-    return named_results.with_fields(found, fn) if is_ours() or getattr(ctx, NUM_LEVELS, 0) else found
+    return named_results.with_fields(found or _of_thunder(fn, *args, **kwargs), fn)
 
 
 def _interpreted(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -216,18 +217,21 @@ def _interpreted(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: di
     if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
         acquisition.mentions_wrappers = acquisition.watches = True
     if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
-        return plain.about_plain(acquisition, fn, args) or _original_lookaside(
-            fn, *args, **kwargs
-        )  # most calls of a program without wrappers
+        return plain.about_plain(acquisition, fn, args) or _of_thunder(fn, *args, **kwargs)  # most calls without wrappers
     found = interpret.lookaside(acquisition, fn, args, kwargs)
     if not found:
-        found = _with_own_lists(_original_lookaside(fn, *args, **kwargs), fn, args)
+        found = _with_own_lists(_of_thunder(fn, *args, **kwargs), fn, args)
         if acquisition.meets_wrappers:
             found = plain_operations.with_fallback(acquisition, fn, args, found)
     if acquisition.pending is None:
         return found
     pending, acquisition.pending = acquisition.pending, None
     return do_raise(pending)
+
+
+def _of_thunder(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    """What Thunder calls instead of `fn`, with the arguments that torch's function has."""
+    return torch_signatures.lookaside(fn) or _original_lookaside(fn, *args, **kwargs)
 
 
 def _of_ours(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

@@ -23,7 +23,7 @@ def _linear_backward(saved: tuple, g: TensorProxy) -> tuple:
     a, weight, bias = saved
     to_weight = _outer(g, a) if a.ndim == 1 else ltorch.matmul(_transposed(_rows(g)), _rows(a))
     to_bias = None if bias is None else ltorch.sum(g, tuple(range(g.ndim - 1))) if g.ndim > 1 else g
-    return ltorch.matmul(g, weight), to_weight, to_bias
+    return _product(g, weight), to_weight, to_bias
 
 
 register_vjp(prims.linear)(_linear, _linear_backward)
@@ -45,13 +45,20 @@ def _matmul_backward(saved: tuple, g: TensorProxy) -> tuple[TensorProxy, TensorP
     if b.ndim == 1:
         to_b = ltorch.squeeze(ltorch.matmul(_transposed(a), ltorch.unsqueeze(g, -1)), -1)
         return summed_to(_outer(g, b), a), summed_to(to_b, b)
-    to_a = ltorch.matmul(g, _transposed(b))
+    to_a = _product(g, _transposed(b))
     if b.ndim == 2 and a.ndim > 2:
         return to_a, ltorch.matmul(_transposed(_rows(a)), _rows(g))
     return summed_to(to_a, a), summed_to(ltorch.matmul(_transposed(a), g), b)
 
 
 register_vjp(prims.matmul)(_matmul, _matmul_backward)
+
+
+def _product(a: TensorProxy, b: TensorProxy) -> TensorProxy:
+    """a b; Thunder's own leaves a length to be inferred, which that of an empty product cannot be."""
+    if a.ndim == 2 or b.ndim > 2:
+        return ltorch.matmul(a, b)
+    return ltorch.reshape(ltorch.matmul(_rows(a), b), (*a.shape[:-1], b.shape[-1]))
 
 
 def _rows(a: TensorProxy) -> TensorProxy:
