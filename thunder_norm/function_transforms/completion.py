@@ -30,7 +30,7 @@ from thunder.core.symbol import Symbol
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
+from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.function_transforms.acquisition import active_level
 from thunder_norm.function_transforms.control_flow import data_dependent
 from thunder_norm.function_transforms.locations import location_of_user
@@ -248,7 +248,25 @@ def _run(function: Callable, changed: tuple[int, ...], *args: Any, **kwargs: Any
     new = [leaves[positions[k]] for k in changed]
     args, kwargs = tree_unflatten(leaves, spec)
     result = tree_flatten(function(*args, **kwargs))[0]
+    if function is torch.linalg.lstsq:
+        _check_rank(args[0], *result)
     return *(t for t in result if isinstance(t, torch.Tensor) and not any(t is n for n in new)), *new
+
+
+def _check_rank(matrix: torch.Tensor, solution: torch.Tensor, residuals: torch.Tensor, _: Any, singular: torch.Tensor) -> None:
+    """Refuse least squares without residuals where a matrix of full rank has some: the program was traced for those.
+
+    Raises:
+        DataDependentError: the matrix has not full rank, and the driver is one that finds it out.
+    """
+    if matrix.shape[-2] > matrix.shape[-1] and singular.numel() and solution.numel() and not residuals.numel():
+        raise DataDependentError(
+            with_details(
+                "least squares of a matrix that has not full rank",
+                why="torch returns no residuals then, and the function was traced once for all values",
+                instead='driver="gelsy", which never returns any',
+            )
+        )
 
 
 def _meta(function: Callable, *args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:

@@ -19,6 +19,7 @@ from thunder_norm.function_transforms.batch_dims import with_batch
 from thunder_norm.function_transforms.batching import evaluate_vmap
 from thunder_norm.function_transforms.grouping import print_without_module, renewed_program, replayed
 from thunder_norm.function_transforms.registry import VjpRule
+from thunder_norm.function_transforms.replay import apart
 from thunder_norm.function_transforms.reverse import evaluate_vjp
 from thunder_norm.function_transforms.thunder_rules import joint_of
 from thunder_norm.function_transforms.transformed import Call, Transformed, constructor
@@ -168,11 +169,11 @@ class CustomOperation:
                 )
 
     def _meta(self, *tensors: TensorProxy) -> tuple[TensorProxy, ...]:
-        return replayed(self.value, tensors)
+        return tuple(apart(replayed(self.value, tensors), tensors))
 
     def _augmented(self, *tensors: TensorProxy) -> tuple[tuple, tuple]:
         found = replayed(self.forward, tensors)
-        return found[: self.num_results], (found[self.num_results :], tensors[len(self.has_gradient) :])
+        return tuple(apart(found[: self.num_results], tensors)), (found[self.num_results :], tensors[len(self.has_gradient) :])
 
     def _pulled(self, saved: tuple, *cotangents: TensorProxy) -> tuple[TensorProxy | None, ...]:
         kept, captured = saved

@@ -369,14 +369,22 @@ def _meta_vjp(
 def _run_vjp(
     run: Callable, args: tuple, kwargs: dict, cotangents: Sequence[torch.Tensor | None], wanted: Sequence[bool]
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of the floating tensors in (args, kwargs) that are wanted; `cotangents` has one, or None, for each floating result."""
+    """Gradients of the floating tensors in (args, kwargs) that are wanted; `cotangents` has one, or None, for each floating result.
+
+    Results without a cotangent are left out: torch's formulas for the eigenvectors give NaN for zeros where those of the eigenvalues
+    alone are finite.
+    """
     points = flat_tensors((args, kwargs))
     floating = [i for i, t in enumerate(points) if _is_float(t)]
     varying = tuple(i for i, w in zip(floating, wanted, strict=True) if w)
     function = _function_of(run, (args, kwargs), varying)
+
+    def used(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(t for t, g in zip(function(*values)[0], cotangents, strict=True) if g is not None)
+
     with torch.enable_grad(), _differentiated():  # see `_push`: the other variants are wrong in a batch of batches as well
-        results, pull, _ = _vjp(function, *(points[i] for i in varying), has_aux=True)
-        return pull(tuple(torch.zeros_like(t) if g is None else g for t, g in zip(results, cotangents, strict=True)))
+        _, pull = _vjp(used, *(points[i] for i in varying))
+        return pull(tuple(g for g in cotangents if g is not None))
 
 
 def _meta_vmap(
@@ -419,11 +427,11 @@ def _run_vmap(
 
 
 def is_opaque(bsym: BoundSymbol) -> bool:
-    """Whether an operation is one that Thunder had registered for torch to run: it has neither parts nor rules of its own.
+    """Whether an operation is one that Thunder or we had registered for torch to run: it has neither parts nor rules of its own.
 
     Relies on ``thunder.torch.meta_adaptor`` keeping the function it stands for.
     """
-    return not bsym.subsymbols and hasattr(bsym.sym.meta, "__torchfn")
+    return bsym.sym.id in _operations or (not bsym.subsymbols and hasattr(bsym.sym.meta, "__torchfn"))
 
 
 # Thunder's parts of these multiply padding of minus infinity with zeros.
@@ -461,6 +469,8 @@ def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
 
 class _TorchsRule(VjpRule):
     """Its gradients come with the tensors they are for."""
+
+    takes_missing = True
 
     def paired(self, args: tuple, kwargs: dict, gradients: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         return list(gradients)

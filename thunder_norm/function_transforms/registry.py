@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import thunder.torch as ltorch
 import torch
@@ -32,7 +32,10 @@ class VjpRule:
             differentiable tensor).
         check_active: ``check_active(args, active)`` refuses to differentiate by arguments the rule says nothing of; `active` are the
             names of the tensors that the inputs reach.
+        takes_missing: `backward` takes None for the cotangent of a result that nothing uses; others are given zeros.
     """
+
+    takes_missing: ClassVar[bool] = False
 
     forward: Callable[..., tuple[Any, Any]]
     backward: Callable[..., Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -54,6 +54,18 @@ def is_bookkeeping(bsym: BoundSymbol) -> bool:
 def returned(trace: TraceCtx) -> tuple:
     """What a flat program returns, flat."""
     return tuple(tree_flatten(trace.output)[0])
+
+
+def apart(results: Iterable[Any], given: Iterable[Any]) -> list[Any]:
+    """The results of an operation, each tensor among them its own: one that was given, or comes twice, has a cotangent for each place."""
+    seen = {p.name for p in given if isinstance(p, TensorProxy)}
+    own = []
+    for p in results:
+        is_seen = isinstance(p, TensorProxy) and p.name in seen
+        own.append(prims.shallow_copy(p) if is_seen else p)
+        if isinstance(p, TensorProxy):
+            seen.add(p.name)
+    return own
 
 
 def is_differentiable(value: Any) -> bool:

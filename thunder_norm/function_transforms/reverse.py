@@ -9,7 +9,7 @@ arrives.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import thunder.torch as ltorch
@@ -30,7 +30,7 @@ from thunder_norm.function_transforms.locations import at_line_of, location_of
 from thunder_norm.function_transforms.opaque import is_opaque, is_whole, torch_vjp_rule
 from thunder_norm.function_transforms.readability import core
 from thunder_norm.function_transforms.registry import VjpRule, decompositions, vjp_rules
-from thunder_norm.function_transforms.replay import is_differentiable
+from thunder_norm.function_transforms.replay import apart, is_differentiable
 from thunder_norm.function_transforms.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 
@@ -52,6 +52,7 @@ class Node:
         backward: a flat program that takes a cotangent for each of `outs` and then `saved`, and returns a gradient for each of
             `inputs`.
         saved: what it needs of the forward program, by the forward program's proxies, as `outs` and `inputs` are.
+        takes_missing: whether the cotangents of results that nothing uses are None, rather than zeros.
     """
 
     bsym: BoundSymbol
@@ -59,6 +60,7 @@ class Node:
     inputs: tuple[TensorProxy, ...]
     backward: TraceCtx
     saved: tuple[Proxy, ...]
+    takes_missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Pullback:
             if any(o.name in cotangent_of for o in node.outs):
                 with at_line_of(trace, node.bsym):
                     received = [cotangent_of.get(o.name) for o in node.outs]
-                    received = [self._zeros_like(o) if ct is None else ct for o, ct in zip(node.outs, received, strict=True)]
+                    if not node.takes_missing:
+                        received = [self._zeros_like(o) if ct is None else ct for o, ct in zip(node.outs, received, strict=True)]
                     gradients = replayed(node.backward, [*received, *map(self._primal, node.saved)])
                     for target, gradient in zip(node.inputs, gradients, strict=True):
                         _accumulate(cotangent_of, target, gradient)
@@ -201,7 +204,7 @@ class _Reverse:
             inputs.extend(t for t, _ in pairs)
             return [g for _, g in pairs]
 
-        node = _node(bsym, outs, inputs, pull, made)
+        node = replace(_node(bsym, outs, inputs, pull, made), takes_missing=rule.takes_missing)
         forward = [b.from_bsym_swap_proxies(made) for b in written]
         return ([bsym] if _is_enough(bsym, forward, [node]) else forward), [node]
 
@@ -253,10 +256,7 @@ def _forward_of(rule: VjpRule, bsym: BoundSymbol) -> tuple[Any, Any]:
     if not isinstance(found, Sequence) or len(found) != 2:
         raise _misfit(bsym, "forward must return a pair (result, what backward needs)", got=f"a {type(found).__name__}")
     result, saved = found
-    given = {p.name for p in bsym.flat_proxy_args}
-    leaves, spec = tree_flatten(result)
-    leaves = [prims.shallow_copy(v) if isinstance(v, TensorProxy) and v.name in given else v for v in leaves]
-    return [v for v in leaves if isinstance(v, TensorProxy)], saved
+    return [v for v in apart(tree_flatten(result)[0], bsym.flat_proxy_args) if isinstance(v, TensorProxy)], saved
 
 
 def _checked_results(bsym: BoundSymbol, made: Sequence[TensorProxy]) -> Sequence[TensorProxy]:

@@ -25,7 +25,7 @@ from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backw
 from thunder_norm.function_transforms.complex_numbers import conjugate, has_complex
 from thunder_norm.function_transforms.elementwise.slopes import of_operand
 from thunder_norm.function_transforms.registry import VjpRule
-from thunder_norm.function_transforms.replay import is_differentiable, scope
+from thunder_norm.function_transforms.replay import apart, is_differentiable, scope
 
 Ids = prims.PrimIDs
 
@@ -81,10 +81,9 @@ def joint_of(rule: VjpRule) -> Callable:
     """A rule of ours in Thunder's joint form, for Thunder's own differentiation."""
 
     def joint(*args: Any, **kwargs: Any) -> Any:
-        given = {p.name for p in tree_flatten((args, kwargs))[0] if isinstance(p, Proxy)}
         result, saved = rule.forward(*args, **kwargs)
         flat, spec = tree_flatten(result)
-        flat = [prims.shallow_copy(p) if isinstance(p, TensorProxy) and p.name in given else p for p in flat]
+        flat = apart(flat, tree_flatten((args, kwargs))[0])
         cotangents = [prims.get_grad(p) for p in flat if isinstance(p, TensorProxy)]
         for target, gradient in rule.paired(args, kwargs, rule.backward(saved, *cotangents)):
             prims.put_grad(target, gradient)

@@ -11,6 +11,7 @@ import torch
 from thunder.core import devices, dtypes
 from thunder.core.proxies import NumberProxy, TensorProxy
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 # They look at values, to check them or in ways that the shapes they return do not depend on: run on ones instead of without data.
@@ -28,6 +29,9 @@ _LOOKS_AT_VALUES = frozenset(
         torch.nn.functional.gaussian_nll_loss,
     }
 )
+
+# So does this one, in a way that its shapes do depend on: run on random numbers, of full rank, which it is to be given as well.
+_NEEDS_FULL_RANK = frozenset({torch.linalg.lstsq})
 
 _POSITION = "_thunder_norm_position"
 
@@ -64,9 +68,10 @@ def try_out(function: Callable, args: tuple, kwargs: dict) -> Trial:
         DataDependentOutputException, DynamicOutputShapeException: it needs values.
         whatever torch raises for these arguments.
     """
-    looks_at_values = function in _LOOKS_AT_VALUES
-    with contextlib.nullcontext() if looks_at_values else FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _quiet():
-        given, tensors = _samples((args, kwargs), torch.ones if looks_at_values else torch.empty)
+    make = _values_for(function)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if make is torch.empty else contextlib.nullcontext()
+    with mode, _PositiveDims(), torch.no_grad(), _quiet():
+        given, tensors = _samples((args, kwargs), make)
         before = [t._version for t in tensors]
         result = function(*given[0], **given[1])
     changed = tuple(i for i, t in enumerate(tensors) if t._version != before[i])
@@ -77,6 +82,32 @@ def try_out(function: Callable, args: tuple, kwargs: dict) -> Trial:
             if k not in changed and out.untyped_storage()._cdata == t.untyped_storage()._cdata:
                 views.append((i, k))
     return trial._replace(views=tuple(views))
+
+
+def _values_for(function: Callable) -> Callable:
+    """What makes the tensors that a function is tried on."""
+    if function in _LOOKS_AT_VALUES:
+        return torch.ones
+    return _random if function in _NEEDS_FULL_RANK else torch.empty
+
+
+def _random(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+    generator = torch.Generator(options["device"]).manual_seed(0)  # the user's is not to move
+    return torch.randn(shape, generator=generator, **options)
+
+
+class _PositiveDims(TorchDispatchMode):
+    """Without data torch's vector_norm keeps a dimension of size 1 that is counted from the end.
+
+    `torch/_refs/linalg/__init__.py`, ``[s for d, s in enumerate(x.shape) if d not in dim]``; norms, distances and similarities are
+    computed with it.
+    """
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.ops.aten.linalg_vector_norm.default and len(args) > 2 and args[2]:
+            x, order, dims, *others = args
+            args = x, order, [d % x.ndim if x.ndim else d for d in dims], *others
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,13 @@ def absolute(primals, tangents):
     if not is_complex(x):
         return out, ltorch.mul(dx, ltorch.sign(x))
     inner = ltorch.add(ltorch.mul(prims.real(x), prims.real(dx)), ltorch.mul(prims.imag(x), prims.imag(dx)))
-    return out, ltorch.where(ltorch.eq(out, 0.0), 0.0, ltorch.true_divide(inner, out))
+    return out, _over_size(inner, out)
+
+
+def _over_size(t: TensorProxy, size: TensorProxy) -> TensorProxy:
+    """t / size, 0 where that is 0, as all its derivatives are: nothing is divided by 0."""
+    is_zero = ltorch.eq(size, 0.0)
+    return ltorch.where(is_zero, 0.0, ltorch.true_divide(t, ltorch.where(is_zero, 1.0, size)))
 
 
 def _absolute_backward(saved: tuple, g: TensorProxy) -> TensorProxy:
@@ -34,7 +40,7 @@ def _absolute_backward(saved: tuple, g: TensorProxy) -> TensorProxy:
     x, out = saved
     if not is_complex(x):
         return ltorch.mul(g, ltorch.sign(x))
-    return ltorch.mul(x, _complex(ltorch.where(ltorch.eq(out, 0.0), 0.0, ltorch.true_divide(g, out)), x))
+    return ltorch.mul(x, _complex(_over_size(g, out), x))
 
 
 vjp_rules.add(prims.abs, VjpRule(lambda x: ((out := prims.abs(x)), (x, out)), _absolute_backward))
