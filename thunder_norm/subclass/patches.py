@@ -221,8 +221,7 @@ def _interpreted(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: di
     found = interpret.lookaside(acquisition, fn, args, kwargs)
     if not found:
         found = _with_own_lists(_of_thunder(fn, *args, **kwargs), fn, args)
-        if acquisition.meets_wrappers:
-            found = plain_operations.with_fallback(acquisition, fn, args, found)
+        found = plain_operations.with_fallback(acquisition, fn, args, found)
     if acquisition.pending is None:
         return found
     pending, acquisition.pending = acquisition.pending, None

@@ -14,6 +14,7 @@ import torch
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     WrappedValue,
+    _interpret_call,
     default_lookaside,
     do_raise,
     interpreter_needs_wrap,
@@ -40,6 +41,9 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         answer = _METADATA.get(args[1].value)
         if answer is not None:
             return answer if from_user() else None
+        written_out = _WRITTEN_OUT.get(args[1].value)
+        if written_out is not None:
+            return lambda obj, *_: _interpret_call(written_out, obj)
         if args[1].value == "requires_grad" and acquisition is not None and _is_written_in_order(acquisition):
             return functools.partial(_requires_grad, acquisition)
         return functools.partial(layout_of_plain, acquisition) if args[1].value in _LAYOUT and from_user() else None
@@ -65,6 +69,16 @@ def _class(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
 
 
 _METADATA = {"dtype": _dtype, "device": _device, "__class__": _class}
+
+
+def _adjoint(x: torch.Tensor) -> torch.Tensor:
+    if x.ndim not in (0, 2):
+        raise RuntimeError(f"tensor.H is only supported on matrices (2-D tensors). Got {x.ndim}-D tensor.")
+    return x.conj() if x.ndim == 0 else x.mT.conj()
+
+
+# Attributes that are operations, and that Thunder's tensors lack.
+_WRITTEN_OUT = {"H": _adjoint, "mH": lambda x: x.mT.conj()}
 
 
 def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:
