@@ -46,7 +46,7 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
     if active_level() is None:
         return find()
     if fn is getattr:
-        return plain.about_plain(None, fn, args) or find()
+        return plain.about_plain(None, fn, args) or _computed_anew(find(), args)
     if fn is TensorProxy.__getattr__:
         return _attribute(find())
     operation = operations.torch_callable(fn) or (fn if _is_torchs_own(fn) else None)
@@ -66,6 +66,18 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
         is_called_on_tensors = not isinstance(fn, types.FunctionType) and any(_has_proxy(a.value) for a in args)
         return _run_by_torch(operation) if is_called_on_tensors else None
     return _first(found, operation)
+
+
+def _computed_anew(found: Any, args: Sequence[WrappedValue]) -> Any:
+    """The lookup of an attribute, of a tensor each time anew: what ``c.T`` was in one level means nothing in the next."""
+    if not callable(found) or not isinstance(args[0].value, TensorProxy):
+        return found
+
+    def look_up(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+        obj.attribute_wrappers.pop(name.value, None)
+        return found(obj, name, *default)
+
+    return look_up
 
 
 # Their second argument may be `unbiased`, a bool, which Thunder takes for a dimension.
