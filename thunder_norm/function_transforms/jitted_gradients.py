@@ -7,6 +7,7 @@ operations on what the program made become operations that make new tensors: Thu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from thunder.core import prims
@@ -33,12 +34,17 @@ def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
         trace: a computation that Thunder is going to differentiate.
         executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
     """
-    bsyms = [_with_gradient(b, executor) if _is_concerned(b) else b for b in trace.bound_symbols]
+    bsyms = with_gradients(trace.bound_symbols, executor)
     if all(a is b for a, b in zip(bsyms, trace.bound_symbols, strict=True)):
         return trace
     new = from_trace(trace)
     new.bound_symbols = bsyms
     return new
+
+
+def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any) -> list[BoundSymbol]:
+    """The same operations; those that Thunder would not differentiate right, or not at all, have gradients of ours."""
+    return [_with_gradient(b, executor) if _is_concerned(b) else b for b in bsyms]
 
 
 def functional(trace: TraceCtx) -> TraceCtx:

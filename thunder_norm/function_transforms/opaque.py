@@ -232,6 +232,7 @@ _HAS_NO_DERIVATIVE = (
     "Trying to use forward AD",
     "has been modified by an inplace operation",
     "it is ill-defined",  # a loss that depends on the phases of eigenvectors
+    "input_is_complex == grad_is_complex",  # a formula that returns a complex gradient of a real tensor
 )
 
 

@@ -34,6 +34,7 @@ from thunder_norm.function_transforms import (  # noqa: F401 - some register loo
     registry,
 )
 from thunder_norm.function_transforms.acquisition import Interrupted, Program
+from thunder_norm.function_transforms.jitted_gradients import with_gradients
 from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.function_transforms.readability import tidied
 from thunder_norm.function_transforms.wrappers import announce, closed, is_open
@@ -206,7 +207,7 @@ def _for_thunders_autograd(bsyms: list[BoundSymbol]) -> list[BoundSymbol]:
         return bsyms
     if not any(p.requires_grad for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy)):
         return bsyms
-    return broadcast_scalars_of(bsyms, get_jit_ctx().computation_trace)
+    return with_gradients(broadcast_scalars_of(bsyms, get_jit_ctx().computation_trace), get_jit_ctx().ad_hoc_executor)
 
 
 def _with_surroundings(call: Call, bsyms: Sequence[BoundSymbol], result: Any) -> Any:
