@@ -131,11 +131,38 @@ def operation_of(bsym: BoundSymbol) -> Operation | None:
     sym = bsym.sym
     if sym.id in _operations:
         return _operations[sym.id]
-    run = (bsym._call_ctx or {}).get(sym.name) or getattr(sym.meta, "__torchfn", None) or _torch_function(sym)
+    run = (
+        (bsym._call_ctx or {}).get(sym.name)
+        or getattr(sym.meta, "__torchfn", None)
+        or _torch_function(sym)
+        or _OF_PRIMS.get(sym.id)
+    )
     if run is None:
         return None
     name = str(sym.id if isinstance(sym.id, str) else sym.name).replace(".", "_")
     return _operation(name, run, sym.meta, sym.name in _RANDOM or _is_tagged_random(sym))
+
+
+def _embedding(
+    indices: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    padding_idx: int = -1,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    if max_norm is not None:
+        raise NotImplementedError("an embedding that renormalizes its weight is not differentiable")
+    return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+
+
+# Primitives of Thunder's that torch runs as a whole where we have no rule for their arguments.
+_OF_PRIMS: dict[Hashable, Callable] = {
+    prims.PrimIDs.EMBEDDING: _embedding,
+    prims.PrimIDs.EMBEDDING_BACKWARD: torch.ops.aten.embedding_backward,
+}
 
 
 @functools.cache

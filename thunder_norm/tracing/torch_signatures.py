@@ -40,4 +40,54 @@ def _nll_loss(
     return ltorch.nll_loss(input, target, weight, ignore_index, reduction)
 
 
-_WITH_TORCHS_ARGUMENTS: dict[Callable, Callable] = {F.nll_loss: _nll_loss}
+def _embedding(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Thunder's takes the last row, -1, for no row, and scales no gradient by frequencies where no row is padding."""
+    if padding_idx is not None:
+        if not -weight.shape[0] <= padding_idx < weight.shape[0]:
+            raise AssertionError("Padding_idx must be within num_embeddings")
+        padding_idx = padding_idx % weight.shape[0]
+    elif scale_grad_by_freq:
+        padding_idx = -1
+    return ltorch.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+
+
+def _norm_over_positive(operation: Callable) -> Callable:
+    """A norm whose third argument is `dim`: without data torch's keeps a dimension of size 1 that is counted from the end.
+
+    `torch/_refs/linalg/__init__.py`, ``[s for d, s in enumerate(x.shape) if d not in dim]``; Thunder asks it for the shape.
+    """
+
+    def norm(*args: Any, **kwargs: Any) -> Any:
+        if "dim" in kwargs:
+            kwargs["dim"] = _positive(kwargs["dim"], args[0].ndim)
+        elif len(args) > 2:
+            args = (*args[:2], _positive(args[2], args[0].ndim), *args[3:])
+        return operation(*args, **kwargs)
+
+    return norm
+
+
+def _positive(dim: Any, ndim: int) -> Any:
+    if isinstance(dim, int):
+        return dim + ndim if -ndim <= dim < 0 else dim
+    return dim if dim is None else [d + ndim if -ndim <= d < 0 else d for d in dim]
+
+
+_NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm)
+_WITH_TORCHS_ARGUMENTS: dict[Callable, Callable] = {
+    F.nll_loss: _nll_loss,
+    F.embedding: _embedding,
+    **{
+        f: _norm_over_positive(ltorch._torch_to_thunder_function_map[f])
+        for f in _NORMS
+        if f in ltorch._torch_to_thunder_function_map
+    },
+}
