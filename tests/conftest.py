@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
 
 import hypothesis
 import numpy as np
@@ -21,7 +22,9 @@ shift_operator_database()
 # A seed for a device that is not there is kept until it is, with a stack trace: a third of the time of what seeds often.
 for _device in (torch.cuda, torch.xpu, torch.mtia):
     if not _device.is_available():
-        _device._lazy_call = lambda *args, **kwargs: None
+        for _module in (_device, getattr(_device, "random", None)):  # which imports it by its name
+            if hasattr(_module, "_lazy_call"):
+                _module._lazy_call = lambda *args, **kwargs: None
 
 # Traces are many objects that refer to each other and live for one test: looking for garbage less often saves minutes of the whole.
 gc.freeze()
@@ -48,6 +51,13 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     """So does each module while it is imported."""
     if isinstance(collector, pytest.Module):
         _fix_seeds()
+
+
+def pytest_collection_finish() -> None:
+    """Torch's operator database looks for no unittest whose name is a seed: that takes longer than the samples."""
+    for name in ("common_utils", "opinfo.core"):
+        if module := sys.modules.get(f"torch.testing._internal.{name}"):
+            module.extract_test_fn = lambda: None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
