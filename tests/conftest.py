@@ -6,11 +6,14 @@ import gc
 import os
 import random
 import sys
+import traceback
+import types
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 
 from tests.seeds import SHIFT, named_seed, seeded, shift_operator_database
 
@@ -25,6 +28,12 @@ for _device in (torch.cuda, torch.xpu, torch.mtia):
         for _module in (_device, getattr(_device, "random", None)):  # which imports it by its name
             if hasattr(_module, "_lazy_call"):
                 _module._lazy_call = lambda *args, **kwargs: None
+
+# Thunder makes a mode for each operation that it infers the shape of, and each mode keeps the stack, which is deep under pytest.
+fake_tensor.traceback = types.SimpleNamespace(**{**vars(traceback), "extract_stack": traceback.StackSummary})
+
+# Inductor asks in three processes that import torch whether the compiler has the processor's instructions: it has.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Traces are many objects that refer to each other and live for one test: looking for garbage less often saves minutes of the whole.
 gc.freeze()
