@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
+import traceback
+import types
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 
 from tests.seeds import SHIFT, named_seed, seeded, shift_operator_database
 
@@ -21,7 +25,15 @@ shift_operator_database()
 # A seed for a device that is not there is kept until it is, with a stack trace: a third of the time of what seeds often.
 for _device in (torch.cuda, torch.xpu, torch.mtia):
     if not _device.is_available():
-        _device._lazy_call = lambda *args, **kwargs: None
+        for _module in (_device, getattr(_device, "random", None)):  # which imports it by its name
+            if hasattr(_module, "_lazy_call"):
+                _module._lazy_call = lambda *args, **kwargs: None
+
+# Thunder makes a mode for each operation that it infers the shape of, and each mode keeps the stack, which is deep under pytest.
+fake_tensor.traceback = types.SimpleNamespace(**{**vars(traceback), "extract_stack": traceback.StackSummary})
+
+# Inductor asks in three processes that import torch whether the compiler has the processor's instructions: it has.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Traces are many objects that refer to each other and live for one test: looking for garbage less often saves minutes of the whole.
 gc.freeze()
@@ -48,6 +60,13 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     """So does each module while it is imported."""
     if isinstance(collector, pytest.Module):
         _fix_seeds()
+
+
+def pytest_collection_finish() -> None:
+    """Torch's operator database looks for no unittest whose name is a seed: that takes longer than the samples."""
+    for name in ("common_utils", "opinfo.core"):
+        if module := sys.modules.get(f"torch.testing._internal.{name}"):
+            module.extract_test_fn = lambda: None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

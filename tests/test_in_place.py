@@ -14,6 +14,7 @@ from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, build_norm_map, norm_report
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, TransformError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
+from thunder_norm.proving.samples import outside_of_unittest
 from thunder_norm.registry import has_rule
 from thunder_norm.transforms import NormTransform, SubclassTransform
 
@@ -104,6 +105,7 @@ def test_every_spelling_of_in_place(where):
 
 
 @pytest.mark.slow
+@outside_of_unittest()
 def test_every_in_place_variant_of_an_operator_with_a_rule():
     """Of torch's own operator database, on its own samples."""
     from torch.testing._internal.common_methods_invocations import op_db

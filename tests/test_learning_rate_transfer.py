@@ -89,8 +89,12 @@ def test_models_begin_at_norm_1_and_the_same_for_all_optimizers(example):
 
 
 @pytest.mark.slow
-def test_a_quick_run_learns_with_every_optimizer_and_is_drawn_again(example, views, tmp_path):
-    printed = run("--quick", "--results", tmp_path / "r.json", "--plot", tmp_path / "p.png")
+def test_a_quick_run_learns_with_every_optimizer_and_is_drawn_again(example, views, tmp_path, monkeypatch, capsys):
+    """The first in this process with one of its own, as each imports torch and Thunder; the second as a script."""
+    options = ("--quick", "--processes", 1, "--results", tmp_path / "r.json", "--plot", tmp_path / "p.png")
+    monkeypatch.setattr(sys, "argv", ["learning_rate_transfer.py", *map(str, options)])
+    example.main()
+    printed = capsys.readouterr().out
     sweeps = views.load(tmp_path / "r.json")
     assert {(s.task, s.optimizer) for s in sweeps} == {(t, o) for t in example.DEFAULT for o in example.OPTIMIZERS}
     for s in sweeps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -32,23 +31,28 @@ def test_draws(capsys):
 """
 
 
-def drawn(tmp_path: Path, seed: int) -> list[str]:
-    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
-    (tmp_path / "test_draws.py").write_text(DRAWS)
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=TESTS.parent,
-        env={**os.environ, "THUNDER_NORM_SEED": str(seed)},
-    )
-    assert run.returncode == 0, run.stdout
-    return next(line for line in run.stdout.splitlines() if "DRAWN" in line).split("DRAWN")[1].split()
+# What takes seconds to import is imported once; conftest.py, and what it shifts before it is imported, by each run of its own.
+RUNS = """
+import os, sys
+import hypothesis, numpy, pytest, torch
+from torch.testing._internal import common_utils
+
+for seed in ("0", "1", "1"):
+    if not (child := os.fork()):
+        os.environ["THUNDER_NORM_SEED"] = seed
+        os._exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[1:]]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
 
 
 @pytest.mark.slow
 def test_the_variable_shifts_every_stream_and_each_value_repeats(tmp_path):
-    zero, one, again = (drawn(tmp_path, seed) for seed in (0, 1, 1))
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "test_draws.py").write_text(DRAWS)
+    command = [sys.executable, "-c", RUNS, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=TESTS.parent)
+    assert run.returncode == 0, run.stdout + run.stderr
+    zero, one, again = (line.split("DRAWN")[1].split() for line in run.stdout.splitlines() if "DRAWN" in line)
     assert one == again
     assert len(one) == 6 and not set(zero) & set(one)
 

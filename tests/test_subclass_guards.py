@@ -100,6 +100,16 @@ def test_patch_points_are_those_of_the_installed_thunder(monkeypatch):
         patches.check_patch_points()
 
 
+# Two forks of a process that imported Thunder alone.
+RUNS = """
+import os, sys, torch, thunder
+for program in sys.argv[1:]:
+    if not (child := os.fork()):
+        exec(program, {"__name__": "__main__"})
+        sys.exit()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    print("END", flush=True)
+"""
 PROGRAM = """
 import re, sys, torch, thunder
 {imports}
@@ -120,12 +130,11 @@ OURS = "import thunder_norm; from thunder_norm.transforms import NormTransform; 
 
 @pytest.mark.slow
 def test_thunder_is_as_before_where_our_transforms_are_not_used():
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM.format(imports=i, seed=seeded(0))], capture_output=True, text=True, check=True
-        ).stdout
-        for i in ("", OURS)
-    ]
+    programs = [PROGRAM.format(imports=i, seed=seeded(0)) for i in ("", OURS)]
+    run = subprocess.run([sys.executable, "-c", RUNS, *programs], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    *runs, end = run.stdout.split("END\n")
+    assert len(runs) == 2 and not end
     assert runs[0] == runs[1] and "computation" in runs[0]
 
 
