@@ -32,9 +32,6 @@ for _device in (torch.cuda, torch.xpu, torch.mtia):
 # Thunder makes a mode for each operation that it infers the shape of, and each mode keeps the stack, which is deep under pytest.
 fake_tensor.traceback = types.SimpleNamespace(**{**vars(traceback), "extract_stack": traceback.StackSummary})
 
-# Inductor asks in three processes that import torch whether the compiler has the processor's instructions: it has.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-
 # Traces are many objects that refer to each other and live for one test: looking for garbage less often saves minutes of the whole.
 gc.freeze()
 gc.set_threshold(100_000, 20, 50)
