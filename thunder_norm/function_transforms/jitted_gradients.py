@@ -21,7 +21,7 @@ from thunder_norm.function_transforms.acquisition import flat_program
 from thunder_norm.function_transforms.complex_numbers import is_complex
 from thunder_norm.function_transforms.functionalization import without_mutations
 from thunder_norm.function_transforms.grouping import print_without_module, renewed_program, replayed
-from thunder_norm.function_transforms.opaque import flat_proxies
+from thunder_norm.function_transforms.opaque import flat_proxies, is_opaque
 from thunder_norm.function_transforms.replay import is_differentiable
 from thunder_norm.function_transforms.reverse import evaluate_vjp
 from thunder_norm.subclass import patches
@@ -63,12 +63,20 @@ def _is_concerned(bsym: BoundSymbol) -> bool:
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
-    return is_of_complex or _lacks_gradient(bsym)
+    return is_of_complex or _lacks_gradient(bsym) or _returns_nothing_at_a_place(bsym)
 
 
 _NO_OPERATIONS = frozenset(
     {prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UPDATE_ALIASES, prims.PrimIDs.COPY_, prims.PrimIDs.ITEM}
 )
+
+
+def _returns_nothing_at_a_place(bsym: BoundSymbol) -> bool:
+    """Whether torch's formula, of what Thunder had registered for torch to run, has to do with None among the results.
+
+    It is that of attention without its weights, and fails.
+    """
+    return is_opaque(bsym) and isinstance(bsym.output, Sequence) and any(o is None for o in bsym.output)
 
 
 def _lacks_gradient(bsym: BoundSymbol) -> bool:
