@@ -118,6 +118,7 @@ _PROGRAMS = {
     "a number expanded": lambda: (lambda x, y: x.sin().expand(3) + y, _d(), _f(3)),
     "numbers stacked": lambda: (lambda x, y: torch.stack([x, x, x]) / y, _d(), _f(3)),
     "a number unsqueezed": lambda: (lambda x, y: y - x[None], _d(), _f(3)),
+    "floor_divide of bfloat16": lambda: (lambda x: x // x.abs().add(1), _f(3).bfloat16()),
     "a tensor summed": lambda: (lambda x, y: x.sum() * y, _d(3), _f(3)),
 }
 

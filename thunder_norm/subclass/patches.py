@@ -39,7 +39,7 @@ from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.options import SHARP_EDGES_OPTIONS
 from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
+from thunder.core.trace import TraceCtx, get_tracectx
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, TransformError, UnsupportedOpError, UnsupportedSubclassError, VersionError
@@ -249,7 +249,15 @@ def _dtype(x: Any, /, *, true_dtype: bool = False) -> Any:
     found = _original_dtype(x, true_dtype=true_dtype)
     if not true_dtype or not isinstance(x, TensorProxy) or found.is_weak == (x.ndim == 0) or not _has_part():
         return found
+    if _is_made_inside(x):  # Thunder's floor_divide counts on `where(mask, -0.0, 0.0)` being weak
+        return found
     return dtypes.to_strong_dtype(found) if x.ndim else dtypes.to_weak_dtype(found)
+
+
+def _is_made_inside(x: TensorProxy) -> bool:
+    """Whether the operation that is being written has made `x` on its way."""
+    trace = get_tracectx()
+    return len(trace.scopes) > 1 and any(out is x for bsym in trace.peek_scope() or () for out in bsym.flat_proxy_outs)
 
 
 def _has_part() -> bool:
