@@ -52,8 +52,6 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
     operation = operations.torch_callable(fn) or (fn if _is_torchs_own(fn) else None)
     if getattr(operation, "__name__", "") in _UNBIASED and len(args) > 1 and type(args[1].value) is bool:
         return _run_by_torch(operation)
-    if isinstance(fn, Symbol) and fn.name == "unfold":  # the method: Thunder runs the function of that name in its place
-        return _run_by_torch(torch.Tensor.unfold)
     found = find()
     if operation is None:
         return found

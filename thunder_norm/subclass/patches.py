@@ -1,6 +1,6 @@
 """Every change made to Thunder, in one place.
 
-Four module globals of Thunder are replaced by functions that first ask whether one of our transforms is in use for the
+Six module globals of Thunder are replaced by functions that first ask whether one of our transforms is in use for the
 compilation at hand, and otherwise call the original with the same arguments.  While a rule that a user registered for a
 function transform runs, and only then, ``TensorProxy`` has a ``__torch_function__``, so that the rule can be written in torch's
 functions.  While a trace is acquired under a transform of ours, native equivalents stand in for parts of Thunder's interpreter
@@ -15,6 +15,8 @@ general_jit_lookaside  thunder_general_jit: ``fn_lookaside=...``             reg
                                                                            after Thunder's own; constructors of unknown
                                                                            classes and unknown functions never get there
 thunder_general_jit    acquire_initial_trace: ``thunder_general_jit(fn``      nobody is told that an acquisition begins or fails
+_elementwise_type_...  elementwise_type_promotion: ``reduce(_elemen...``   the dtypes of results are worked out there
+to_dtype               elementwise_type_promotion: ``to_dtype(x, true...``   a tensor that got dimensions still counts as without
 process_recorded_...   thunder_general_jit: ``process_recorded_modi...``      what the program writes into objects is only known,
                        ``fications(ctx, epilogue_trace)``                   and the epilogue still open, at this place
 =====================  ==================================================  ==============================================
@@ -32,12 +34,12 @@ from typing import Any
 import thunder
 import thunder.torch as ltorch
 import torch
-from thunder.core import compile_data, jit_ext
+from thunder.core import compile_data, dtypes, jit_ext, utils
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.options import SHARP_EDGES_OPTIONS
 from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
+from thunder.core.trace import TraceCtx, get_tracectx
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, TransformError, UnsupportedOpError, UnsupportedSubclassError, VersionError
@@ -46,7 +48,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_operators import bindable
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.reach import may_construct_wrappers
-from thunder_norm.tracing import attributes, guards, native, standard_library, torch_signatures
+from thunder_norm.tracing import attributes, guards, native, standard_library, torch_semantics
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
@@ -57,6 +59,8 @@ _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
 _original_acquire = thunder.thunder_general_jit
 _original_process = jit_ext.process_recorded_modifications
+_original_promotion = utils._elementwise_type_promotion
+_original_dtype = utils.to_dtype
 
 
 def active_transform() -> Any | None:
@@ -230,7 +234,37 @@ def _interpreted(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: di
 
 def _of_thunder(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """What Thunder calls instead of `fn`, with the arguments that torch's function has."""
-    return torch_signatures.lookaside(fn) or _original_lookaside(fn, *args, **kwargs)
+    return torch_semantics.lookaside(fn, args) or _original_lookaside(fn, *args, **kwargs)
+
+
+def _promotion(a: Any, b: Any) -> Any:
+    """The type of the result of two operands: torch's wherever a transform of ours has a part in the compilation."""
+    mended = torch_semantics.mended_promotion(a, b)
+    return _original_promotion(a, b) if mended is None or not _has_part() else mended
+
+
+def _dtype(x: Any, /, *, true_dtype: bool = False) -> Any:
+    """The dtype with which `x` takes part in a promotion: a weak one if it has no dimensions *now*."""
+    found = _original_dtype(x, true_dtype=true_dtype)
+    if not true_dtype or not isinstance(x, TensorProxy) or found.is_weak == (x.ndim == 0) or not _has_part():
+        return found
+    if _is_made_inside(x):  # Thunder's floor_divide counts on `where(mask, -0.0, 0.0)` being weak
+        return found
+    return dtypes.to_strong_dtype(found) if x.ndim else dtypes.to_weak_dtype(found)
+
+
+def _is_made_inside(x: TensorProxy) -> bool:
+    """Whether the operation that is being written has made `x` on its way."""
+    trace = get_tracectx()
+    return len(trace.scopes) > 1 and any(out is x for bsym in trace.peek_scope() or () for out in bsym.flat_proxy_outs)
+
+
+def _has_part() -> bool:
+    """Whether a transform of ours is in the compilation at hand, or a transformed function is being acquired."""
+    if any(hasattr(t, "refuses_values") for t in getattr(get_compile_data(), "transforms", None) or ()):
+        return True
+    ctx = jit_ext._jit_ctx.get(None)
+    return bool(getattr(ctx, NUM_LEVELS, 0))
 
 
 def _of_ours(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -315,11 +349,13 @@ def check_patch_points() -> None:
         _original_lookaside: ["fn", "args", "kwargs"],
         _original_acquire: ["fn", "args", "kwargs", "sharp_edges", "ad_hoc_executor"],
         _original_process: ["ctx", "epilogue_trace"],
+        _original_promotion: ["a", "b"],
+        _original_dtype: ["x", "true_dtype"],
     }
     for function, parameters in expected.items():
         found = list(inspect.signature(function).parameters)
         if found != parameters:
-            raise VersionError(f"thunder.core.jit_ext.{function.__name__} takes {found}, expected {parameters}")
+            raise VersionError(f"{function.__module__}.{function.__name__} takes {found}, expected {parameters}")
 
 
 def install() -> None:
@@ -329,4 +365,6 @@ def install() -> None:
         jit_ext.proxy = _proxy
         jit_ext.general_jit_lookaside = _lookaside
         jit_ext.process_recorded_modifications = _process_modifications
+        utils._elementwise_type_promotion = _promotion
+        utils.to_dtype = _dtype
         setattr(thunder, "thunder_general_jit", _acquire)  # noqa: B010 - pyright knows of no such assignment

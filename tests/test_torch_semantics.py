@@ -1,0 +1,217 @@
+"""Functions of torch have torch's arguments, shapes and dtypes under our transforms, also where Thunder's operation has others."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+
+import pytest
+import thunder
+import torch
+import torch.nn.functional as F
+from thunder.torch import _torch_to_thunder_function_map
+
+from tests.seeds import named_seed
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jvp, vmap
+
+_MODULE = torch.nn.NLLLoss(reduction="none")
+_TARGETS = {"all": [0, 1, 0, 1], "some ignored": [0, -100, 1, -100]}
+_CALLS = {
+    "mean": lambda x, t: F.nll_loss(x, t),
+    "sum": lambda x, t: F.nll_loss(x, t, reduction="sum"),
+    "legacy": lambda x, t: F.nll_loss(x, t, None, False),
+    "places": lambda x, t: F.nll_loss(x, t, torch.tensor([1.0, 3.0], dtype=torch.float64), None, 1, None, "mean"),
+    "index": lambda x, t: F.nll_loss(x, t.clamp(min=0), ignore_index=0),
+    "module": lambda x, t: _MODULE(x, t).sum(),
+}
+
+
+@pytest.mark.parametrize("target", _TARGETS)
+@pytest.mark.parametrize("call", _CALLS)
+def test_nll_loss_is_torchs(call, target):
+    x, t = torch.randn(4, 2, dtype=torch.float64).log_softmax(-1), torch.tensor(_TARGETS[target])
+    t = t.clamp(min=0) if call == "places" else t
+
+    def loss(x):
+        return _CALLS[call](x, t)
+
+    wanted, slope = loss(x), torch.func.grad(loss)(x)
+    torch.testing.assert_close(grad(loss)(x), slope)
+    torch.testing.assert_close(jvp(loss, (x,), (slope,))[1], (slope * slope).sum())
+    torch.testing.assert_close(vmap(grad(loss))(torch.stack([x, x * 2]))[1], torch.func.grad(loss)(x * 2))
+    for transform in (SubclassTransform, NormTransform):
+        leaf = x.detach().requires_grad_()
+        found = thunder.jit(loss, transforms=[transform()])(leaf)
+        torch.testing.assert_close(found, wanted)
+        found.backward()
+        torch.testing.assert_close(leaf.grad, slope)
+
+
+def test_no_other_function_in_python_has_a_default_of_thunders():
+    differing = set()
+    for function, symbol in _torch_to_thunder_function_map.items():
+        try:
+            theirs = inspect.signature(function).parameters
+            own = inspect.signature(inspect.unwrap(symbol.meta)).parameters
+        except (TypeError, ValueError, AttributeError):  # in C, without a signature
+            continue
+        if str(getattr(function, "__module__", "")).startswith("torch.distributed"):
+            continue
+        required = inspect.Parameter.empty
+        if any(
+            n in theirs and required not in (p.default, theirs[n].default) and p.default != theirs[n].default
+            for n, p in own.items()
+        ):
+            differing.add(function)
+    assert differing == {F.nll_loss}
+
+
+# -- shapes and dtypes ------------------------------------------------------------------------------------------------
+
+
+def _f(*shape: int) -> torch.Tensor:
+    return torch.randn(shape)
+
+
+def _d(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _b(*shape: int) -> torch.Tensor:
+    return torch.randn(shape) > 0
+
+
+def _i(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.randint(0, 5, shape, dtype=dtype)
+
+
+_PROGRAMS = {
+    "lerp, a number": lambda: (lambda x, y: x.lerp(y, 0.8), _f(), _f(1)),
+    "lerp, a weight": lambda: (lambda x, w: torch.lerp(x, x, w), _f(), _f(3, 2)),
+    "lerp of the class": lambda: (lambda x, y: torch.Tensor.lerp(x, y, weight=x), _f(), _f(3)),
+    "unfold": lambda: (lambda x: x.unfold(0, 3, 2), _f(5, 6)),
+    "unfold, in between": lambda: (lambda x: x.unfold(1, 4, 3), _i(2, 7, 3)),
+    "unfold, empty": lambda: (lambda x: x.unfold(-1, 0, 1), _f(2, 3)),
+    "unfold of a number": lambda: (lambda x: x.unfold(0, 1, 1), _f()),
+    "the other unfold": lambda: (lambda x: F.unfold(x, 2), _f(1, 2, 4, 3)),
+    "where of bools": lambda: (lambda x, c: x.where(c, ~x), _b(9), _b(9)),
+    "where, a number": lambda: (lambda x, c: x.where(condition=c, other=0), _f(9), _b(9)),
+    "the other where": lambda: (lambda x, c: torch.where(c, x, 0), _f(9), _b(9)),
+    "arange, empty": lambda: (lambda x: torch.arange(1, 1) * x, _f(1)),
+    "arange": lambda: (lambda x: torch.arange(1, 5, 2, dtype=torch.float64) * x, _f(1)),
+    "a list": lambda: (lambda x, y: torch.atleast_2d([x, y]), _f(), _f(3)),
+    "a tuple": lambda: (lambda x, y: torch.atleast_3d((x, y)), _f(2, 2), _f(3)),
+    "masked_fill of bools": lambda: (lambda x, m: x.masked_fill(m, 10), _b(9), _b(9)),
+    "masked_fill of integers": lambda: (lambda x, m: torch.masked_fill(x, m, 2.5), _i(9), _b(9)),
+    "masked_fill, a tensor": lambda: (lambda x, m, v: x.masked_fill(m, v), _f(9), _b(9), _d()),
+    "hardtanh of integers": lambda: (lambda x: F.hardtanh(x, -0.5, 1.5), _i(9) - 2),
+    "mse_loss": lambda: (lambda x, y: F.mse_loss(x, y, reduction="none"), _f(3), _d()),
+    "copysign": lambda: (lambda x, y: x.copysign(y), _f(3), _d(3)),
+    "copysign of integers": lambda: (lambda x: torch.copysign(x, -2), _i(3)),
+    "addcmul of integers": lambda: (lambda x, y: x.addcmul(x, y, value=2.5), _i(3), _i(3)),
+    "a bool and an int": lambda: (lambda m: m * 2 + (1 - m.long()), _b(3)),
+    "a bool, a number, int8": lambda: (lambda m, x, y: (m + x) * y, _b(3), _i(), _i(3, dtype=torch.int8)),
+    "uint8 and int64": lambda: (lambda x, y: x * y, _i(3, dtype=torch.uint8), _i()),
+    "uint8 and int8": lambda: (lambda x, y: x - y, _i(dtype=torch.uint8), _i(3, dtype=torch.int8)),
+    "a number reshaped": lambda: (lambda x, y: x.reshape(1) * y, _d(), _f(3)),
+    "a number expanded": lambda: (lambda x, y: x.sin().expand(3) + y, _d(), _f(3)),
+    "numbers stacked": lambda: (lambda x, y: torch.stack([x, x, x]) / y, _d(), _f(3)),
+    "a number unsqueezed": lambda: (lambda x, y: y - x[None], _d(), _f(3)),
+    "floor_divide of bfloat16": lambda: (lambda x: x // x.abs().add(1), _f(3).bfloat16()),
+    "a tensor summed": lambda: (lambda x, y: x.sum() * y, _d(3), _f(3)),
+}
+
+
+def _with_metadata(f):
+    """`f`, which tells as well what the program sees of its results."""
+
+    def program(*args):
+        found = f(*args)
+        tensors = found if isinstance(found, (tuple, list)) else (found,)
+        return tensors, [(tuple(t.shape), t.dtype) for t in tensors]
+
+    return program
+
+
+def _assert_is_torchs(f, *args):
+    wanted, wanted_metadata = _with_metadata(f)(*args)
+    found, metadata = thunder.jit(_with_metadata(f), transforms=[SubclassTransform()])(*args)
+    assert metadata == wanted_metadata == [(tuple(t.shape), t.dtype) for t in found]
+    torch.testing.assert_close(list(found), list(wanted), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_results_and_what_the_program_sees_of_them_are_torchs(name):
+    _assert_is_torchs(*_PROGRAMS[name]())
+
+
+def test_other_compilations_stay_thunders():
+    thunder.jit(lambda m: m * 2, transforms=[SubclassTransform()])(_b(3))
+    plain = thunder.jit(lambda x: x.unfold(0, 1, 1))
+    with pytest.raises(NotImplementedError):  # Thunder runs F.unfold
+        plain(_f(3))
+    traced = thunder.jit(lambda m: m * 2)
+    traced(_b(3))
+    assert "i8[3]" in str(thunder.last_traces(traced)[0])
+
+
+_DERIVATIVES = {
+    "lerp": (lambda x: x.lerp(torch.ones(1, dtype=torch.float64), 0.8).square().sum(), ()),
+    "unfold": (lambda x: x.unfold(0, 3, 2).square().sum(), (5, 2)),
+    "where": (lambda x: x.where(x > 0, 2 * x).square().sum(), (5,)),
+    "masked_fill": (lambda x: x.square().masked_fill(x > 0, 3).sum(), (5,)),
+    "hardtanh": (lambda x: F.hardtanh(x, -0.5, 0.5).square().sum(), (5,)),
+    "mse_loss": (lambda x: F.mse_loss(x, torch.arange(3.0, dtype=torch.float64)), ()),
+    "copysign": (lambda x: (x.copysign(torch.tensor(-1.0)) * x).sum(), (5,)),
+    "addcmul": (lambda x: x.addcmul(x, x, value=2.5).sum(), (5,)),
+    "a bool and an int": (lambda x: (x.square() * ((x > 0) * 2)).sum(), (5,)),
+    "a list": (lambda x: torch.atleast_2d([x, x[0]])[1].square().sum(), (5,)),
+}
+
+
+@pytest.mark.parametrize("name", _DERIVATIVES)
+def test_derivatives_are_torchs(name):
+    f, shape = _DERIVATIVES[name]
+    x = _d(*shape)
+    slope = torch.func.grad(f)(x)
+    torch.testing.assert_close(grad(f)(x), slope)
+    torch.testing.assert_close(jvp(f, (x,), (slope,))[1], (slope * slope).sum())
+    torch.testing.assert_close(vmap(grad(f))(torch.stack([x, x * 2])), torch.stack([slope, torch.func.grad(f)(x * 2)]))
+    leaf = x.clone().requires_grad_()
+    thunder.jit(f, transforms=[SubclassTransform()])(leaf).backward()
+    torch.testing.assert_close(leaf.grad, slope)
+
+
+# What takes part in a promotion: tensors with dimensions, tensors without, numbers.
+_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+)
+_OPERANDS = [*(torch.ones(s, dtype=t) for t in _DTYPES for s in ((), (2,))), True, 2, 2.5, 2j]
+_ELEMENTWISE = {
+    "add": torch.add, "mul": torch.mul, "true_divide": torch.true_divide, "eq": torch.eq, "maximum": torch.maximum,
+    "where": lambda a, b: torch.where(torch.tensor([True, False]), a, b), "cat": lambda a, b: torch.stack([a, b]).sum(0),
+    "unsqueezed": lambda a, b: a[None] + b, "copysign": torch.copysign, "clamp": torch.clamp, "chained": lambda a, b: (a + b) * a,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _ELEMENTWISE)
+def test_promotions_are_torchs(name):
+    pick, tried = random.Random(named_seed(name)), 0
+    while tried < 12:
+        a, b = pick.choice(_OPERANDS[:-4]), pick.choice(_OPERANDS)
+        try:
+            _ELEMENTWISE[name](a, b)
+        except (RuntimeError, TypeError, NotImplementedError):  # torch has none for these
+            continue
+        tried += 1
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # Thunder has none: it may say so
+            _assert_is_torchs(_ELEMENTWISE[name], a, b)

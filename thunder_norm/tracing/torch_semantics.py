@@ -1,0 +1,266 @@
+"""Functions of torch whose operation in Thunder silently does something else, done as torch does them.
+
+An entry of the table has torch's arguments and calls Thunder's operations such that the trace has torch's result: its values, and the
+shape and dtype that the program may ask for.  Methods have entries of their own, since some of Thunder's take the tensor for another
+argument than torch's.  Type promotion is mended where Thunder works it out, in `mended_promotion`.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import thunder.clang as clang
+import thunder.torch as ltorch
+import torch
+import torch.nn.functional as F
+from thunder.core import dtypes, utils
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, interpreter_needs_wrap, wrap
+from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
+from thunder.core.proxies import TensorProxy
+
+_AS_TORCH: dict[Callable, Callable] = {}
+
+
+def lookaside(fn: Callable, args: Sequence[WrappedValue] = ()) -> Callable | None:
+    """What to call instead of `fn`, a function of torch or the lookup of a method; None for most."""
+    if fn is getattr:
+        is_mended = len(args) >= 2 and type(args[0].value) is TensorProxy and args[1].value in _methods()
+        return _torchs_method if is_mended else None
+    try:
+        own = _AS_TORCH.get(fn)
+    except TypeError:  # not hashable
+        return None
+    return None if own is None else _called(own)
+
+
+@functools.cache
+def _called(own: Callable) -> Callable:
+    """`own` as Thunder calls its operations: on proxies, and with the line of the program."""
+    return ensure_recursive_proxies(interpreter_needs_wrap(record_source_loc_in_symbol_header(own)))
+
+
+@functools.cache
+def _methods() -> frozenset[str]:
+    return frozenset(fn.__name__ for fn in _AS_TORCH if getattr(torch.Tensor, fn.__name__, None) is fn)
+
+
+def _torchs_method(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """The method of torch's tensors, for which the table has an entry: Thunder's would be called without looking there."""
+    method = types.MethodType(getattr(torch.Tensor, name.value), obj.value)
+    return wrap(method, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[obj.provenance, name.provenance]))
+
+
+def _instead_of(*functions: Callable) -> Callable[[Callable], Callable]:
+    """Enter the function into the table."""
+
+    def enter(own: Callable) -> Callable:
+        _AS_TORCH.update(dict.fromkeys(functions, own))
+        return own
+
+    return enter
+
+
+# -- other arguments --------------------------------------------------------------------------------------------------
+
+
+@_instead_of(F.nll_loss)
+def _nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Thunder's ignores the class -1 by default, and the places of its arguments are others."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    return ltorch.nll_loss(input, target, weight, ignore_index, reduction)
+
+
+@_instead_of(F.embedding)
+def _embedding(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Thunder's takes the last row, -1, for no row, and scales no gradient by frequencies where no row is padding."""
+    if padding_idx is not None:
+        if not -weight.shape[0] <= padding_idx < weight.shape[0]:
+            raise AssertionError("Padding_idx must be within num_embeddings")
+        padding_idx = padding_idx % weight.shape[0]
+    elif scale_grad_by_freq:
+        padding_idx = -1
+    return ltorch.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+
+
+@_instead_of(torch.Tensor.where)
+def _where(self: Any, condition: Any, other: Any) -> Any:
+    """Thunder takes the tensor for the condition."""
+    return ltorch.where(condition, self, other)
+
+
+@_instead_of(torch.atleast_2d)
+def _atleast_2d(*tensors: Any) -> Any:
+    return _of_each(ltorch.atleast_2d, tensors)
+
+
+@_instead_of(torch.atleast_3d)
+def _atleast_3d(*tensors: Any) -> Any:
+    return _of_each(ltorch.atleast_3d, tensors)
+
+
+def _of_each(operation: Callable, tensors: tuple) -> Any:
+    """Thunder's returns a list as it is; torch's returns a tuple of its tensors."""
+    if len(tensors) == 1 and isinstance(tensors[0], TensorProxy):
+        return operation(tensors[0])
+    return tuple(operation(t) for t in (tensors[0] if len(tensors) == 1 else tensors))
+
+
+# -- other shapes -----------------------------------------------------------------------------------------------------
+
+
+@_instead_of(torch.lerp, torch.Tensor.lerp)
+def _lerp(input: Any, end: Any, weight: Any) -> Any:
+    """Thunder's has the shape of the first, which it does not broadcast if it has no dimension."""
+    shape = torch.broadcast_shapes(*(t.shape for t in (input, end, weight) if isinstance(t, TensorProxy)))
+    return ltorch.lerp(ltorch.expand(input, shape) if input.ndim == 0 and shape else input, end, weight)
+
+
+def _norm_over_positive(operation: Callable) -> Callable:
+    """A norm whose third argument is `dim`: without data torch's keeps a dimension of size 1 that is counted from the end.
+
+    `torch/_refs/linalg/__init__.py`, ``[s for d, s in enumerate(x.shape) if d not in dim]``; Thunder asks it for the shape.
+    """
+
+    def norm(*args: Any, **kwargs: Any) -> Any:
+        if "dim" in kwargs:
+            kwargs["dim"] = _positive(kwargs["dim"], args[0].ndim)
+        elif len(args) > 2:
+            args = (*args[:2], _positive(args[2], args[0].ndim), *args[3:])
+        return operation(*args, **kwargs)
+
+    return norm
+
+
+def _positive(dim: Any, ndim: int) -> Any:
+    if isinstance(dim, int):
+        return dim + ndim if -ndim <= dim < 0 else dim
+    return dim if dim is None else [d + ndim if -ndim <= d < 0 else d for d in dim]
+
+
+for _norm in (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm):
+    _instead_of(_norm)(_norm_over_positive(ltorch._torch_to_thunder_function_map[_norm]))
+
+
+@_instead_of(torch.arange)
+def _arange(*args: Any, **kwargs: Any) -> Any:
+    """Thunder's has no dimension where it has no entry."""
+    found = ltorch.arange(*args, **kwargs)
+    return found if found.ndim else ltorch.zeros((0,), device=found.device, dtype=found.dtype)
+
+
+@_instead_of(torch.Tensor.unfold)
+def _unfold(self: Any, dimension: int, size: int, step: int) -> Any:
+    """Thunder runs ``F.unfold``, which has the same name."""
+    if self.ndim == 0:
+        return ltorch.getitem(_unfold(ltorch.reshape(self, (1,)), dimension, size, step), 0)
+    dim = utils.canonicalize_dim(self.ndim, dimension)
+    length = self.shape[dim]
+    utils.check(0 <= size <= length, lambda: f"maximum size for tensor at dimension {dim} is {length} but size is {size}")
+    utils.check(step > 0, lambda: f"step is {step} but must be > 0")
+    starts = ltorch.arange(0, length - size + 1, step, device=self.device)
+    within = ltorch.reshape(_arange(0, size, device=self.device), (1, size))
+    places = ltorch.add(ltorch.reshape(starts, (starts.shape[0], 1)), within)
+    taken = ltorch.index_select(self, dim, ltorch.reshape(places, (starts.shape[0] * size,)))
+    windows = ltorch.reshape(taken, (*self.shape[:dim], starts.shape[0], size, *self.shape[dim + 1 :]))
+    return ltorch.movedim(windows, dim + 1, -1)
+
+
+# -- other dtypes -----------------------------------------------------------------------------------------------------
+
+
+@_instead_of(torch.masked_fill, torch.Tensor.masked_fill)
+def _masked_fill(self: Any, mask: Any, value: Any) -> Any:
+    """Thunder's may have the dtype of the value."""
+    if isinstance(value, TensorProxy):
+        return ltorch.where(mask, ltorch.to(value, dtype=self.dtype), self)
+    return ltorch.masked_fill(self, mask, dtypes.dtype_to_numbertype(self.dtype)(value))
+
+
+@_instead_of(F.hardtanh)
+def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
+    """Thunder's of integers has floating numbers."""
+    if inplace or not dtypes.is_exact_dtype(input.dtype):
+        return ltorch.hardtanh(input, min_val, max_val, inplace)
+    return ltorch.clamp(input, int(min_val), int(max_val))
+
+
+@_instead_of(F.mse_loss)
+def _mse_loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Thunder's has the dtype of the first; torch's broadcasts first, so that one without dimensions has a part in the dtype."""
+    shape = torch.broadcast_shapes(input.shape, target.shape)
+    expanded = [t if t.shape == shape else ltorch.expand(t, shape) for t in (input, target)]
+    return ltorch.mse_loss(*_promoted(_Kind.DEFAULT, *expanded), *args, **kwargs)
+
+
+@_instead_of(torch.copysign, torch.Tensor.copysign)
+def _copysign(input: Any, other: Any) -> Any:
+    """Thunder's has the dtype of the first."""
+    return ltorch.copysign(*_promoted(_Kind.INT_TO_FLOAT, input, other))
+
+
+@_instead_of(torch.addcmul, torch.Tensor.addcmul)
+def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
+    """Of integers, torch's takes the number for an integer as well."""
+    _, dtype = utils.elementwise_type_promotion(input, tensor1, tensor2, type_promotion_kind=_Kind.DEFAULT)
+    return ltorch.addcmul(input, tensor1, tensor2, value=int(value) if dtypes.is_exact_dtype(dtype) else value)
+
+
+_Kind = utils.ELEMENTWISE_TYPE_PROMOTION_KIND
+
+
+def _promoted(kind: _Kind, *operands: Any) -> list[Any]:
+    """The tensors among the operands in the dtype that the result is to have."""
+    _, dtype = utils.elementwise_type_promotion(*operands, type_promotion_kind=kind)
+    return [clang.maybe_convert_to_dtype(t, dtype) if isinstance(t, TensorProxy) else t for t in operands]
+
+
+def mended_promotion(a: Any, b: Any) -> Any | None:
+    """The type of two operands by torch's rules, where Thunder's table has another: with uint8, and of bool with a number.
+
+    Numbers have the types of Python, and tensors without dimensions weak dtypes; an operand with dimensions decides unless the other
+    one is of a higher kind.
+    """
+    return _promotions().get((a, b))
+
+
+@functools.cache
+def _promotions() -> dict[tuple[Any, Any], Any]:
+    exact = utils._exact_dtype_to_number_map
+    theirs = utils._elementwise_exact_promotion_table
+    pairs = {(a, b): _exact_promotion(a, b) for a in exact for b in exact}
+    return {(a, b): t for (a, b), t in pairs.items() if t != theirs[exact[a]][exact[b]]}
+
+
+def _exact_promotion(a: Any, b: Any) -> Any:
+    higher, lower = (a, b) if _rank(a) >= _rank(b) else (b, a)
+    if _rank(higher) > _rank(lower):
+        return lower if dtypes.is_boolean_dtype(higher) and lower is not bool else higher
+    if _rank(a) == 0:
+        return int if int in (a, b) else bool
+    common = dtypes.to_dtype(torch.promote_types(dtypes.to_torch_dtype(a), dtypes.to_torch_dtype(b)))
+    return dtypes.to_weak_dtype(common) if _rank(a) == 1 else common
+
+
+def _rank(dtype: Any) -> int:
+    """Which operand decides: one with dimensions, one without, and a number last."""
+    return 0 if isinstance(dtype, type) else 1 if dtype.is_weak else 2
