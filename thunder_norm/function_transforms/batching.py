@@ -23,7 +23,7 @@ from thunder_norm.errors import DataDependentError, MissingTransformRuleError, T
 from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.opaque import derived, flat_proxies, is_whole, operation_of
-from thunder_norm.function_transforms.registry import batching_rules, decompositions
+from thunder_norm.function_transforms.registry import batching_rules
 from thunder_norm.function_transforms.replay import Values, at_the_line_of, is_bookkeeping, returned
 
 Randomness = Literal["error", "different", "same"]
@@ -116,8 +116,8 @@ class _Program:
         elif not self._apply_rule(bsym):
             if bsym.subsymbols and not is_whole(bsym):
                 self.run(bsym.subsymbols)
-            elif decompositions.find(bsym.sym) is not None:
-                self.run(decomposed(bsym))
+            elif (parts := decomposed(bsym)) is not None:
+                self.run(parts)
             else:
                 self._batch_opaque(bsym)
 

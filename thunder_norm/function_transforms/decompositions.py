@@ -21,12 +21,15 @@ from thunder_norm.function_transforms.complex_numbers import complex_of
 from thunder_norm.function_transforms.registry import decompositions
 
 
-def decomposed(bsym: BoundSymbol) -> list[BoundSymbol]:
-    """What an operation with a decomposition consists of, by its own arguments and results."""
+def decomposed(bsym: BoundSymbol) -> list[BoundSymbol] | None:
+    """What an operation consists of, by its own arguments and results; None if it has no decomposition, or none of these arguments."""
     decomposition = decompositions.find(bsym.sym)
-    assert decomposition is not None
+    if decomposition is None:
+        return None
     with scope(get_tracectx()) as written:
         result = decomposition(*bsym.args, **bsym.kwargs)
+    if result is NotImplemented:
+        return None
     pairs = zip(tree_flatten(result)[0], tree_flatten(bsym.output)[0], strict=True)
     renamed = {variableify(made): out for made, out in pairs if isinstance(made, TensorProxy)}
     return [b.from_bsym_swap_proxies(renamed) for b in written]
@@ -145,3 +148,30 @@ def _alpha_dropout(operation: Callable, drops_channels: bool) -> None:
 
 _alpha_dropout(torch.nn.functional.alpha_dropout, False)
 _alpha_dropout(torch.nn.functional.feature_alpha_dropout, True)
+
+
+def _determinant(A: TensorProxy) -> TensorProxy:
+    """By its definition for up to 3 rows: of a singular matrix torch's formulas have no third derivative."""
+    size = A.shape[-1]
+    if not 1 <= size <= 3:
+        return NotImplemented
+
+    def entry(i: int, j: int) -> TensorProxy:
+        return ltorch.getitem(A, (..., i, j))
+
+    if size == 1:
+        return entry(0, 0)
+    if size == 2:
+        return _minor(entry, (0, 1), (0, 1))
+    found = ltorch.mul(entry(0, 0), _minor(entry, (1, 2), (1, 2)))
+    found = ltorch.sub(found, ltorch.mul(entry(0, 1), _minor(entry, (1, 2), (0, 2))))
+    return ltorch.add(found, ltorch.mul(entry(0, 2), _minor(entry, (1, 2), (0, 1))))
+
+
+def _minor(entry: Callable[[int, int], TensorProxy], rows: tuple[int, int], columns: tuple[int, int]) -> TensorProxy:
+    (i, k), (j, m) = rows, columns
+    return ltorch.sub(ltorch.mul(entry(i, j), entry(k, m)), ltorch.mul(entry(i, m), entry(k, j)))
+
+
+for _operation in (torch.det, torch.linalg.det):
+    decompositions.add(_operation, _determinant)

@@ -24,7 +24,7 @@ from thunder_norm.function_transforms.acquisition import scope
 from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.opaque import derived, flat_proxies, is_whole, operation_of
-from thunder_norm.function_transforms.registry import decompositions, jvp_rules
+from thunder_norm.function_transforms.registry import jvp_rules
 from thunder_norm.function_transforms.replay import (
     Values,
     at_the_line_of,
@@ -95,8 +95,8 @@ class _Program:
             self._write(bsym, lambda: rule(*self._dual(bsym.args), **self.values.read(bsym.kwargs)))
         elif bsym.subsymbols and not is_whole(bsym):
             self.run(bsym.subsymbols)
-        elif decompositions.find(bsym.sym) is not None:
-            self.run(decomposed(bsym))
+        elif (parts := decomposed(bsym)) is not None:
+            self.run(parts)
         else:
             self._write(bsym, lambda: self._pushed_by_torch(bsym))
 

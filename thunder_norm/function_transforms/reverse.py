@@ -29,7 +29,7 @@ from thunder_norm.function_transforms.grouping import grouped, replayed
 from thunder_norm.function_transforms.locations import at_line_of, location_of
 from thunder_norm.function_transforms.opaque import is_opaque, is_whole, torch_vjp_rule
 from thunder_norm.function_transforms.readability import core
-from thunder_norm.function_transforms.registry import VjpRule, decompositions, vjp_rules
+from thunder_norm.function_transforms.registry import VjpRule, vjp_rules
 from thunder_norm.function_transforms.replay import apart, is_differentiable
 from thunder_norm.function_transforms.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
@@ -161,8 +161,8 @@ class _Reverse:
         if _is_constant(bsym, self.active):
             return [bsym], []
         rule = vjp_rules.find(bsym.sym)
-        if rule is None and decompositions.find(bsym.sym) is not None:
-            return self.process_parts(bsym, decomposed(bsym))
+        if rule is None and (parts := decomposed(bsym)) is not None:
+            return self.process_parts(bsym, parts)
         rule = rule or rule_of(bsym, self.active)
         if rule is not None:
             return self.by_rule(bsym, rule)
