@@ -7,6 +7,7 @@ the next one transforms; over all arguments, or closing over some) is drawn, or 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -334,11 +335,14 @@ def _custom_vjp(w: Writing) -> None:
     w.function = outer
 
 
+_TRANSFORMED = re.compile(r"\b(grad|value_and_grad|vjp|jvp|vmap|jacrev|jacfwd|hessian|custom_vjp)\(")
+
+
 def _jit(w: Writing) -> None:
     if "namedtuple" in str(tree_structure(w.out)):  # Thunder itself returns none
         raise Redraw
     transforms = w.choose(["", "", ", transforms=[SubclassTransform()]", ", transforms=[NormTransform()]"])
-    if not transforms and w.function == "f":  # Thunder by itself, which we do not answer for
+    if not transforms and not _TRANSFORMED.search("\n".join(w.lines)):  # Thunder by itself, which we do not answer for
         transforms = ", transforms=[SubclassTransform()]"
     _transform(w, lambda f: f"jit({f}{transforms})")
 

@@ -137,7 +137,7 @@ class Writer:
         return f"(torch.tanh({self.x}) * 0.9)"
 
     def _prob(self) -> str:
-        return f"torch.sigmoid({self.x})"
+        return f"torch.sigmoid(torch.tanh({self.x}))"
 
     def _vector(self) -> str:
         return self.x if len(self.shape) == 1 else f"{self.x}.flatten()[:3]"

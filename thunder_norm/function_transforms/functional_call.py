@@ -56,9 +56,23 @@ def _functional_call(
     keyword = {} if kwargs is None or kwargs.value is None else value_of(kwargs)
     Levels.of(get_jit_ctx()).replaced.update(slot.value.name for slot, _ in slots if isinstance(slot.value, TensorProxy))
     with _standing_for(slots):
-        return _interpret_call(
+        result = _interpret_call(
             module, *(wrapped(a, args) for a in positional), **{k: wrapped(v, kwargs) for k, v in keyword.items()}
         )
+        if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not _holds_any(result, [slot for slot, _ in slots]):
+            return result
+        value = value_of(result)
+    return wrapped(value, module)  # a parameter that the module returns is what was given for it
+
+
+def _holds_any(result: WrappedValue, slots: list[WrappedValue]) -> bool:
+    if any(result is slot for slot in slots):
+        return True
+    if not isinstance(result.value, list | tuple | dict):
+        return False
+    result.track_items()
+    items = result.item_wrappers.values() if isinstance(result.item_wrappers, dict) else result.item_wrappers
+    return any(_holds_any(item, slots) for item in items)
 
 
 def _attribute(module: torch.nn.Module, name: str) -> Any:

@@ -63,7 +63,7 @@ def _is_concerned(bsym: BoundSymbol) -> bool:
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
-    return is_of_complex or _lacks_gradient(bsym) or _returns_nothing_at_a_place(bsym)
+    return is_of_complex or _lacks_gradient(bsym) or _returns_what_has_no_gradient(bsym)
 
 
 _NO_OPERATIONS = frozenset(
@@ -71,12 +71,14 @@ _NO_OPERATIONS = frozenset(
 )
 
 
-def _returns_nothing_at_a_place(bsym: BoundSymbol) -> bool:
-    """Whether torch's formula, of what Thunder had registered for torch to run, has to do with None among the results.
+def _returns_what_has_no_gradient(bsym: BoundSymbol) -> bool:
+    """Whether there are None or integers among the results of what Thunder had registered for torch to run.
 
-    It is that of attention without its weights, and fails.
+    Its gradient fails for attention without its weights, and for an integer without dimensions (``cholesky_ex``).
     """
-    return is_opaque(bsym) and isinstance(bsym.output, Sequence) and any(o is None for o in bsym.output)
+    if not is_opaque(bsym) or not isinstance(bsym.output, Sequence):
+        return False
+    return any(map(is_differentiable, bsym.output)) and not all(map(is_differentiable, bsym.output))
 
 
 def _lacks_gradient(bsym: BoundSymbol) -> bool:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
+    CellType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
@@ -62,6 +63,8 @@ _GUARDED_BY_THUNDER = (
     *_OPAQUE,
 )
 _CONTAINERS = (list, tuple, dict, collections.OrderedDict)
+# what it is is guarded wherever it stands
+_STAND_ANYWHERE = (*_IDENTICAL, *_GUARDED_BY_THUNDER, bytes, CodeType, CellType)
 _MOST_KEYS = 256
 # whose globals are as they are
 _OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"})
@@ -121,6 +124,18 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
         if path is not None and path[0][0] != "fn":  # of its own surroundings a program knows the types
             _note(wrapped, "type", None, type(value))
     return result
+
+
+def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
+    """Note where one object stands at two places: the program would look at only one of them."""
+    found = _original_wrap(value, provenance=provenance)
+    if found is not value and found.provenance is not provenance and not isinstance(value, _STAND_ANYWHERE):
+        guards = _current.get()
+        path, other = _path(provenance), _path(found.provenance)
+        if guards is not None and path is not None and other is not None and path != other:
+            if isinstance(value, _CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
+                guards.conditions.setdefault((path, "same", other), None)
+    return found
 
 
 def _populate_item_wrappers(obj: WrappedValue) -> None:
@@ -185,6 +200,12 @@ def _kept(guards: Guards) -> list[tuple[Path, str, Any, Any]]:
     """The conditions that hold after the acquisition too, and are of what may change."""
     kept = []
     for (path, kind, detail), expected in guards.conditions.items():
+        if kind == "same":
+            detail_is = _walked(detail, guards.roots, False)
+            found = _walked(path, guards.roots, False)
+            if found is not _LEFT_OUT and found is detail_is:
+                kept.append((path, kind, detail, expected))
+            continue
         found = _walked(path, guards.roots, kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum)))
         if found is not _LEFT_OUT and _holds(found, kind, detail, expected):
             kept.append((path, kind, detail, expected))
@@ -211,7 +232,7 @@ def _walked(path: Path, roots: dict[str, Any], is_code: bool) -> Any:
         if (
             key == "__dict__"
             or (key == "__func__" and is_last)
-            or (isinstance(value, FunctionType) and _is_of_others(value.__globals__))
+            or (n > 2 and isinstance(value, FunctionType) and _is_of_others(value.__globals__))
         ):
             return _LEFT_OUT  # what is read of a __dict__ has a shorter way
         found = inspect.getattr_static(type(value), key, None)
@@ -271,6 +292,9 @@ def _compiled(fn: Callable, conditions: list[tuple[Path, str, Any, Any]]) -> Cal
 
     for path, kind, detail, expected in conditions:
         value, constant = place(path), f"c{len(constants)}"
+        if kind == "same":
+            lines.append(f"if {value} is not {place(detail)}: raise _GuardError({_described(path)!r})")
+            continue
         constants[constant] = expected
         condition = _CONDITIONS[kind].format(value=value, expected=constant, detail=detail)
         lines.append(f"if not ({condition}): raise _GuardError({_described(path)!r})")
@@ -295,6 +319,7 @@ class GuardError(Exception):
 _handlers = thunders._default_opcode_handler_map
 _original_wrap_callback = jit_ext._general_jit_wrap_callback
 _original_populate = thunders.populate_item_wrappers
+_original_wrap = thunders.wrap
 _original_compare_op = _handlers["COMPARE_OP"]
 
 REPLACEMENTS = Replacements(
@@ -305,6 +330,7 @@ REPLACEMENTS = Replacements(
         Replacement(
             thunders, "populate_item_wrappers", _populate_item_wrappers, "populate_item_wrappers, which looks into a container"
         ),
+        Replacement(thunders, "wrap", _wrap, "wrap, which finds the wrapper of an object that it has seen elsewhere"),
         Replacement(_handlers, "COMPARE_OP", _compare_op, "_compare_op_handler, which compares values natively"),
     )
 )

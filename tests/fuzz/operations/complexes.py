@@ -15,7 +15,7 @@ stft: torch.stft({vector}.repeat(4), 4, 2, window=torch.ones(4, dtype={x}.dtype)
 
 ENTERING = """
 complex: torch.complex({x}, {y}) ;; torch.complex({x}, {x}.sin()) ;; torch.complex({y}.cos(), {x})
-polar: torch.polar({pos}, {x}) ;; torch.polar({x}, {x}.sin()) ;; torch.polar(torch.ones_like({x}), {x})
+polar: torch.polar({pos}, {x}) ;; torch.polar({pos}, {x}.sin()) ;; torch.polar(torch.ones_like({x}), {x})
 view_as_complex: torch.view_as_complex(torch.stack([{x}, {y}], -1)) ;; torch.view_as_complex(torch.stack([{x}, {x}.cos()], -1).contiguous())
 times_i: {x} * 1j ;; 1j * {x} ;; {x} + 2j ;; {x} * (1 + 2j) ;; torch.exp(1j * {x}) ;; (1 - 1j) / {pos}
 to_complex: {x}.to(torch.complex128) * (1 + 1j) ;; {x}.cdouble() * 1j ;; {x}.to(torch.complex128)
