@@ -236,7 +236,7 @@ def _apart_from_autograd(name: str, run: Callable) -> Callable:
     def apart(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(_detached, (args, kwargs))
         try:
-            return tree_map(_detached, run(*args, **kwargs))
+            return tree_map(_of_its_own, run(*args, **kwargs))
         except (NotImplementedError, RuntimeError) as e:
             if not any(reason in str(e) for reason in _HAS_NO_DERIVATIVE):
                 raise
@@ -258,9 +258,17 @@ _HAS_NO_DERIVATIVE = (
     "is not supported",
     "Trying to use forward AD",
     "has been modified by an inplace operation",
+    "which is not computed when mode",  # linalg.qr without Q
     "it is ill-defined",  # a loss that depends on the phases of eigenvectors
     "input_is_complex == grad_is_complex",  # a formula that returns a complex gradient of a real tensor
 )
+
+
+def _of_its_own(value: Any) -> Any:
+    """A result as any tensor: forward mode returns zeros without memory, which Thunder asks for the address of."""
+    if isinstance(value, torch.Tensor) and value._is_zerotensor():
+        return torch.zeros_like(value, memory_format=torch.contiguous_format)
+    return _detached(value)
 
 
 def _detached(value: Any) -> Any:
