@@ -203,3 +203,63 @@ def test_thunder_differentiates_around_a_jacobian_what_it_has_no_gradient_of(las
     assert_same(found.detach(), wanted.detach())
     wanted.sin().sum().backward()
     assert_same(ours, layer.bias.grad)
+
+
+def test_results_beside_integers_without_dimensions_are_differentiated() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky_ex(x @ x.T + 3 * torch.eye(3, dtype=x.dtype)).L.sin().sum()
+
+    leaf = SYMMETRIC.clone().requires_grad_()
+    thunder.jit(f, transforms=[T.SubclassTransform()])(leaf).backward()
+    assert_same(leaf.grad, torch.func.grad(f)(SYMMETRIC))
+
+
+def test_zeros_without_memory_are_made_tensors() -> None:
+    """Forward mode returns them; what Thunder saves is asked for its address."""
+    x = float64(1, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.l1_loss(torch.linalg.vecdot(x, x.cos(), dim=0), Y)
+
+    assert_same(T.vjp(T.hessian(f), x)[1](T.hessian(f)(x)), torch.func.vjp(torch.func.hessian(f), x)[1](torch.func.hessian(f)(x)))
+
+
+# -- modules and containers -----------------------------------------------------------------------------------------------------------
+
+
+class _Returning(torch.nn.Module):
+    def __init__(self, returned: Callable) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(Y.clone())
+        self.returned = returned
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.returned(self.weight, x)
+
+
+@pytest.mark.parametrize("returned", [lambda w, x: w, lambda w, x: (w, x), lambda w, x: {"a": w * x, "b": [w, x]}])
+def test_a_parameter_that_a_module_returns_is_what_functional_call_was_given(returned: Callable) -> None:
+    module = _Returning(returned)
+
+    def f(x: torch.Tensor, weight: torch.Tensor) -> object:
+        return functional_call(module, {"weight": weight}, (x,))
+
+    for transformed in (
+        lambda M: M.jacfwd(f, (0, 1))(X, X * 2),
+        lambda M: M.jacrev(f, (0, 1))(X, X * 2),
+        lambda M: M.vmap(f)(torch.stack([X, Y]), torch.stack([Y, X])),
+    ):
+        assert_same(transformed(T), transformed(torch.func))
+
+
+@pytest.mark.parametrize("make", [lambda x: {"x": x}, lambda x: [x], lambda x: (x,)])
+def test_a_container_given_and_closed_over_has_both_gradients(make: Callable) -> None:
+    def gradient(M: object) -> torch.Tensor:
+        leaf = X.clone().requires_grad_()
+        given = make(leaf)
+        key = "x" if isinstance(given, dict) else 0
+        found = M.grad(lambda y: y[key].sin().sum() * given[key].sum())(given)[key]
+        found.square().sum().backward()
+        return leaf.grad
+
+    assert_same(gradient(T), gradient(torch.func))

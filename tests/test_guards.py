@@ -194,6 +194,64 @@ def test_transformed_functions_are_guarded():
         torch.testing.assert_close(grad(f)(X, mask), torch.func.grad(f)(X, mask))
 
 
+MAKES = {
+    "a dict": (lambda t: {"a": t}, lambda c: c["a"]),
+    "a list": (lambda t: [t], lambda c: c[0]),
+    "a tuple": (lambda t: (t,), lambda c: c[0]),
+    "a tensor": (lambda t: t, lambda c: c),
+    "an object": (lambda t: SimpleNamespace(a=t), lambda c: c.a),
+}
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_one_object_at_two_places(make):
+    """Of two places that were one object only one is read: the next call may have two."""
+    make, get = MAKES[make]
+    known, other = make(X), make(X * 2)
+
+    def closed_over(y):
+        return get(y).sin() * get(known)
+
+    def of_two(y, z):
+        return get(y).sin() * get(z)
+
+    for transform in (SubclassTransform, NormTransform):
+        jitted, pair = (thunder.jit(f, transforms=[transform()]) for f in (closed_over, of_two))
+        for y in (known, other, known):
+            torch.testing.assert_close(jitted(y), closed_over(y))
+        for y, z in ((known, known), (known, other), (other, known), (other, other)):
+            torch.testing.assert_close(pair(y, z), of_two(y, z))
+
+
+@pytest.mark.parametrize("make", ["a dict", "a list", "a tuple", "a tensor"])
+def test_one_object_at_two_places_of_a_transformed_function(make):
+    make, get = MAKES[make]
+    known, other = make(X), make(X * 2)
+
+    def loss(y):
+        return (get(y).sin() * get(known)).sum()
+
+    gradient = grad(loss)
+    for y in (known, other, known):
+        torch.testing.assert_close(get(gradient(y)), get(torch.func.grad(loss)(y)))
+
+
+def test_what_a_transformed_function_closes_over_is_guarded():
+    mask, several = None, [X]
+
+    def loss(x):
+        return ((x * x if mask is None else x * x * mask) * several[0] * len(several)).sum()
+
+    gradient = grad(loss)
+    torch.testing.assert_close(gradient(X), torch.func.grad(loss)(X))
+    mask = X * 3
+    torch.testing.assert_close(gradient(X), torch.func.grad(loss)(X))
+    several.append(X)
+    torch.testing.assert_close(gradient(X), torch.func.grad(loss)(X))
+    mask = None
+    torch.testing.assert_close(gradient(X), torch.func.grad(loss)(X))
+
+
 def test_nothing_is_guarded_twice_or_for_nothing():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
     jitted = thunder.jit(model, transforms=[NormTransform()])
