@@ -22,6 +22,7 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import get_tracectx
 from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backward_impls, nondifferentiable_vjp_symbols
 
+from thunder_norm.errors import TransformError
 from thunder_norm.function_transforms.complex_numbers import conjugate, has_complex
 from thunder_norm.function_transforms.elementwise.slopes import of_operand
 from thunder_norm.function_transforms.registry import VjpRule
@@ -96,6 +97,9 @@ class _JointRule(VjpRule):
     """A joint rule: its way back is recorded with the forward, and says itself which tensor a gradient is for."""
 
     def paired(self, args: tuple, kwargs: dict, gradients: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        for target, _ in gradients:
+            if isinstance(target, TensorProxy) and not is_differentiable(target):
+                raise TransformError(f"Thunder's rule has a gradient for {target.name}, which is of {target.dtype}")
         return _of_operands(gradients)
 
 

@@ -69,6 +69,30 @@ def _index_put_backward(saved: tuple, g: TensorProxy) -> tuple:
 register_vjp(prims.index_put)(_index_put, _index_put_backward)
 
 
+def _embedding(
+    indices: TensorProxy,
+    weight: TensorProxy,
+    *,
+    padding_idx: int = -1,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> tuple[TensorProxy, tuple]:
+    options = {"padding_idx": padding_idx, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
+    out = prims.embedding(indices, weight, max_norm=max_norm, norm_type=norm_type, **options)
+    return out, (indices, weight.shape[0], *options.values())
+
+
+def _pulled_embedding(saved: tuple, g: TensorProxy) -> tuple[None, TensorProxy]:
+    """Rows of g, added where the indices name them; Thunder's rule gives that to the indices."""
+    indices, num_weights, padding_idx, scale_grad_by_freq, sparse = saved
+    return None, prims.embedding_backward(g, indices, num_weights, padding_idx, scale_grad_by_freq, sparse)
+
+
+register_vjp(prims.embedding)(_embedding, _pulled_embedding)
+
+
 def _embedding_backward(
     grad: TensorProxy, indices: TensorProxy, num_weights: int, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
 ) -> tuple[TensorProxy, tuple]:
