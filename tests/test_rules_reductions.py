@@ -124,6 +124,7 @@ bits = torch.tensor([[0.0, 1.0, 0.5], [1.0, 1.0, 0.0]], dtype=D)
 against = torch.full((3, 3), -1.0, dtype=D).scatter(1, labels[:, None], 1.0)
 WORST = {"witnesses": [[-1.5 * against]]}  # logits against the labels
 WORST_ROW = {"witnesses": [[-1.5 * against[0]]]}
+AGAINST = {"witnesses": [[1.0 - 2.0 * bits.round()]]}
 OPPOSITE = {"witnesses": [[torch.full((2, 3), 1.0), torch.full((2, 3), -0.6)]]}
 
 LOGITS = (x(3, 3, n=1.5, kind=INF),)
@@ -148,7 +149,7 @@ LOSSES = [
     Case("nll_loss", lambda t: F.nll_loss(t, labels), (x(3, 3, kind=INF),)),
     Case("nll_loss, sum", lambda t: F.nll_loss(t, labels, weights, reduction="sum"), (x(3, 3, kind=INF),), 0.5),
     Case("bce", lambda t: F.binary_cross_entropy_with_logits(t, bits), (x(2, 3),), 0.6),
-    Case("bce, largest entry", lambda t: F.binary_cross_entropy_with_logits(t, bits.round()), (x(2, 3, kind=INF),), 0.95),
+    Case("bce, largest entry", lambda t: F.binary_cross_entropy_with_logits(t, bits.round()), (x(2, 3, kind=INF),), 0.95, AGAINST),
     Case("bce, weights", lambda t: F.binary_cross_entropy_with_logits(t, bits, weights), (x(2, 3, kind=INF),), 0.4),
     Case("bce, none", lambda t: F.binary_cross_entropy_with_logits(t, bits, reduction="none"), (x(2, 3),)),
     Case("mse_loss", F.mse_loss, (x(2, 3), y(2, 3)), 0.99, OPPOSITE),

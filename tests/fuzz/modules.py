@@ -274,8 +274,9 @@ def _longer(program: ModuleProgram, pick: Pick, draw_part: Any) -> ModuleProgram
 
 
 def _result(program: ModuleProgram) -> list[Any]:
+    model = program.build()  # a pruned weight with gradients is not copied
     with torch.no_grad():
-        return tree_leaves(program.call(program.build(), *program.arguments()))
+        return tree_leaves(program.call(model, *program.arguments()))
 
 
 def _runs(program: ModuleProgram) -> bool:
