@@ -1,8 +1,9 @@
 """Guards of what a program asks of its surroundings and Thunder does not guard.
 
 Thunder checks the tensors, numbers and strings that a program read before it runs its trace again.  It does not check that what was
-None is None, how long a list is, which keys a dict has, which function, class, dtype or member of an enum stands somewhere, or whether
-an attribute is there: a call with another mask, a longer list or another activation silently ran the trace of the earlier call.
+None is None, how long a list is, which keys a dict has, which function, class, dtype or member of an enum stands somewhere, whether
+an attribute is there, or that one list stands at two places, of which it reads only one: a call with another mask, a longer list or
+another activation silently ran the trace of the earlier call.
 
 What is looked at is noted while the trace is acquired, with the way to it from the arguments and the jitted function; one operation of
 the prologue looks at all of it again.  What the program itself has changed meanwhile is left out.
@@ -201,9 +202,8 @@ def _kept(guards: Guards) -> list[tuple[Path, str, Any, Any]]:
     kept = []
     for (path, kind, detail), expected in guards.conditions.items():
         if kind == "same":
-            detail_is = _walked(detail, guards.roots, False)
             found = _walked(path, guards.roots, False)
-            if found is not _LEFT_OUT and found is detail_is:
+            if found is not _LEFT_OUT and found is _walked(detail, guards.roots, False):
                 kept.append((path, kind, detail, expected))
             continue
         found = _walked(path, guards.roots, kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum)))
