@@ -263,3 +263,34 @@ def test_a_container_given_and_closed_over_has_both_gradients(make: Callable) ->
         return leaf.grad
 
     assert_same(gradient(T), gradient(torch.func))
+
+
+# -- kernels in other dtypes ----------------------------------------------------------------------------------------------------------
+
+_LAYERS = {
+    "gelu": F.gelu,
+    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "silu": F.silu,
+    "mse_loss": lambda x: F.mse_loss(x, torch.full_like(x, 0.5)),
+    "cross_entropy": lambda x: F.cross_entropy(x.reshape(-1, 4), torch.zeros(x.numel() // 4, dtype=torch.long)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layer", _LAYERS)
+def test_kernels_in_other_dtypes(layer: str, dtype: torch.dtype) -> None:
+    """On a CPU others run than in double precision, which may broadcast nothing."""
+    f, x = _LAYERS[layer], float64(3, 4).to(dtype)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.1, "atol": 0.05}
+    for transformed in (
+        lambda M: M.jacrev(f)(x),
+        lambda M: M.jacrev(f)(x[0]),
+        lambda M: M.vmap(M.grad(lambda x: f(x).sum()))(x[:, None]),
+        lambda M: M.jvp(f, (x,), (x,))[1],
+    ):
+        found, wanted = transformed(T), transformed(torch.func)
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted, **tolerance)

@@ -45,6 +45,7 @@ def softmax_backward(g: TensorProxy, out: TensorProxy, dim: int) -> TensorProxy:
 
 
 def _gelu_kernel(g: torch.Tensor, a: torch.Tensor, approximate: str) -> torch.Tensor:
+    g, a = torch.broadcast_tensors(g, a)  # oneDNN, which runs it in single precision, broadcasts nothing
     return torch.ops.aten.gelu_backward(g, a, approximate=approximate)
 
 
