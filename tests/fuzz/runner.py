@@ -64,6 +64,7 @@ class Report:
     seed: int
     results: list[Result] = field(default_factory=list)
     seconds: float = 0.0
+    shown: set[str] = field(default_factory=set)  # refusals, the first of a kind
 
     @property
     def counts(self) -> dict[str, int]:
@@ -306,7 +307,8 @@ def _hand_out(workers: list[_Worker], remaining: Iterator[int], subject: str, se
 def _show(result: Result, report: Report, show: Any) -> None:
     if result.kind in BAD:
         show(f"\n# {report.subject}, seed {report.seed}, program {result.index}: {result.kind}: {result.detail}\n{result.source}")
-    elif result.kind == "refused":
+    elif result.kind == "refused" and _headline(result.detail) not in report.shown:
+        report.shown.add(_headline(result.detail))
         show(f"# {report.subject}, seed {report.seed}, program {result.index}: refused: {_headline(result.detail)}")
     if len(report.results) % 50 == 0:
         show(f"{report.subject}: {len(report.results)} done, " + ", ".join(f"{n} {k}" for k, n in report.counts.items() if n))
