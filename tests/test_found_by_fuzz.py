@@ -214,6 +214,18 @@ def test_results_beside_integers_without_dimensions_are_differentiated() -> None
     assert_same(leaf.grad, torch.func.grad(f)(SYMMETRIC))
 
 
+@pytest.mark.parametrize("transform", [T.SubclassTransform, T.NormTransform])
+def test_tensors_given_by_name_are_differentiated(transform: type) -> None:
+    target, weights = (MATRIX > 0).double(), float64(3)
+
+    def f(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(x, target, pos_weight=weights.exp())
+
+    x, w = MATRIX.clone().requires_grad_(), weights.clone().requires_grad_()
+    thunder.jit(f, transforms=[transform()])(x, w).backward()
+    assert_same((x.grad, w.grad), torch.func.grad(f, (0, 1))(MATRIX, weights))
+
+
 def test_zeros_without_memory_are_made_tensors() -> None:
     """Forward mode returns them; what Thunder saves is asked for its address."""
     x = float64(1, 3)

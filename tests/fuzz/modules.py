@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import prune
 from torch.utils._pytree import tree_leaves
 
@@ -58,7 +59,7 @@ class ModuleProgram:
         """The module, the same each time."""
         with self._defaults(self.seed):
             model = _evaluated(self.expression).train(self.training)
-            if any(nn.parameter.is_lazy(t) for t in [*model.parameters(), *model.buffers()]):
+            if any(isinstance(m, LazyModuleMixin) for m in model.modules()):  # the first call makes it another module
                 model(*self.arguments())
                 if any(nn.parameter.is_lazy(t) for t in [*model.parameters(), *model.buffers()]):
                     raise ValueError("a lazy module that is not called")

@@ -63,7 +63,7 @@ def _is_concerned(bsym: BoundSymbol) -> bool:
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
-    return is_of_complex or _lacks_gradient(bsym) or _returns_what_has_no_gradient(bsym)
+    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym)
 
 
 _NO_OPERATIONS = frozenset(
@@ -71,14 +71,18 @@ _NO_OPERATIONS = frozenset(
 )
 
 
-def _returns_what_has_no_gradient(bsym: BoundSymbol) -> bool:
-    """Whether there are None or integers among the results of what Thunder had registered for torch to run.
+def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's gradient of what it had registered for torch to run fails.
 
-    Its gradient fails for attention without its weights, and for an integer without dimensions (``cholesky_ex``).
+    It does for tensors given by name (``pos_weight``), for None among the results (attention without its weights), and for integers
+    without dimensions among them (``cholesky_ex``).
     """
-    if not is_opaque(bsym) or not isinstance(bsym.output, Sequence):
+    if not is_opaque(bsym):
         return False
-    return any(map(is_differentiable, bsym.output)) and not all(map(is_differentiable, bsym.output))
+    if any(map(is_differentiable, flat_proxies(bsym.kwargs))):
+        return True
+    outs = bsym.output if isinstance(bsym.output, Sequence) else (bsym.output,)
+    return any(map(is_differentiable, outs)) and not all(map(is_differentiable, outs))
 
 
 def _lacks_gradient(bsym: BoundSymbol) -> bool:
