@@ -212,9 +212,8 @@ class NormAcquisition(Acquisition):
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
             if isinstance(fn, type) or any(is_wrapper(t) for t in tensors):  # a constructor says the norm itself
                 return fn(*args, **kwargs)
-            if not self.intercepts_plain and not isinstance(
-                fn, registry.NormedOp
-            ):  # no norm is carried: Thunder lacks the operation
+            carries_no_norm = not self.intercepts_plain and not isinstance(fn, registry.NormedOp)
+            if carries_no_norm:  # Thunder lacks the operation
                 return fn(*args, **kwargs)
             if tensors and all(self.is_parameter_fake(t) for t in tensors):
                 if not all(map(self.is_measured, tensors)):

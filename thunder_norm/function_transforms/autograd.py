@@ -52,7 +52,8 @@ def run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
         found, number, *_ = compiled(*args, **kwargs)
         return tree_unflatten(found, transformed.result_specs[number])
     rng_states = _rng_states()
-    if any(t.requires_grad for t in tensors):
+    has_containers = any(not isinstance(v, torch.Tensor) and type(v) not in _LEAVES for v in (*args, *kwargs.values()))
+    if has_containers and any(t.requires_grad for t in tensors):
         # containers of the call's own: what the function reads of the same ones in its surroundings has gradients of its own
         args, kwargs = tree_unflatten(*tree_flatten((args, kwargs)))
     with torch.no_grad():
