@@ -16,7 +16,7 @@ import torch
 from thunder.core import jit_ext
 
 from benchmarks import models, timing
-from thunder_norm.subclass import patches
+from thunder_norm.tracing import hooks
 from thunder_norm.transforms import NormTransform
 
 PLAIN, OURS = "thunder.jit", "with NormTransform"
@@ -52,8 +52,8 @@ def _thunder_as_it_is(name: str) -> Iterator[None]:
     """For the peer, Thunder without the two functions that our transforms put in place once one of them was made."""
     with contextlib.ExitStack() as stack:
         if name == PLAIN:
-            stack.enter_context(mock.patch.object(jit_ext, "proxy", patches._original_proxy))
-            stack.enter_context(mock.patch.object(jit_ext, "general_jit_lookaside", patches._original_lookaside))
+            stack.enter_context(mock.patch.object(jit_ext, "proxy", hooks._original_proxy))
+            stack.enter_context(mock.patch.object(jit_ext, "general_jit_lookaside", hooks._original_lookaside))
         yield
 
 

@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
-from thunder_norm.subclass import patches
+from thunder_norm.tracing import hooks
 from thunder_norm.transforms import NormTransform, SubclassTransform
 
 
@@ -94,10 +94,10 @@ def test_gradients_reach_inner_tensors_through_0_dim_operands():
 
 
 def test_patch_points_are_those_of_the_installed_thunder(monkeypatch):
-    patches.check_patch_points()
-    monkeypatch.setattr(patches, "_original_proxy", lambda y: y)
+    hooks.check_patch_points()
+    monkeypatch.setattr(hooks, "_original_proxy", lambda y: y)
     with pytest.raises(VersionError):
-        patches.check_patch_points()
+        hooks.check_patch_points()
 
 
 # Two forks of a process that imported Thunder alone.

@@ -9,7 +9,7 @@ import pytest
 import thunder
 import torch
 import torch.nn.functional as F
-from subclasses import OpCounter, assert_same, two
+from subclasses import OpCounter, assert_same, leaves, two
 
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
@@ -83,7 +83,9 @@ def test_order_is_kept_between_fused_regions():
     expected = between_other_operations(x)
     jf = jit(between_other_operations, executors=["torchcompile"])
     torch.manual_seed(seeded(0))
-    assert_same(jf(x), expected)
+    found = jf(x)
+    for inner, wanted in zip(leaves([found]), leaves([expected]), strict=True):  # other draws would be far away
+        torch.testing.assert_close(inner, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["dropout", "native_dropout", "between other operations"])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import random
 
 import pytest
 import thunder
 import torch
 import torch.nn.functional as F
+from thunder.core import dtypes, utils
 from thunder.torch import _torch_to_thunder_function_map
 
 from tests.seeds import named_seed
+from thunder_norm.tracing.torch_semantics import mended_promotion
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jvp, vmap
 
 _MODULE = torch.nn.NLLLoss(reduction="none")
@@ -215,3 +218,32 @@ def test_promotions_are_torchs(name):
         tried += 1
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # Thunder has none: it may say so
             _assert_is_torchs(_ELEMENTWISE[name], a, b)
+
+
+def _operand(dtype):
+    """What has a dtype of Thunder's: a number, a tensor without dimensions (a weak one), one with."""
+    if isinstance(dtype, type):
+        return dtype(1)
+    return torch.ones(() if dtype.is_weak else (2,), dtype=dtypes.to_torch_dtype(dtype))
+
+
+def test_the_type_of_two_operands_is_torchs_whatever_they_are():
+    known = [*utils._exact_dtype_to_number_map, *utils._inexact_dtype_to_number_map]
+    unequal = []
+    for a, b in itertools.product(known, known):
+        if isinstance(a, type) and isinstance(b, type):
+            continue
+        try:
+            wanted = torch.result_type(_operand(a), _operand(b))
+        except RuntimeError:  # torch has none for these
+            continue
+        found = mended_promotion(a, b) or utils._elementwise_type_promotion(a, b)
+        # of numbers and integers together Thunder says what Python would, and takes the default dtype for it
+        found = (
+            torch.result_type(torch.ones((), dtype=torch.int64), found(1))
+            if isinstance(found, type)
+            else dtypes.to_torch_dtype(found)
+        )
+        if found != wanted:
+            unequal.append((a, b, found, wanted))
+    assert not unequal

@@ -11,9 +11,9 @@ from subclasses import assert_same
 from zoo import ZOO, Case, built, gradients, page
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass.boundary_operators import boundary_executor
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import OperationId
+from thunder_norm.tracing.bindable import executor as boundary_executor
 from thunder_norm.transforms import SubclassTransform
 
 REFUSALS = (UnsupportedOpError, UnsupportedSubclassError)

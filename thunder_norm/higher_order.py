@@ -21,8 +21,8 @@ from thunder.executors.pythonex import ex as pythonex
 from thunder.executors.torchex import ex as torchex
 
 from thunder_norm.scalar_fusion import as_function_of_floats
-from thunder_norm.subclass.boundary_operators import bindable
 from thunder_norm.subclass.trace import OperationId
+from thunder_norm.tracing.bindable import bindable
 
 
 class Replay:

@@ -38,12 +38,13 @@ from thunder_norm.parameters import (
     tied_names,
 )
 from thunder_norm.plain_operations import Functions, Operations, Unknown, unknown_norm
-from thunder_norm.subclass import boundary_operators, trace
+from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, is_grad_enabled, location_of_user, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.tracing.bindable import guard
 
 _is_normed_call: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_is_normed_call", default=False)
 
@@ -150,7 +151,7 @@ class NormAcquisition(Acquisition):
         expected = self.is_normed_call
         return [
             *super().guards(),
-            boundary_operators.guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected),
+            guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected),
         ]
 
     def beyond_no_grad(self) -> set[int]:

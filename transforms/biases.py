@@ -11,14 +11,14 @@ from thunder.core.dtypes import to_torch_dtype
 from thunder.core.proxies import NumberProxy, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
-from thunder.core.transform_common import Transform
 from thunder.transforms.autocast import disable_autocast
 
 from thunder_norm.checkpointing.regions import is_region, with_body
-from thunder_norm.subclass import patches, values
+from thunder_norm.subclass import values
+from thunder_norm.subclass.interception import Watching
 
 
-class SplitBiasTransform(Transform):
+class SplitBiasTransform(Watching):
     """Write operations that add a bias as the operation without one, and an addition.
 
     ``thunder.jit(model, transforms=[SplitBiasTransform()])`` changes the program, not its results:
@@ -44,11 +44,6 @@ class SplitBiasTransform(Transform):
     Raises (when the jitted function is called):
         DataDependentError: the program needs the value of a tensor.
     """
-
-    refuses_values = True
-
-    def __init__(self) -> None:
-        patches.install()
 
     def transform_traces_pre_prologue(
         self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, **kwargs: Any

@@ -9,12 +9,10 @@ import thunder
 import torch
 import torch.utils.checkpoint
 from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
-from thunder.core.jit_ext import register_general_jit_lookaside
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
-from thunder.core.transform_common import Transform
 
 from thunder_norm.checkpointing.acquisition import interpret_region
 from thunder_norm.checkpointing.blocks import EVERY_BLOCK, chosen_modules
@@ -23,10 +21,12 @@ from thunder_norm.checkpointing.listing import with_functions
 from thunder_norm.checkpointing.regions import finished, is_region
 from thunder_norm.errors import CheckpointError, TransformTypeError, with_details
 from thunder_norm.profiling.memory import Kind
-from thunder_norm.subclass import patches, values
+from thunder_norm.subclass import values
+from thunder_norm.subclass.interception import Watching
+from thunder_norm.tracing import hooks, lookasides
 
 
-class CheckpointTransform(Transform):
+class CheckpointTransform(Watching):
     """Have regions of a program computed again on the way back, instead of keeping what is inside them.
 
     ``thunder.jit(model, transforms=[CheckpointTransform(policy)])``.  Calls of ``torch.utils.checkpoint.checkpoint`` in the program,
@@ -56,8 +56,6 @@ class CheckpointTransform(Transform):
     ['checkpoint_0', 'linear']
     """
 
-    refuses_values = True
-
     def __init__(self, policy: str | Sequence[str] | None = None, *, memory_budget: int | None = None):
         if isinstance(policy, str) and policy != EVERY_BLOCK:
             raise CheckpointError(
@@ -75,7 +73,7 @@ class CheckpointTransform(Transform):
         self._kinds: dict[str, Kind] = {}
         self._report: CheckpointReport | None = None
         self._is_module = False
-        patches.install()
+        super().__init__()
 
     def transform_module(self, model: ThunderModule) -> None:
         """Find the modules that the policy names."""
@@ -179,13 +177,14 @@ class Checkpointed:
         if not callable(function):
             raise TransformTypeError(f"checkpoint takes a function, got {type(function).__name__}")
         self.function = function
+        hooks.install()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it as a checkpointed region."""
         return torch.utils.checkpoint.checkpoint(self.function, *args, use_reentrant=False, **kwargs)
 
 
-@register_general_jit_lookaside(Checkpointed.__call__)
+@lookasides.for_our(Checkpointed.__call__)
 def _call(checkpointed: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     function = _interpret_call(getattr, checkpointed, wrap_const("function"))
     return interpret_region(function, *args, **kwargs)

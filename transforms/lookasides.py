@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder.core.interpreter import _interpret_call
-from thunder.core.jit_ext import _general_jit_lookaside_map, register_general_jit_lookaside
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
+from thunder_norm.tracing import hooks
 
 
 def register_lookaside(fn: Callable, replacement: Callable | None = None, *, override: bool = False) -> Callable:
@@ -48,7 +48,7 @@ def register_lookaside(fn: Callable, replacement: Callable | None = None, *, ove
         if not callable(given):
             raise TransformTypeError(f"register_lookaside takes two functions, {role} is of type {type(given).__name__}")
     try:
-        is_known = fn in _general_jit_lookaside_map
+        is_known = hooks.is_replaced_for_all(fn)
     except TypeError as e:
         raise TransformTypeError(f"register_lookaside looks functions up, {fn!r} is not hashable") from e
     if replacement is fn:
@@ -64,7 +64,7 @@ def register_lookaside(fn: Callable, replacement: Callable | None = None, *, ove
     def lookaside(*args: Any, **kwargs: Any) -> Any:
         return _interpret_call(replacement, *args, **kwargs)
 
-    register_general_jit_lookaside(fn)(lookaside)
+    hooks.register_for_all(fn, lookaside)
     return replacement
 
 

@@ -18,8 +18,9 @@ from thunder_norm.higher_order import Replay, differentiable_twice
 from thunder_norm.normed_mode import NormAcquisition
 from thunder_norm.parameters import Policy, check_names, check_policy
 from thunder_norm.scalar_fusion import fuse_scalars
-from thunder_norm.subclass import boundary_passes, patches
+from thunder_norm.subclass import boundary_passes
 from thunder_norm.subclass.activity import depending
+from thunder_norm.subclass.interception import is_interpreted
 from thunder_norm.tensors import NORM_DTYPE
 from thunder_norm.transforms.subclass import SubclassTransform
 
@@ -94,7 +95,7 @@ class NormTransform(SubclassTransform):
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """Fuse the norm arithmetic of a normed program; leave the others alone."""
         computation_trace = super().transform_trace_post_optimization(computation_trace, **kwargs)
-        return fuse_scalars(computation_trace) if patches.is_interpreted() else computation_trace
+        return fuse_scalars(computation_trace) if is_interpreted() else computation_trace
 
     def __repr__(self) -> Any:
         return f"NormTransform(parameters={self.parameters!r}, mode={self.mode!r})"

@@ -16,7 +16,6 @@ from thunder.core.dtypes import to_torch_dtype
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
-from thunder.core.transform_common import Transform
 
 from thunder_norm import progress
 from thunder_norm.errors import ProfileError
@@ -28,7 +27,9 @@ from thunder_norm.profiling.places import Watch
 from thunder_norm.profiling.recorder import Recorder
 from thunder_norm.profiling.report import TARGETS, Profile, Target
 from thunder_norm.profiling.stand_ins import StandIns
-from thunder_norm.subclass import patches, values
+from thunder_norm.subclass import values
+from thunder_norm.subclass.interception import Watching
+from thunder_norm.tracing import hooks
 
 
 def profile(
@@ -165,7 +166,7 @@ def _of_traces(
     return Profile.of(recorder, "trace", resident)
 
 
-class ProfileTransform(Transform):
+class ProfileTransform(Watching):
     """Profiles what a program is compiled to; read with ``transform.report``.
 
     ``thunder.jit(model, transforms=[transform])``: each compilation (another shape, with or without gradients) gives a profile.  The
@@ -179,12 +180,10 @@ class ProfileTransform(Transform):
         DataDependentError: (when the jitted function is called) the program needs the value of a tensor.
     """
 
-    refuses_values = True
-
     def __init__(self, *, count: Count = "matmul"):
         if count not in COUNTS:
             raise ProfileError(f"count must be one of {COUNTS}, got {count!r}")
-        patches.install()
+        super().__init__()
         self.count: Count = count
         self.tick: Callable[[], None] = _ignore
         self._compiled: list[_Compiled] = []
@@ -194,14 +193,14 @@ class ProfileTransform(Transform):
         """Remember whose parameters and buffers will be among the inputs."""
         self._module = weakref.ref(model)
 
-    def watch_acquisition(self, acquired: TraceCtx) -> None:
+    def begin(self, trace: TraceCtx) -> None:
         """Note where in the user's program operations come from, while the trace is acquired."""
-        Watch(self.tick).attach(acquired)
+        Watch(self.tick).attach(trace)
 
     def transform_traces_pre_prologue(self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, **kwargs: Any):
         """Keep the lists that the compilation at hand writes its traces into."""
         values.check_numbers(computation_trace)
-        stats = patches.current_stats()
+        stats = hooks.current_stats()
         names = {b.output.name: b.args[1] for b in prologue_trace.bound_symbols if b.sym.id in _UNPACK_TENSORS}
         self._compiled.append(_Compiled(stats.last_traces, stats.last_backward_traces, names, self._module, self.count))
         return prologue_trace, computation_trace, epilogue_trace

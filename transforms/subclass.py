@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from thunder.core.proxies import TensorProxy
-from thunder.core.transform_common import Transform
 
-from thunder_norm.function_transforms.jitted_gradients import with_missing_gradients
-from thunder_norm.subclass import boundary, boundary_passes, patches, values
+from thunder_norm.function_transforms.jitted_gradients import functional, with_missing_gradients
+from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
@@ -17,9 +16,10 @@ from thunder_norm.subclass.differentiation import differentiate
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.replaced import returning_current
+from thunder_norm.tracing import hooks
 
 
-class SubclassTransform(Transform):
+class SubclassTransform(interception.Interpreting):
     """Interpret every traceable wrapper subclass while the trace is acquired.
 
     ``thunder.jit(f, transforms=[SubclassTransform()])`` accepts instances of any class made with
@@ -37,26 +37,17 @@ class SubclassTransform(Transform):
         DataDependentError: the program needs the value of a tensor.
     """
 
-    interprets_subclasses = True
-    refuses_values = True
-
-    def __init__(self) -> None:
-        patches.install()
-
-    def effective(self, transforms: list[Transform]) -> SubclassTransform:
-        """The transform whose rules apply when several of ours are in the list: the most derived."""
-        ours = [t for t in transforms if isinstance(t, SubclassTransform)]
-        return max(ours, key=lambda t: len(type(t).__mro__))
-
-    def new_acquisition(self) -> Acquisition:
-        """The state for one acquisition."""
-        return Acquisition()
+    def acquired(self, found: Any) -> None:
+        """Have a program on plain tensors that is to be differentiated be one without in-place operations."""
+        acquisition = interception.finished_acquisition()
+        if acquisition is not None and not acquisition.has_wrappers and torch.is_grad_enabled():
+            found.computation_trace = functional(found.computation_trace)
 
     def transform_traces_pre_prologue(
         self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, *, executors_list: Any
     ):
         """Lower wrappers to their inner tensors; see `thunder_norm.subclass.boundary`."""
-        acquisition = patches.take_acquisition()
+        acquisition = interception.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
         acquisition.is_finished = True
@@ -66,7 +57,7 @@ class SubclassTransform(Transform):
         joint = differentiate(acquisition, traces[1]) if acquisition.differentiates else None
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
         if acquisition.has_wrappers:
-            patches.forget_earlier_traces()  # the first trace users see is the program on plain tensors
+            hooks.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():
                 check_mutations(computation)
                 check_random(computation)
@@ -81,7 +72,7 @@ class SubclassTransform(Transform):
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
         """Tidy up the program that runs; leave those without wrappers alone."""
-        return without_copies(computation_trace) if patches.is_interpreted() else computation_trace
+        return without_copies(computation_trace) if interception.is_interpreted() else computation_trace
 
     def transform_lowered(self, acquisition: Acquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """What a derived transform does once there are only plain tensors left."""

@@ -9,7 +9,7 @@ import torch
 import torch.utils.checkpoint
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
-from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx, register_general_jit_lookaside
+from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
 from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
@@ -19,7 +19,9 @@ from thunder_norm.checkpointing.replays import refused, writes
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.function_transforms.acquisition import scope
 from thunder_norm.function_transforms.locations import location_of_user
+from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import FLATTEN, LEAF
+from thunder_norm.tracing import lookasides
 
 _STATE = "_thunder_norm_regions"
 
@@ -56,7 +58,7 @@ def interpret_region(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Have the interpreter call a function, and let what it records be one region."""
     ctx = get_jit_ctx()
     trace, path = ctx.computation_trace, _Path.of(ctx)
-    if _meets_wrappers(ctx):
+    if _meets_wrappers():
         return _interpret_call(function, *args, **kwargs)
     name, position, start = path.enter(), _position(), len(trace.bound_symbols)
     try:
@@ -65,7 +67,7 @@ def interpret_region(function: Any, *args: Any, **kwargs: Any) -> Any:
     finally:
         path.leave()
     is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED  # the program may catch it, and has what was computed by then
-    if is_raised or _meets_wrappers(ctx):
+    if is_raised or _meets_wrappers():
         _dissolve(trace, bsyms, start)
         return result
     outs = {p.name: p for b in bsyms for p in b.flat_proxy_outs}
@@ -80,9 +82,9 @@ def interpret_region(function: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def _meets_wrappers(ctx: JitCtx) -> bool:
+def _meets_wrappers() -> bool:
     """Whether there are wrapper subclasses in the program: they are opened and closed at its edge, not at that of a region."""
-    acquisition = getattr(ctx, "_thunder_norm_acquisition", None)
+    acquisition = current_acquisition()
     return acquisition is not None and acquisition.meets_wrappers
 
 
@@ -130,6 +132,10 @@ def keeps_regions() -> bool:
     return any(hasattr(t, "checkpointed_modules") for t in getattr(cd, "transforms", None) or ())
 
 
+_thunders = _general_jit_lookaside_map[torch.utils.checkpoint.checkpoint]
+
+
+@lookasides.instead_of(torch.utils.checkpoint.checkpoint)
 def _torch_checkpoint(
     function: WrappedValue,
     *args: WrappedValue,
@@ -170,20 +176,8 @@ _call = types.FunctionType(torch.nn.Module.__call__.__code__, torch.nn.Module.__
 _call.__module__, _call.__qualname__ = torch.nn.Module.__call__.__module__, torch.nn.Module.__call__.__qualname__
 
 
+@lookasides.instead_of(torch.nn.Module.__call__)
 def _module_call(module: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for the call of a module."""
     interpret = interpret_region if chosen_module(module.value) else _interpret_call
     return interpret(_call, module, *args, **kwargs)
-
-
-_thunders = _general_jit_lookaside_map[torch.utils.checkpoint.checkpoint]
-
-
-def install() -> None:
-    """Put our answers in front of Thunder's; they hand on what no transform of ours asks for.  Done once, on import."""
-    if _general_jit_lookaside_map[torch.utils.checkpoint.checkpoint] is not _torch_checkpoint:
-        register_general_jit_lookaside(torch.utils.checkpoint.checkpoint)(_torch_checkpoint)
-        register_general_jit_lookaside(torch.nn.Module.__call__)(_module_call)
-
-
-install()

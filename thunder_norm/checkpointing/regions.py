@@ -23,6 +23,7 @@ from thunder.transforms.autodiff import grad_transform_on_trace
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
 from thunder_norm.subclass.boundary_passes import declare_arguments
+from thunder_norm.tracing.cotangents import cotangents_of
 
 
 class Region:
@@ -191,6 +192,7 @@ def _another(p: Proxy) -> Proxy:
 
 
 def _symbol(name: str) -> Symbol:
+    register_grad(REGION, _rule)
     return Symbol(name=name, id=REGION, meta=_meta, python_printer=_print, _bind_postprocess=_without_module)
 
 
@@ -219,15 +221,12 @@ def _rule(*args: Any, region: Region) -> Any:
     first, outs, again, outs_again = replayable(bsyms, outs, with_body)
     trace.peek_scope().extend(first)
     wanted = [i for i, p in enumerate(outs) if _is_differentiable(p)]
-    cotangents = [prims.get_grad(outs[i]) for i in wanted]
+    cotangents = cotangents_of([outs[i] for i in wanted])
     second = Region(region.name, *_made_anew(again, [outs_again[i] for i in wanted]))
     for p, gradient in zip(second.args, _write_backward(second, cotangents), strict=True):
         if gradient is not None:
             prims.put_grad(p, gradient)
     return outs[0] if len(outs) == 1 else tuple(outs)
-
-
-register_grad(REGION, _rule)
 
 
 def _made_anew(bsyms: list[BoundSymbol], outs: Sequence[Proxy]) -> tuple[list[BoundSymbol], list[Proxy]]:

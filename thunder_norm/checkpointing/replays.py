@@ -7,6 +7,7 @@ surroundings happen the first time only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -112,7 +113,7 @@ class _Splitter:
                 first += once
                 second += again
             return first, [self._region(bsym, second)] if bsym.sym.id == REGION else second
-        drawing = _DRAWS.get(bsym.sym.id)
+        drawing = _draws().get(bsym.sym.id)
         if drawing is None:
             return [_swapped(bsym, self.values)], []  # what it drew is kept
         return drawing(bsym)
@@ -249,7 +250,7 @@ def _randn(shape: tuple[int, ...], *, device: torch.device, dtype: torch.dtype) 
     return torch.randn(shape, device=device, dtype=dtype)
 
 
-_DRAWS: dict[Any, Callable[[BoundSymbol], Split]] = {
-    PrimIDs.UNIFORM: _drawing("uniform", _uniform),
-    PrimIDs.RANDN: _drawing("randn", _randn),
-}
+@functools.cache
+def _draws() -> dict[Any, Callable[[BoundSymbol], Split]]:
+    """How to take apart what draws random numbers, by primitive."""
+    return {PrimIDs.UNIFORM: _drawing("uniform", _uniform), PrimIDs.RANDN: _drawing("randn", _randn)}

@@ -28,40 +28,21 @@ from thunder.core.trace import TraceCtx, get_tracectx, tracectx
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformLevelError, with_details
+from thunder_norm.function_transforms import completion
 from thunder_norm.function_transforms.functionalization import without_mutations
+from thunder_norm.function_transforms.levels import Levels
 from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.readability import without_dead_code
 from thunder_norm.function_transforms.replay import scope
 from thunder_norm.function_transforms.wrappers import closed, opened
-from thunder_norm.subclass.patches import NUM_LEVELS, current_acquisition
-
-_STATE = "_thunder_norm_levels"
-
+from thunder_norm.subclass.interception import current_acquisition
+from thunder_norm.tracing import hooks
 
 _RESERVED = ("args", "kwargs", "fn", "obj")  # names in Thunder's prologues
 
 
 class Interrupted(Exception):
     """The interpreted function raised: the interpreter holds the exception and is to be told so."""
-
-
-@dataclass
-class Levels:
-    """Which transformed functions are being acquired, and the proxies of those that are done."""
-
-    names: list[str]
-    closed: dict[str, str]  # proxies that mean something in one transformed function only, and its name
-    kept: list[WrappedValue]  # what the interpreter knows of transformed functions made while it runs
-    replaced: set[str]  # the proxies of parameters that others stood for
-
-    @staticmethod
-    def of(ctx: JitCtx) -> Levels:
-        """The state of the acquisition at hand; it lives and dies with it."""
-        found = getattr(ctx, _STATE, None)
-        if found is None:
-            found = Levels([], {}, [], set())
-            setattr(ctx, _STATE, found)
-        return found
 
 
 @dataclass(frozen=True)
@@ -206,14 +187,13 @@ def _level(ctx: JitCtx, name: str) -> Iterator[None]:
     names = Levels.of(ctx).names
     of_wrappers = current_acquisition()
     names.append(name)
-    setattr(ctx, NUM_LEVELS, len(names))
     if of_wrappers is not None:
         of_wrappers.num_levels += 1
     try:
-        yield
+        with hooks.inside_function(completion.lookaside):
+            yield
     finally:
         names.pop()
-        setattr(ctx, NUM_LEVELS, len(names))
         if of_wrappers is not None:
             of_wrappers.num_levels -= 1
 
@@ -230,16 +210,6 @@ def grad_enabled() -> Iterator[None]:
     finally:
         cd.is_grad_enabled = saved
         torch.set_grad_enabled(saved_torch)
-
-
-def active_level() -> str | None:
-    """The innermost transform whose function is being interpreted, if any."""
-    try:
-        ctx = get_jit_ctx()
-    except LookupError:
-        return None
-    names = Levels.of(ctx).names
-    return names[-1] if names else None
 
 
 def reopen(proxies: Sequence[Any]) -> None:

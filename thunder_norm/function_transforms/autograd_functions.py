@@ -17,14 +17,15 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.function_transforms.acquisition import active_level, program_of
+from thunder_norm.function_transforms.acquisition import program_of
 from thunder_norm.function_transforms.custom import CustomOperation
+from thunder_norm.function_transforms.levels import active_level
 from thunder_norm.subclass.acquisition import Acquisition, is_grad_enabled, location_of_user
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY
-from thunder_norm.subclass.plain_operations import own_lookasides
 from thunder_norm.subclass.record import Recorded, recording
 from thunder_norm.subclass.refused_backward import Refuse, untraceable_backward
 from thunder_norm.subclass.trace import OperationId, composite, proxy_like
+from thunder_norm.tracing import lookasides
 
 
 def _lookaside(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
@@ -34,7 +35,7 @@ def _lookaside(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -
     return call(*args, **kwargs)
 
 
-own_lookasides[AUTOGRAD_APPLY] = _lookaside
+lookasides.instead_of(AUTOGRAD_APPLY)(_lookaside)
 
 
 class _Call:

@@ -24,27 +24,26 @@ from thunder.core.interpreter import (
     get_interpreterruntimectx,
     interpreter_needs_wrap,
 )
-from thunder.core.jit_ext import get_jit_ctx, recursively_proxy, register_general_jit_lookaside
+from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Symbol
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.function_transforms.acquisition import active_level
 from thunder_norm.function_transforms.control_flow import data_dependent
+from thunder_norm.function_transforms.levels import active_level
 from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.function_transforms.opaque import Operation, flat_proxies, symbol_for
 from thunder_norm.function_transforms.trial import Trial, position_of, try_out
-from thunder_norm.subclass import operations, patches, plain
+from thunder_norm.subclass import operations, plain
+from thunder_norm.tracing import lookasides
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
 
 def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any]) -> Any:
     """What the interpreter is to call for `fn`: what `find` finds, and torch where that is nothing or raises."""
-    if active_level() is None:
-        return find()
     if fn is getattr:
         return plain.about_plain(None, fn, args) or _computed_anew(find(), args)
     if fn is TensorProxy.__getattr__:
@@ -161,7 +160,7 @@ def _run_by_torch(operation: Callable, error: BaseException | None = None) -> Ca
     return with_proxies
 
 
-@register_general_jit_lookaside(thunder.jit)
+@lookasides.instead_of(thunder.jit)
 def _jit_inside(fn: WrappedValue | None = None, **options: WrappedValue) -> Any:
     """``thunder.jit(f)`` in a program that is being traced is `f`: it becomes a part of that program."""
     if fn is None:
@@ -305,6 +304,3 @@ def _name(function: Callable) -> str:
     if getattr(function, "__name__", "") == "__get__":  # a property of torch.Tensor
         return f"Tensor.{function.__self__.__name__}"
     return getattr(function, "__name__", "operation")
-
-
-patches.completion = lookaside

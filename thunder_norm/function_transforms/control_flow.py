@@ -10,8 +10,9 @@ from thunder.core.jit_ext import _general_jit_lookaside_map
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import DataDependentError, with_details
-from thunder_norm.function_transforms.acquisition import active_level
+from thunder_norm.function_transforms.levels import active_level
 from thunder_norm.function_transforms.locations import location_of_user
+from thunder_norm.tracing import lookasides
 
 _CONVERSIONS = {"__bool__": "a condition", "__int__": "int()", "__float__": "float()", "__complex__": "complex()"}
 _BUILTINS = {float: "float()", int: "int()", complex: "complex()"}
@@ -62,14 +63,9 @@ def _refusing(original: Callable, what: str) -> Callable:
     return lookaside
 
 
-def install() -> None:
-    """Put the refusals in front of Thunder's own, which do not know the user's line; done once, on import."""
-    for name, what in _CONVERSIONS.items():
-        method = getattr(TensorProxy, name)
-        _general_jit_lookaside_map[method] = _refusing(_general_jit_lookaside_map[method], what)
-    for builtin, what in _BUILTINS.items():
-        if builtin not in _general_jit_lookaside_map:
-            _general_jit_lookaside_map[builtin] = _converting(builtin, what)
-
-
-install()
+for _name, _what in _CONVERSIONS.items():  # Thunder's own do not know the user's line
+    _method = getattr(TensorProxy, _name)
+    lookasides.instead_of(_method)(_refusing(_general_jit_lookaside_map[_method], _what))
+for _builtin, _what in _BUILTINS.items():
+    if _builtin not in _general_jit_lookaside_map:
+        lookasides.instead_of(_builtin)(_converting(_builtin, _what))

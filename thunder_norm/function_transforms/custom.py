@@ -7,7 +7,7 @@ from typing import Any
 
 import thunder.torch as ltorch
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
-from thunder.core.jit_ext import get_jit_ctx, register_general_jit_lookaside
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.core.trace import TraceCtx
@@ -23,6 +23,7 @@ from thunder_norm.function_transforms.replay import apart
 from thunder_norm.function_transforms.reverse import evaluate_vjp
 from thunder_norm.function_transforms.thunder_rules import joint_of
 from thunder_norm.function_transforms.transformed import Call, Transformed, constructor
+from thunder_norm.tracing import lookasides
 
 
 class CustomVjp(Transformed):
@@ -265,7 +266,7 @@ def custom_vjp(function: Callable) -> CustomVjp:
     return CustomVjp(function)
 
 
-@register_general_jit_lookaside(CustomVjp.defvjp)
+@lookasides.for_our(CustomVjp.defvjp)
 def _defvjp(custom: WrappedValue, fwd: WrappedValue, bwd: WrappedValue) -> Any:
     """A rule given while a program is traced: the function is one of that program's own."""
     try:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx
-from thunder.core.jit_ext import get_jit_ctx, register_general_jit_lookaside
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.function_transforms.acquisition import wrapped
 from thunder_norm.function_transforms.opaque import opaque_executor
+from thunder_norm.tracing import lookasides
 
 
 def _eye_meta(n: int, m: int, *, device: str, dtype: torch.dtype) -> TensorProxy:
@@ -32,7 +33,7 @@ def eye(n: int, m: int | None = None, *, device: Any = None, dtype: Any = None) 
     return _EYE(int(n), int(n if m is None else m), device=str(device), dtype=dtype)
 
 
-@register_general_jit_lookaside(torch.eye)
+@lookasides.instead_of(torch.eye)
 def _torch_eye(
     n: WrappedValue,
     m: WrappedValue | None = None,

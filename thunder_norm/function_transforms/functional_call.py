@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, wrap_const
-from thunder.core.jit_ext import get_jit_ctx, register_general_jit_lookaside
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.function_transforms.acquisition import Levels, value_of, wrapped
+from thunder_norm.function_transforms.acquisition import value_of, wrapped
+from thunder_norm.function_transforms.levels import Levels
 from thunder_norm.function_transforms.locations import location_of_user
+from thunder_norm.tracing import lookasides
 
 
-@register_general_jit_lookaside(torch.func.functional_call)
+@lookasides.instead_of(torch.func.functional_call)
 def _functional_call(
     module: WrappedValue,
     parameter_and_buffer_dicts: WrappedValue,

@@ -24,7 +24,7 @@ from thunder_norm.function_transforms.grouping import print_without_module, rene
 from thunder_norm.function_transforms.opaque import flat_proxies, is_opaque
 from thunder_norm.function_transforms.replay import is_differentiable
 from thunder_norm.function_transforms.reverse import evaluate_vjp
-from thunder_norm.subclass import patches
+from thunder_norm.tracing.cotangents import cotangents_of
 
 
 def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
@@ -55,9 +55,6 @@ def functional(trace: TraceCtx) -> TraceCtx:
         return without_mutations(trace, keeps_foreign=True)
 
 
-patches.functional = functional
-
-
 def _is_concerned(bsym: BoundSymbol) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
         return False
@@ -72,17 +69,27 @@ _NO_OPERATIONS = frozenset(
 
 
 def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's gradient of what it had registered for torch to run fails.
+    """Whether Thunder's gradient fails: of several results without dimensions, or of what it had registered for torch to run.
 
-    It does for tensors given by name (``pos_weight``), for None among the results (attention without its weights), and for integers
-    without dimensions among them (``cholesky_ex``).
+    Of the latter it does for tensors given by name (``pos_weight``), for None among the results (attention without its weights), and
+    for integers without dimensions among them (``cholesky_ex``).
     """
+    if _asks_for_what_may_be_unused(bsym):
+        return True
     if not is_opaque(bsym):
         return False
     if any(map(is_differentiable, flat_proxies(bsym.kwargs))):
         return True
     outs = bsym.output if isinstance(bsym.output, Sequence) else (bsym.output,)
     return any(map(is_differentiable, outs)) and not all(map(is_differentiable, outs))
+
+
+def _asks_for_what_may_be_unused(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's rule asks for the cotangents of several results, one of them without dimensions; see `cotangents_of`."""
+    if bsym.subsymbols and _get_gradfn_and_executor(bsym)[0] is None:
+        return any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
+    outs = [p for p in bsym.flat_proxy_outs if is_differentiable(p)]
+    return len(outs) > 1 and any(p.ndim == 0 for p in outs)
 
 
 def _lacks_gradient(bsym: BoundSymbol) -> bool:
@@ -105,7 +112,8 @@ def _with_gradient(bsym: BoundSymbol, executor: Any) -> BoundSymbol:
     @langctx(Languages.TORCH)
     def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
         results, pullback = evaluate_vjp(renewed_program(program), args, list(map(is_differentiable, args)))
-        cotangents = [prims.get_grad(r) if is_differentiable(r) else None for r in results]
+        found = iter(cotangents_of([r for r in results if is_differentiable(r)]))
+        cotangents = [next(found) if is_differentiable(r) else None for r in results]
         for a, g in zip(args, pullback(cotangents), strict=True):
             if g is not None:
                 prims.put_grad(a, g)

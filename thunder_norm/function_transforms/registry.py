@@ -17,7 +17,7 @@ import torch
 from thunder.core.symbol import Symbol
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.subclass.patches import torch_functions_on_proxies
+from thunder_norm.tracing.hooks import torch_functions_on_proxies
 
 Rule = TypeVar("Rule")
 

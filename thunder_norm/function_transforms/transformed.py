@@ -17,10 +17,9 @@ import torch
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, wrap_const
-from thunder.core.jit_ext import get_jit_ctx, register_general_jit_lookaside
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, has_tags
-from thunder.core.transform_common import Transform
 from thunder.transforms.autocast import disable_autocast
 from torch.utils._pytree import TreeSpec, tree_flatten
 
@@ -28,22 +27,24 @@ from thunder_norm.errors import ThunderNormError, TransformError, TransformTypeE
 from thunder_norm.function_transforms import (  # noqa: F401 - some register lookasides
     acquisition,
     autograd,
-    completion,
     control_flow,
     functional_call,
     registry,
 )
 from thunder_norm.function_transforms.acquisition import Interrupted, Program
 from thunder_norm.function_transforms.jitted_gradients import with_gradients
+from thunder_norm.function_transforms.levels import active_level
 from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.function_transforms.readability import tidied
 from thunder_norm.function_transforms.wrappers import announce, closed, is_open
-from thunder_norm.subclass import patches
+from thunder_norm.subclass import plain
 from thunder_norm.subclass.broadcast import broadcast_scalars_of
-from thunder_norm.subclass.named_results import without_fields
+from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.reach import may_construct_wrappers
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tensors import NormedTensor
+from thunder_norm.tracing import hooks, lookasides
+from thunder_norm.tracing.named_results import without_fields
 
 
 class Call:
@@ -75,13 +76,12 @@ class Call:
         return tuple(v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, TensorProxy))
 
 
-class _Ours(Transform):
+class _Ours(hooks.Participant):
     """Has the interpreter know, in compilations of ours without wrappers, that they are ours."""
 
-    refuses_values = False  # `control_flow` does, for those of a function under a transform
-
-    def __init__(self) -> None:
-        patches.install()
+    def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+        """Values that are asked for are refused by `control_flow`, for a function under a transform."""
+        return plain.about_plain(None, fn, args) or hooks.lookaside_for(fn, *args, **kwargs)
 
 
 class Transformed:
@@ -100,7 +100,7 @@ class Transformed:
             )
         self.function = function
         self.result_specs: list[TreeSpec] = []  # the structures of results, by their number in what `_run` returns
-        patches.install()
+        hooks.install()
 
     def emit(self, call: Call) -> Any:
         """Write the program for a call into the open trace and return the result, proxies in place of tensors."""
@@ -181,14 +181,14 @@ def _run(
     raise NotImplementedError
 
 
-@register_general_jit_lookaside(Transformed.__call__)
+@lookasides.for_our(Transformed.__call__)
 def _call(transformed: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     return _written(transformed, args, kwargs, _for_program, _for_thunders_autograd)
 
 
-@register_general_jit_lookaside(_run)
+@lookasides.for_our(_run)
 def _call_outermost(transformed: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    interpreted = patches.current_acquisition()
+    interpreted = current_acquisition()
     if interpreted is not None:
         interpreted.is_transformed = True
     with acquisition.grad_enabled():  # the call records nothing, which does not make constants of what it writes
@@ -197,13 +197,13 @@ def _call_outermost(transformed: WrappedValue, *args: WrappedValue, **kwargs: Wr
 
 def _for_program(call: Call, bsyms: Sequence[BoundSymbol], result: Any) -> Any:
     """The result of a call in a user's program, which Thunder can return."""
-    return result if acquisition.active_level() is not None else without_fields(result)
+    return result if active_level() is not None else without_fields(result)
 
 
 def _for_thunders_autograd(bsyms: list[BoundSymbol]) -> list[BoundSymbol]:
     """The operations of a call as Thunder differentiates them right, if it is going to."""
     cd = get_compile_data()
-    if acquisition.active_level() is not None or cd.disable_torch_autograd_support or not cd.is_grad_enabled:
+    if active_level() is not None or cd.disable_torch_autograd_support or not cd.is_grad_enabled:
         return bsyms
     if not any(p.requires_grad for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy)):
         return bsyms
@@ -226,7 +226,7 @@ def _with_surroundings(call: Call, bsyms: Sequence[BoundSymbol], result: Any) ->
 
 def _hidden_wrappers(call: Call) -> str | None:
     """Wrappers that require grad and are no arguments: there is no telling what of the result depends on them."""
-    interpreted = patches.current_acquisition()
+    interpreted = current_acquisition()
     if interpreted is None:
         return None
     given = {p.name for p in call.tensors}
@@ -243,7 +243,7 @@ def _hidden_wrappers(call: Call) -> str | None:
 
 def _check_not_torchs() -> None:
     """Refuse to transform what torch's autograd differentiates: its operations are constants to any other transform."""
-    interpreted = patches.current_acquisition()
+    interpreted = current_acquisition()
     if interpreted is not None and interpreted.differentiates:
         raise TransformError(
             with_details(
@@ -291,8 +291,10 @@ def _written(
 
 def constructor(function: Callable) -> Callable:
     """Let the interpreter call what makes a transformed function instead of interpreting it."""
+    use = hooks.first_use(function)
 
-    @register_general_jit_lookaside(function)
+    @lookasides.for_our(use)
+    @lookasides.for_our(function)
     def lookaside(target: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
         values, options = acquisition.values_of(args, kwargs)
         try:
@@ -302,7 +304,7 @@ def constructor(function: Callable) -> Callable:
         _remember_function(made, target)
         return made
 
-    return function
+    return use
 
 
 def _remember_function(made: WrappedValue, target: WrappedValue) -> None:

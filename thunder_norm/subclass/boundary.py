@@ -21,7 +21,7 @@ from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOrigin
-from thunder_norm.subclass.boundary_operators import GuardError, bindable, check_plain, flatten_operator, unflatten_operator
+from thunder_norm.subclass.boundary_operators import check_plain, flatten_operator, unflatten_operator
 from thunder_norm.subclass.boundary_passes import Traces, bind_arguments
 from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.names import with_readable_names
@@ -29,6 +29,8 @@ from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
 from thunder_norm.subclass.write_back import write_back, written_inputs
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.guards import GuardError
 
 Inner = dict[str, tuple[TensorProxy, ...]]
 

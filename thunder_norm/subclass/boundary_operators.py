@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.extend import OperatorExecutor
+from thunder.core.symbol import BoundSymbol
 
 from thunder_norm.subclass import escapes
 from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.escapes import check_inner
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.bindable import bindable, executor
 from thunder_norm.tracing.guards import GuardError
-
-# Carries the operators below; it is in no executor list.
-boundary_executor = OperatorExecutor("thunder_norm_boundary", version="1")
-_counter = itertools.count()
 
 
 def _operator(name: str, fn: Callable, meta: Callable, *, keep: bool = False) -> Any:
     tags = (prims.OpTags.DONT_DCE,) if keep else None
-    return boundary_executor.register_operator(name, meta=meta, fn=fn, tags=tags)
+    return executor.register_operator(name, meta=meta, fn=fn, tags=tags)
 
 
 def check_plain_tensors(*tensors: torch.Tensor) -> None:
@@ -100,32 +95,4 @@ def wrap_output(proxy: SubclassProxy, leaves: Sequence[TensorProxy], wrap: Calla
     return bindable(f"wrap_{type(proxy.fake).__name__}", with_history)(*leaves, output=proxy)
 
 
-def bindable(name: str, fn: Callable) -> Callable:
-    """A function that binds a one-off operator with given proxies as its output; its name gets a number."""
-    name = f"{name}_{next(_counter)}"
-
-    def with_call_ctx(bsym: BoundSymbol) -> None:
-        bsym._call_ctx = {name: fn}
-
-    symbol = Symbol(
-        name=name,
-        id=name,
-        is_prim=True,
-        executor=boundary_executor,
-        tags=(prims.OpTags.DONT_DCE,),
-        _bind_postprocess=with_call_ctx,
-    )
-    return symbol.bind
-
-
 _check_results = bindable("check_results", escapes.check_results)
-
-
-def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:
-    """A prologue guard that does not depend on the inputs: raises when `check` is false."""
-
-    def run() -> None:
-        if not check():
-            raise GuardError(name)
-
-    return bindable(name, run)(output=None)

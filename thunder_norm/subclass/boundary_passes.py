@@ -13,8 +13,9 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 
 from thunder_norm.subclass.activity import depending
-from thunder_norm.subclass.boundary_operators import bindable, check_results
+from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
+from thunder_norm.tracing.bindable import bindable
 
 Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
 

@@ -36,11 +36,12 @@ from thunder_norm.subclass.attributes import (
 )
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
 from thunder_norm.subclass.plain import about_plain
-from thunder_norm.subclass.plain_operations import own_lookasides, written_out
+from thunder_norm.subclass.plain_operations import written_out
 from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import FUNCTORCH_LEVELS, refuse_functorch, refuse_make_wrapper, refuse_setattr, refuse_value
+from thunder_norm.tracing import lookasides
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Callable | None:
@@ -148,7 +149,7 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     if not _has_wrapper(given, kwargs) and not (acquisition.differentiates and acquisition.wants(apply, given, kwargs)):
         recursively_proxy(*given, **kwargs)
         if not _makes_wrappers(acquisition, apply, given, kwargs):
-            return own_lookasides.get(AUTOGRAD_APPLY)
+            return lookasides.of_others(AUTOGRAD_APPLY)
     values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
     is_torchs = is_grad_enabled() and not acquisition.num_levels
     if is_torchs and any(isinstance(v, TensorProxy) and acquisition.requires_grad(v) for v in values):

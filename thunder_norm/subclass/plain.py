@@ -28,7 +28,8 @@ from thunder.core.trace import get_tracectx
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, location_of_user
 from thunder_norm.subclass.attributes import from_user, wrapped_result
-from thunder_norm.subclass.boundary_operators import GuardError, bindable
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.guards import GuardError
 
 
 def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

@@ -22,9 +22,6 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import wrapped_result
 from thunder_norm.subclass.operations import operation_of, torch_callable
 
-# Lookasides that other parts of the library have for functions on plain tensors, by function.
-own_lookasides: dict[Any, Callable] = {}
-
 
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
     """What Thunder calls for `fn`; where that raises, or Thunder knows nothing to call, torch's function runs and is recorded."""

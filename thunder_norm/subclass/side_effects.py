@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm.model_state.reachable import Place, Reachable
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.boundary_operators import bindable, guard
 from thunder_norm.subclass.escapes import escape
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.bindable import bindable, guard
 
 _NAME = "keep_for_the_program"
 _PACKS = (prims.PrimIDs.PACK_ATTR, prims.PrimIDs.PACK_BUFFER, prims.PrimIDs.PACK_SETITEM)

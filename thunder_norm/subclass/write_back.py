@@ -16,10 +16,10 @@ from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.activity import propagate
-from thunder_norm.subclass.boundary_operators import bindable
 from thunder_norm.subclass.boundary_passes import Traces, pass_through_epilogue
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.trace import REBIND
+from thunder_norm.tracing.bindable import bindable
 
 
 class Written(NamedTuple):

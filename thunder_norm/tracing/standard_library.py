@@ -11,11 +11,13 @@ from collections.abc import Callable
 from thunder.core.interpreter import default_lookaside, interpreter_needs_wrap, is_opaque
 from thunder.core.jit_ext import _general_jit_lookaside_map
 
+from thunder_norm.tracing import lookasides
+
 
 def is_known(fn: Callable) -> bool:
     """Whether Thunder has something of its own to call instead of `fn`."""
     try:
-        return fn in _general_jit_lookaside_map or default_lookaside(fn) is not None
+        return fn in _general_jit_lookaside_map or default_lookaside(fn) is not None or lookasides.is_registered(fn)
     except TypeError:  # not hashable
         return False
 

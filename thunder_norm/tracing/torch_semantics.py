@@ -234,10 +234,13 @@ def _promoted(kind: _Kind, *operands: Any) -> list[Any]:
     return [clang.maybe_convert_to_dtype(t, dtype) if isinstance(t, TensorProxy) else t for t in operands]
 
 
-def mended_promotion(a: Any, b: Any) -> Any | None:
-    """The type of two operands by torch's rules, where Thunder's table has another: with uint8, and of bool with a number.
+_original_promotion = utils._elementwise_type_promotion
 
-    Numbers have the types of Python, and tensors without dimensions weak dtypes; an operand with dimensions decides unless the other
+
+def mended_promotion(a: Any, b: Any) -> Any | None:
+    """The type of two operands by torch's rules, where Thunder's tables have another.
+
+    They have with uint8, for bool with a number, and for a real and a complex tensor without dimensions of other precisions.  Numbers have the types of Python, and tensors without dimensions weak dtypes; an operand with dimensions decides unless the other
     one is of a higher kind.
     """
     return _promotions().get((a, b))
@@ -246,12 +249,12 @@ def mended_promotion(a: Any, b: Any) -> Any | None:
 @functools.cache
 def _promotions() -> dict[tuple[Any, Any], Any]:
     exact = utils._exact_dtype_to_number_map
-    theirs = utils._elementwise_exact_promotion_table
-    pairs = {(a, b): _exact_promotion(a, b) for a in exact for b in exact}
-    return {(a, b): t for (a, b), t in pairs.items() if t != theirs[exact[a]][exact[b]]}
+    weak = [t for t in utils._inexact_dtype_to_number_map if _rank(t) == 1]
+    pairs = {(a, b): _common_type(a, b) for known in (exact, weak) for a in known for b in known}
+    return {(a, b): t for (a, b), t in pairs.items() if t != _original_promotion(a, b)}
 
 
-def _exact_promotion(a: Any, b: Any) -> Any:
+def _common_type(a: Any, b: Any) -> Any:
     higher, lower = (a, b) if _rank(a) >= _rank(b) else (b, a)
     if _rank(higher) > _rank(lower):
         return lower if dtypes.is_boolean_dtype(higher) and lower is not bool else higher

@@ -1,0 +1,183 @@
+"""What the transforms of ours answer to the hooks: which calls of a program are taken over, and what stands for its inputs."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import WrappedValue, do_raise, wrap
+from thunder.core.jit_ext import JitCtx, get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError
+from thunder_norm.subclass import interpret, operations, plain, plain_operations, side_effects, values
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
+from thunder_norm.subclass.reach import may_construct_wrappers
+from thunder_norm.tracing import hooks, lookasides
+from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
+
+_ATTRIBUTE = "_thunder_norm_acquisition"
+_INTERPRETED = "_thunder_norm_is_interpreted"
+
+
+class Watching(Participant):
+    """A transform that looks after what the program writes and which values it asks for, and leaves wrappers alone."""
+
+    def surrounding(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        """What the program can reach is what it was if the acquisition fails."""
+        return side_effects.watched(fn, args, kwargs)
+
+    def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+        """See `Participant`."""
+        own = lookasides.of_others(fn) if fn is operations.AUTOGRAD_APPLY else None
+        return own or values.refusal(fn, args) or plain.about_plain(None, fn, args) or lookaside_for(fn, *args, **kwargs)
+
+    def finish_epilogue(self, ctx: JitCtx, epilogue: TraceCtx) -> None:
+        """Write what the program has kept."""
+        side_effects.write(ctx, epilogue, None)
+
+
+class Interpreting(Watching):
+    """A transform that interprets wrapper subclasses while the trace is acquired."""
+
+    interprets_subclasses = True
+
+    def new_acquisition(self) -> Acquisition:
+        """The state for one acquisition."""
+        return Acquisition()
+
+    def finish_epilogue(self, ctx: JitCtx, epilogue: TraceCtx) -> None:
+        """Write what the program has kept."""
+        side_effects.write(ctx, epilogue, current_acquisition())
+
+    def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
+        """The proxy of a wrapper is one of ours; of other inputs it is remembered what they are."""
+        acquisition = _acquisition_of(self)
+        try:
+            acquisition.check_not_own_fake(x)
+            if is_wrapper(x):
+                return interpret.proxy_for_input(acquisition, x, name, history)
+            check_supported(x)
+        except (UnsupportedOpError, UnsupportedSubclassError) as e:
+            # an exception here would be taken for a crash of the interpreter, which raises this one at its next call
+            acquisition.pending = acquisition.refuse(e)
+            x = torch.empty(())  # what Thunder makes of the refused one does not matter, and may be an error of its own
+        p = thunders_proxy(x, name, history)
+        if isinstance(p, TensorProxy) and x.layout is torch.strided:
+            acquisition.strides[p.name] = x.stride()
+            acquisition.note_input(p.history, x)
+        return p
+
+    def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+        """See `Participant`."""
+        acquisition = _acquisition_of(self)
+        if not acquisition.meets_wrappers:
+            refused = values.refusal(fn, args)
+            if refused is not None:
+                return refused
+        if not acquisition.is_started:
+            acquisition.is_started = True
+            _begin(acquisition, fn, args)
+        if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
+            acquisition.mentions_wrappers = acquisition.watches = True
+        if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
+            # most calls without wrappers
+            return plain.about_plain(acquisition, fn, args) or lookaside_for(fn, *args, **kwargs)
+        found = interpret.lookaside(acquisition, fn, args, kwargs)
+        if not found:
+            found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args)
+            found = plain_operations.with_fallback(acquisition, fn, args, found)
+        if acquisition.pending is None:
+            return found
+        pending, acquisition.pending = acquisition.pending, None
+        return do_raise(pending)
+
+
+def current_acquisition() -> Acquisition | None:
+    """The state of the acquisition at hand: None if nobody interprets subclasses."""
+    leader = hooks.leader()
+    return _acquisition_of(leader) if isinstance(leader, Interpreting) else None
+
+
+def _acquisition_of(transform: Interpreting) -> Acquisition:
+    ctx = get_jit_ctx()
+    found = getattr(ctx, _ATTRIBUTE, None)
+    if found is None:
+        found = transform.new_acquisition()
+        found.user_names = ctx._proxy_swapmap
+        setattr(ctx, _ATTRIBUTE, found)
+        setattr(get_compile_data(), _ATTRIBUTE, found)
+    return found
+
+
+def finished_acquisition() -> Acquisition | None:
+    """The state of the acquisition that has just finished, if it has not been taken."""
+    return getattr(get_compile_data(), _ATTRIBUTE, None)
+
+
+def take_acquisition() -> Acquisition | None:
+    """The state of the acquisition that has just finished, handed over once."""
+    cd = get_compile_data()
+    found = finished_acquisition()
+    if found is not None:
+        delattr(cd, _ATTRIBUTE)
+        setattr(cd, _INTERPRETED, found.has_wrappers)
+    return found
+
+
+def is_interpreted() -> bool:
+    """Whether the program being compiled has wrappers in it."""
+    return getattr(get_compile_data(), _INTERPRETED, False)
+
+
+def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, ...]) -> None:
+    """Tell the acquisition the arguments of the jitted function.
+
+    Relies on the interpreter's first call: ``fn_2(args, kwargs)``, a closure over the function given to ``interpret``.
+    """
+    wrappers = _wrappers_given(entry, args)
+    acquisition.expects_wrappers = bool(wrappers)
+    acquisition.watches |= bool(wrappers)
+    if torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers):
+        acquisition.differentiate()
+    given = [a.value for a in args]
+    if [type(v) for v in given] != [tuple, dict]:
+        return
+    try:
+        acquisition.begin(*given)
+    except ThunderNormError as e:  # see `Interpreting.proxy`
+        acquisition.pending = acquisition.refuse(e)
+
+
+def _wrappers_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[torch.Tensor]:
+    """The wrappers among the arguments of the jitted function, and the parameters and buffers of the jitted module."""
+    tensors = tree_leaves(tuple(a.value for a in args))
+    for cell in getattr(entry, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, torch.nn.Module):
+            tensors.extend((*cell.cell_contents.parameters(), *cell.cell_contents.buffers()))
+    return [t for t in tensors if is_wrapper(t)]
+
+
+def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...]) -> Any:
+    """Let an operation keep copies of lists of numbers: Thunder's trace would see the program change them afterwards."""
+    if not callable(found) or operations.torch_callable(fn) is None or not any(_is_list_of_ints(a) for a in args):
+        return found
+    return lambda *args, **kwargs: found(*(_copied(a) if _is_list_of_ints(a) else a for a in args), **kwargs)
+
+
+def _is_list_of_ints(a: WrappedValue) -> bool:
+    return type(a.value) is list and all(type(v) is int for v in a.value)
+
+
+def _copied(a: WrappedValue) -> WrappedValue:
+    return wrap(list(a.value), provenance=a.provenance)
+
+
+_OWN_CODE = frozenset({types.FunctionType, types.MethodType})
+_FUNCTIONS = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})

@@ -1,0 +1,65 @@
+"""What Thunder's interpreter calls instead of a function, where thunder_norm has an answer; `hooks` asks these tables.
+
+Three tables, by whose function it is.  Our own functions (``grad``, a call of what it returns) have one answer wherever they are met.
+Functions of torch and Python have another than Thunder's only where one of our transforms has a part in the compilation.  What a user
+has registered comes before both, and holds in every compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_of_users: dict[Any, Callable] = {}
+_of_thunder_norm: dict[Any, Callable] = {}
+_of_others: dict[Any, Callable] = {}
+
+
+def for_our(fn: Callable) -> Callable[[Callable], Callable]:
+    """Register what to call for `fn`, a function of thunder_norm; it takes and returns what the interpreter has wrapped."""
+    return _entering(_of_thunder_norm, fn)
+
+
+def instead_of(fn: Callable) -> Callable[[Callable], Callable]:
+    """Register what to call for `fn`, a function of torch or of Python, in compilations in which a transform of ours has a part."""
+    return _entering(_of_others, fn)
+
+
+def for_users(fn: Callable) -> Callable[[Callable], Callable]:
+    """Register what a user wants called for `fn`."""
+    return _entering(_of_users, fn)
+
+
+def _entering(table: dict[Any, Callable], fn: Callable) -> Callable[[Callable], Callable]:
+    def enter(lookaside: Callable) -> Callable:
+        table[fn] = lookaside
+        return lookaside
+
+    return enter
+
+
+def of_users(fn: Callable) -> Callable | None:
+    """What a user has registered for `fn`."""
+    return _found(_of_users, fn)
+
+
+def of_thunder_norm(fn: Callable) -> Callable | None:
+    """What to call for a function of ours."""
+    return _found(_of_thunder_norm, fn)
+
+
+def of_others(fn: Callable) -> Callable | None:
+    """What to call for a function of torch or Python where a transform of ours has a part."""
+    return _found(_of_others, fn)
+
+
+def is_registered(fn: Callable) -> bool:
+    """Whether any table has `fn`."""
+    return any(_found(table, fn) is not None for table in (_of_users, _of_thunder_norm, _of_others))
+
+
+def _found(table: dict[Any, Callable], fn: Callable) -> Callable | None:
+    try:
+        return table.get(fn)
+    except TypeError:  # not hashable
+        return None
