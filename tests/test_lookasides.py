@@ -144,3 +144,9 @@ def test_mistakes() -> None:
         register_lookaside("einops.rearrange", rearrange)
     with pytest.raises(TransformError, match="own replacement"):
         register_lookaside(rearrange, rearrange)
+
+
+def test_registered_ones_come_before_what_we_do_as_torch_does_it() -> None:
+    register_lookaside(torch.lerp, lambda x, y, weight: x - y, override=True)
+    found = thunder.jit(lambda x: torch.lerp(x, x + 1, 0.5), transforms=[SubclassTransform()])(torch.zeros(2))
+    torch.testing.assert_close(found, -torch.ones(2))

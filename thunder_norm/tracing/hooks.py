@@ -58,6 +58,7 @@ from thunder_norm.tracing.bindable import bindable
 
 _LEADER = "_thunder_norm_leader"  # of a JitCtx: the participant that is asked
 _FUNCTIONS = "_thunder_norm_functions"  # of a JitCtx: what to ask inside each function that is being transformed
+_IS_OF_USER = "_thunder_norm_is_of_user"  # of a lookaside
 
 _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
@@ -208,8 +209,16 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
 
 def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """What is called instead of `fn` on plain tensors where we have a part: ours, or Thunder's, with the results that torch has."""
-    own = lookasides.of_users(fn) or lookasides.of_thunder_norm(fn) or torch_semantics.lookaside(fn, args)
+    own = _of_user(fn) or lookasides.of_thunder_norm(fn) or torch_semantics.lookaside(fn, args)
     return own or lookasides.of_others(fn) or _original_lookaside(fn, *args, **kwargs)
+
+
+def _of_user(fn: Callable) -> Callable | None:
+    try:
+        found = jit_ext._general_jit_lookaside_map.get(fn)
+    except TypeError:  # not hashable
+        return None
+    return found if hasattr(found, _IS_OF_USER) else None
 
 
 def _promotion(a: Any, b: Any) -> Any:
@@ -237,6 +246,16 @@ def _is_made_inside(x: TensorProxy) -> bool:
 # -- putting them there -------------------------------------------------------------------------------------------------
 
 
+REPLACED = (
+    (thunder, "thunder_general_jit", _acquire),
+    (jit_ext, "proxy", _proxy),
+    (jit_ext, "general_jit_lookaside", _lookaside),
+    (jit_ext, "process_recorded_modifications", _process_modifications),
+    (utils, "_elementwise_type_promotion", _promotion),
+    (utils, "to_dtype", _dtype),
+)
+
+
 def check_patch_points() -> None:
     """Verify that the installed Thunder has the globals we replace, with the signatures we rely on.
 
@@ -262,12 +281,8 @@ def install() -> None:
     if jit_ext.proxy is _proxy:
         return
     check_patch_points()
-    jit_ext.proxy = _proxy
-    jit_ext.general_jit_lookaside = _lookaside
-    jit_ext.process_recorded_modifications = _process_modifications
-    utils._elementwise_type_promotion = _promotion
-    utils.to_dtype = _dtype
-    setattr(thunder, "thunder_general_jit", _acquire)  # noqa: B010 - pyright knows of no such assignment
+    for module, name, function in REPLACED:
+        setattr(module, name, function)
     under_way = interpreter.get_interpretercompilectx_if_available()
     if under_way is not None and under_way._fn_lookaside is _original_lookaside:
         under_way._fn_lookaside = _lookaside
@@ -289,7 +304,7 @@ def first_use(function: Callable) -> Callable:
 
 def register_for_all(fn: Callable, lookaside: Callable) -> None:
     """Have every compilation call `lookaside` instead of `fn`, also those without a transform of ours."""
-    lookasides.for_users(fn)(lookaside)
+    setattr(lookaside, _IS_OF_USER, True)
     jit_ext.register_general_jit_lookaside(fn)(lookaside)
 
 

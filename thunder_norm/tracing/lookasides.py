@@ -1,8 +1,7 @@
 """What Thunder's interpreter calls instead of a function, where thunder_norm has an answer; `hooks` asks these tables.
 
-Three tables, by whose function it is.  Our own functions (``grad``, a call of what it returns) have one answer wherever they are met.
-Functions of torch and Python have another than Thunder's only where one of our transforms has a part in the compilation.  What a user
-has registered comes before both, and holds in every compilation.
+Two tables, by whose function it is.  Our own functions (``grad``, a call of what it returns) have one answer wherever they are met.
+Functions of torch and Python have another than Thunder's only where one of our transforms has a part in the compilation.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_of_users: dict[Any, Callable] = {}
 _of_thunder_norm: dict[Any, Callable] = {}
 _of_others: dict[Any, Callable] = {}
 
@@ -25,22 +23,12 @@ def instead_of(fn: Callable) -> Callable[[Callable], Callable]:
     return _entering(_of_others, fn)
 
 
-def for_users(fn: Callable) -> Callable[[Callable], Callable]:
-    """Register what a user wants called for `fn`."""
-    return _entering(_of_users, fn)
-
-
 def _entering(table: dict[Any, Callable], fn: Callable) -> Callable[[Callable], Callable]:
     def enter(lookaside: Callable) -> Callable:
         table[fn] = lookaside
         return lookaside
 
     return enter
-
-
-def of_users(fn: Callable) -> Callable | None:
-    """What a user has registered for `fn`."""
-    return _found(_of_users, fn)
 
 
 def of_thunder_norm(fn: Callable) -> Callable | None:
@@ -54,8 +42,8 @@ def of_others(fn: Callable) -> Callable | None:
 
 
 def is_registered(fn: Callable) -> bool:
-    """Whether any table has `fn`."""
-    return any(_found(table, fn) is not None for table in (_of_users, _of_thunder_norm, _of_others))
+    """Whether a table has `fn`."""
+    return of_thunder_norm(fn) is not None or of_others(fn) is not None
 
 
 def _found(table: dict[Any, Callable], fn: Callable) -> Callable | None:
