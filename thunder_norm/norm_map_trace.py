@@ -25,11 +25,12 @@ from thunder_norm.higher_order import Replay
 from thunder_norm.normed_mode import LiftedParameter, NormAcquisition, parameter_name
 from thunder_norm.parameters import size_tensors, tensor_names
 from thunder_norm.subclass import boundary_operators, boundary_passes
-from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin, location_of_user
+from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.side_effects import is_side_effect
 from thunder_norm.tensors import NormedTensor
+from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
 
 # One input of the computation: a position among the sizes given in the call (all norm sizes, then all perturbation sizes), or a

@@ -39,12 +39,13 @@ from thunder_norm.parameters import (
 )
 from thunder_norm.plain_operations import Functions, Operations, Unknown, unknown_norm
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, is_grad_enabled, location_of_user, value_of
+from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, is_grad_enabled, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.tracing.bindable import guard
+from thunder_norm.tracing.locations import location_of_user
 
 _is_normed_call: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_is_normed_call", default=False)
 

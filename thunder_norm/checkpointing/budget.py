@@ -26,13 +26,13 @@ from thunder.transforms.autodiff import grad_transform_on_trace, split_into_forw
 from thunder_norm.checkpointing.regions import Region, as_trace, is_region, with_body
 from thunder_norm.checkpointing.replays import replayable
 from thunder_norm.errors import CheckpointError, UnsupportedOpError, with_details
-from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.profiling import trace as replay
 from thunder_norm.profiling.flops import Count
 from thunder_norm.profiling.memory import Kind
 from thunder_norm.profiling.recorder import Recorder
 from thunder_norm.profiling.report import Profile
 from thunder_norm.profiling.stand_ins import StandIns
+from thunder_norm.tracing.locations import location_of
 
 _STEPS = 1000  # of what is freed, in the knapsack
 _TRIES = 6

@@ -11,7 +11,7 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 
 from thunder_norm.checkpointing.regions import is_region
-from thunder_norm.function_transforms.locations import location_of
+from thunder_norm.tracing.locations import location_of
 
 
 def with_functions(trace: TraceCtx) -> str:

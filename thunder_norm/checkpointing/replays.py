@@ -22,7 +22,7 @@ from torch._guards import detect_fake_mode
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.function_transforms.functionalization import VIEWS
-from thunder_norm.function_transforms.locations import location_of
+from thunder_norm.tracing.locations import location_of
 
 executor = OperatorExecutor("thunder_norm_replays", version="1")  # in no executor list: its operations carry it
 

@@ -31,12 +31,12 @@ from thunder_norm.errors import TransformLevelError, with_details
 from thunder_norm.function_transforms import completion
 from thunder_norm.function_transforms.functionalization import without_mutations
 from thunder_norm.function_transforms.levels import Levels
-from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.readability import without_dead_code
 from thunder_norm.function_transforms.replay import scope
 from thunder_norm.function_transforms.wrappers import closed, opened
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.tracing import hooks
+from thunder_norm.tracing.locations import location_of
 
 _RESERVED = ("args", "kwargs", "fn", "obj")  # names in Thunder's prologues
 

@@ -20,12 +20,13 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.function_transforms.acquisition import program_of
 from thunder_norm.function_transforms.custom import CustomOperation
 from thunder_norm.function_transforms.levels import active_level
-from thunder_norm.subclass.acquisition import Acquisition, is_grad_enabled, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition, is_grad_enabled
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY
 from thunder_norm.subclass.record import Recorded, recording
 from thunder_norm.subclass.refused_backward import Refuse, untraceable_backward
 from thunder_norm.subclass.trace import OperationId, composite, proxy_like
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
 
 
 def _lookaside(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:

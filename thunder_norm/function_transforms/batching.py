@@ -21,10 +21,10 @@ from thunder.core.trace import TraceCtx, get_tracectx
 import thunder_norm.function_transforms.batching_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.function_transforms.decompositions import decomposed
-from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.opaque import derived, flat_proxies, is_whole, operation_of
 from thunder_norm.function_transforms.registry import batching_rules
 from thunder_norm.function_transforms.replay import Values, at_the_line_of, is_bookkeeping, returned
+from thunder_norm.tracing.locations import location_of
 
 Randomness = Literal["error", "different", "same"]
 Draws = dict[str, Any]  # what was drawn once for all samples, by the name of the program's proxy

@@ -33,11 +33,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.function_transforms.control_flow import data_dependent
 from thunder_norm.function_transforms.levels import active_level
-from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.function_transforms.opaque import Operation, flat_proxies, symbol_for
 from thunder_norm.function_transforms.trial import Trial, position_of, try_out
 from thunder_norm.subclass import operations, plain
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 

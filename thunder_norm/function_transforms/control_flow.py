@@ -11,8 +11,8 @@ from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import DataDependentError, with_details
 from thunder_norm.function_transforms.levels import active_level
-from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
 
 _CONVERSIONS = {"__bool__": "a condition", "__int__": "int()", "__float__": "float()", "__complex__": "complex()"}
 _BUILTINS = {float: "float()", int: "int()", complex: "complex()"}

@@ -22,7 +22,6 @@ import thunder_norm.function_transforms.jvp_rules  # noqa: F401 - registers the 
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.function_transforms.acquisition import scope
 from thunder_norm.function_transforms.decompositions import decomposed
-from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.opaque import derived, flat_proxies, is_whole, operation_of
 from thunder_norm.function_transforms.registry import jvp_rules
 from thunder_norm.function_transforms.replay import (
@@ -34,6 +33,7 @@ from thunder_norm.function_transforms.replay import (
     is_differentiable,
     returned,
 )
+from thunder_norm.tracing.locations import location_of
 
 
 @langctx(Languages.TORCH)

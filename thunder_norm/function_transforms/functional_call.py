@@ -18,8 +18,8 @@ from thunder.core.proxies import TensorProxy
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.function_transforms.acquisition import value_of, wrapped
 from thunder_norm.function_transforms.levels import Levels
-from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
 
 
 @lookasides.instead_of(torch.func.functional_call)

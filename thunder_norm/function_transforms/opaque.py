@@ -26,11 +26,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.function_transforms.complex_numbers import orders_complex
-from thunder_norm.function_transforms.locations import location_of
 from thunder_norm.function_transforms.registry import VjpRule
 from thunder_norm.function_transforms.replay import is_differentiable
 from thunder_norm.function_transforms.thunder_rules import joint_of
 from thunder_norm.function_transforms.trial import for_torch, try_out
+from thunder_norm.tracing.locations import location_of
 
 # Runs what is derived here.  Never in an executor list: only what is written here carries it.
 opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")

@@ -15,7 +15,7 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
 from thunder_norm.errors import TransformError, TransformLevelError, with_details
-from thunder_norm.function_transforms.locations import at_line_of, location_of
+from thunder_norm.tracing.locations import at_line_of, location_of
 
 
 @contextlib.contextmanager

@@ -26,13 +26,13 @@ from thunder_norm.function_transforms.acquisition import operations_of, outputs_
 from thunder_norm.function_transforms.complex_numbers import in_dtype_of
 from thunder_norm.function_transforms.decompositions import decomposed
 from thunder_norm.function_transforms.grouping import grouped, replayed
-from thunder_norm.function_transforms.locations import at_line_of, location_of
 from thunder_norm.function_transforms.opaque import is_opaque, is_whole, torch_vjp_rule
 from thunder_norm.function_transforms.readability import core
 from thunder_norm.function_transforms.registry import VjpRule, vjp_rules
 from thunder_norm.function_transforms.replay import apart, is_differentiable
 from thunder_norm.function_transforms.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
+from thunder_norm.tracing.locations import at_line_of, location_of
 
 _IGNORED = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL, prims.PrimIDs.COMMENT)
 

@@ -34,7 +34,6 @@ from thunder_norm.function_transforms import (  # noqa: F401 - some register loo
 from thunder_norm.function_transforms.acquisition import Interrupted, Program
 from thunder_norm.function_transforms.jitted_gradients import with_gradients
 from thunder_norm.function_transforms.levels import active_level
-from thunder_norm.function_transforms.locations import location_of_user
 from thunder_norm.function_transforms.readability import tidied
 from thunder_norm.function_transforms.wrappers import announce, closed, is_open
 from thunder_norm.subclass import plain
@@ -44,6 +43,7 @@ from thunder_norm.subclass.reach import may_construct_wrappers
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tensors import NormedTensor
 from thunder_norm.tracing import hooks, lookasides
+from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.named_results import without_fields
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from thunder.core import devices, dtypes
 from thunder.core.compile_data import get_cache_option, get_compile_data
-from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx, unwrap
+from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
@@ -24,6 +23,7 @@ from thunder_norm.subclass import activity
 from thunder_norm.subclass.escapes import tracing_mode
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.locations import location_of_user
 
 
 @dataclass(frozen=True)
@@ -448,20 +448,3 @@ def value_of(a: Any) -> Any:
     """What an argument wrapped by the interpreter is, lists and tuples of wrapped values included."""
     value = a.value if isinstance(a, WrappedValue) else a
     return [value_of(v) for v in value] if type(value) in (list, tuple) else value
-
-
-_NOT_USER = ("thunder", "torch")
-
-
-def location_of_user() -> str | None:
-    """``file.py:line:  text`` of the innermost statement being interpreted that is neither torch's nor Thunder's."""
-    try:
-        runtime = get_interpreterruntimectx()
-    except LookupError:
-        return None
-    for frame in reversed(runtime.frame_stack):
-        module = unwrap(frame.globals).get("__name__", "")
-        if module.split(".")[0] not in _NOT_USER and frame.positions is not None and frame.positions.lineno is not None:
-            filename, line = frame.code.co_filename, frame.positions.lineno
-            return f"{filename}:{line}:  {linecache.getline(filename, line).strip()}"
-    return None

@@ -24,12 +24,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import location_of_user
 from thunder_norm.subclass.aten_table import SPECIAL
 from thunder_norm.subclass.decompositions import decompose, decomposition_of, differentiate
 from thunder_norm.subclass.fallback import Written, fallback, fallback_executor, is_random
 from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
+from thunder_norm.tracing.locations import location_of_user
 
 aten = torch.ops.aten
 

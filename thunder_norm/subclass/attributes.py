@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent
 from thunder_norm.subclass.operations import call
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.locations import location_of_user
 
 
 def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:

@@ -26,10 +26,11 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import from_user, wrapped_result
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.guards import GuardError
+from thunder_norm.tracing.locations import location_of_user
 
 
 def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

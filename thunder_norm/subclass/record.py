@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled
 from thunder_norm.subclass.protocol import is_wrapper
+from thunder_norm.tracing.locations import location_of_user
 
 aten = torch.ops.aten
 

@@ -14,8 +14,9 @@ from thunder.core.interpreter import (
 )
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent, location_of_user
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.locations import location_of_user
 
 
 def refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *args: Any, **kwargs: Any) -> Any:

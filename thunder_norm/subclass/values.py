@@ -22,8 +22,8 @@ from thunder.core.trace import TraceCtx
 from thunder.torch import _torch_to_thunder_function_map
 
 from thunder_norm.errors import DataDependentError, with_details
-from thunder_norm.function_transforms.locations import location_of
-from thunder_norm.subclass.acquisition import location_of_user, value_of
+from thunder_norm.subclass.acquisition import value_of
+from thunder_norm.tracing.locations import location_of, location_of_user
 
 
 def refusal(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

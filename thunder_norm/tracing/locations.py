@@ -13,8 +13,7 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
 _THUNDER = os.path.dirname(thunder.__file__) + os.sep
-_OWN = "thunder_norm.function_transforms"
-_NOT_USER = ("thunder", "torch")
+_NOT_USER = ("thunder", "torch", "thunder_norm")
 
 
 def location_of(bsym: BoundSymbol) -> str | None:
@@ -35,8 +34,7 @@ def location_of_user() -> str | None:
         return None
     for frame in reversed(runtime.frame_stack):
         module = unwrap(frame.globals).get("__name__", "")
-        is_own = module.startswith(_OWN) or module.split(".")[0] in _NOT_USER
-        if not is_own and frame.positions is not None and frame.positions.lineno is not None:
+        if module.split(".")[0] not in _NOT_USER and frame.positions is not None and frame.positions.lineno is not None:
             return _formatted(frame.code.co_filename, frame.positions.lineno)
     return None
 
