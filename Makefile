@@ -47,7 +47,7 @@ bench: setup ## the benchmarks (ARGS=... for their options)
 	$(PY) -m benchmarks $(ARGS)
 
 prove: setup ## search long for tensors that exceed what a norm rule claims; writes docs/rules.md (ARGS=... for its options)
-	$(PY) -m thunder_norm.proving --all --long --jobs 2 --write docs tests/test_rules_*.py $(ARGS)
+	$(PY) -m thunder_norm.audit --all --long --jobs 2 --write docs tests/test_rules_*.py $(ARGS)
 
 lint: setup ## formatting, lint and types
 	.venv/bin/ruff format --check .

@@ -6,7 +6,7 @@ import torch
 
 from tests.seeds import seeded
 from thunder_norm import NormedTensor
-from thunder_norm.proving import Case, norm, start
+from thunder_norm.audit import Case, norm, start
 
 
 def check_plain_arguments(case: Case) -> None:

@@ -19,8 +19,8 @@ from program_forms import FORMS, LOSSES, Form, Operand, Pick, Plain, Shape
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.audit import Ball, start
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
-from thunder_norm.proving import Ball, start
 
 SIZES = (1.0, 0.5, 3.0, 1e-3, 0.1, 30.0, 1e3)
 LARGEST = 1e9  # beyond, float64 has too few digits left for what is asked

@@ -19,8 +19,8 @@ from thunder_norm import (
     norm_report,
     normed,
 )
-from thunder_norm.annotations import Annotation, named_annotations
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
+from thunder_norm.norms.annotations import Annotation, named_annotations
 from thunder_norm.transforms import NormTransform
 
 

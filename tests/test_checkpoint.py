@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import CheckpointError, TransformTypeError, UnsupportedOpError
-from thunder_norm.function_transforms.gradients import grad
+from thunder_norm.functions.gradients import grad
 from thunder_norm.transforms import (
     CheckpointTransform,
     NormTransform,

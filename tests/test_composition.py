@@ -20,8 +20,8 @@ from programs import Program, grown, programs
 
 from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, sensitivities, with_perturbation
-from thunder_norm.proving import lmo, norm, project
-from thunder_norm.registry import registered_ops
+from thunder_norm.audit import lmo, norm, project
+from thunder_norm.core.registry import registered_ops
 from thunder_norm.transforms import NormTransform
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"

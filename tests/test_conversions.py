@@ -10,9 +10,9 @@ import torch
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
-from thunder_norm.conversions import can_convert, convert, factor
+from thunder_norm.audit import Ball, norm, start
+from thunder_norm.core.conversions import can_convert, convert, factor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, norm, start
 
 R, INF, L1, L2, OP, CONV = RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor, RMSToRMSConvTensor
 D = torch.float64

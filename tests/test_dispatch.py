@@ -20,10 +20,10 @@ from thunder_norm import (
     normed_op,
     with_perturbation,
 )
-from thunder_norm.context import MODES
+from thunder_norm.core.context import MODES
+from thunder_norm.core.op_names import op_key, op_name
+from thunder_norm.core.registry import NormedOp, has_rule, registered_ops
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, ThunderNormError, UnsupportedOpError
-from thunder_norm.op_names import op_key, op_name
-from thunder_norm.registry import NormedOp, has_rule, registered_ops
 
 aten = torch.ops.aten
 

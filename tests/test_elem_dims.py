@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.seeds import seeded
-from thunder_norm import elem_dims as ed
+from thunder_norm.core import elem_dims as ed
 from thunder_norm.errors import NormMismatchError
 
 D = torch.float64

@@ -13,7 +13,7 @@ import torch
 import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same, float64
 from thunder_norm.errors import TransformError, TransformTypeError, WrongDerivativeError
-from thunder_norm.function_transforms.registry import batching_rules, jvp_rules, vjp_rules
+from thunder_norm.functions.registry import batching_rules, jvp_rules, vjp_rules
 
 A = float64(3)
 

@@ -19,7 +19,7 @@ from thunder_norm.errors import (
     TransformLevelError,
     TransformTypeError,
 )
-from thunder_norm.function_transforms.registry import vjp_rules
+from thunder_norm.functions.registry import vjp_rules
 
 X = torch.tensor([1.0, 2.0, 3.0])
 BUFFER = torch.ones(3)

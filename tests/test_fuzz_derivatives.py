@@ -16,7 +16,7 @@ from fuzz.runner import Job, run_job
 from fuzz.writing import Writer, tensor_text
 
 from tests.seeds import SHIFT, seeded
-from thunder_norm.function_transforms.registry import jvp_rules, vjp_rules
+from thunder_norm.functions.registry import jvp_rules, vjp_rules
 from thunder_norm.transforms import register_jvp, register_vjp
 
 SHAPES = ((3,), (2, 3), (3, 3), (2, 2), (2, 1, 3), (), (4,), (1, 3), (3, 2))

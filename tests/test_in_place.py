@@ -12,10 +12,10 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, build_norm_map, norm_report
+from thunder_norm.audit.samples import outside_of_unittest
+from thunder_norm.core.registry import has_rule
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, TransformError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
-from thunder_norm.proving.samples import outside_of_unittest
-from thunder_norm.registry import has_rule
 from thunder_norm.transforms import NormTransform, SubclassTransform
 
 ACTIVATIONS = {

@@ -27,9 +27,9 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
-from thunder_norm.eager import chosen_norms, run_eagerly
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.inference import Wanted, disagree, reference_size
+from thunder_norm.norms.eager import chosen_norms, run_eagerly
+from thunder_norm.norms.inference import Wanted, disagree, reference_size
 from thunder_norm.transforms import NormTransform
 
 ROWS, VOCABULARY, WIDTH = Wanted(RMSTensor, (-1,)), 7, 6
@@ -278,7 +278,7 @@ def test_measured_parameters_are_measured_in_what_each_use_wants_and_move_as_one
 
 
 def test_where_the_program_does_not_run_eagerly_the_first_use_decides(monkeypatch):
-    monkeypatch.setattr("thunder_norm.normed_mode.chosen_norms", lambda *args, **kwargs: {})
+    monkeypatch.setattr("thunder_norm.norms.normed_mode.chosen_norms", lambda *args, **kwargs: {})
     y = normed(jit(Tied(), parameters="unit"))(IDS)
     # rows of RMS 1 as the operator that linear's rule wants: at most `in`
     assert type(y) is RMSTensor and y.norm_size.item() == WIDTH

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.seeds import seeded
 from thunder_norm.errors import TransformError, TransformTypeError
-from thunder_norm.function_transforms.opaque import fallbacks
-from thunder_norm.function_transforms.registry import jvp_rules
+from thunder_norm.functions.opaque import fallbacks
+from thunder_norm.functions.registry import jvp_rules
 from thunder_norm.transforms import grad, jvp, register_jvp, vjp
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"

@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.seeds import seeded
 from thunder_norm import L2Tensor, LinfTensor, RMSTensor, norm_mode, norm_report, norm_sensitivity, sensitivities
+from thunder_norm.audit import lmo, norm
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import lmo, norm
-from thunder_norm.sensitivity import with_perturbation
+from thunder_norm.norms.sensitivity import with_perturbation
 from thunder_norm.transforms import NormTransform
 
 R, INF, L2 = RMSTensor, LinfTensor, L2Tensor

@@ -19,7 +19,7 @@ from torch import nn
 import thunder_norm
 from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor, norm_report, sensitivities, with_perturbation
-from thunder_norm.eager import run_eagerly
+from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
 
 transformers = pytest.importorskip("transformers")

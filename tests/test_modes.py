@@ -16,10 +16,10 @@ from torch import nn
 import thunder_norm.rules as rules
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, sensitivities, with_perturbation
-from thunder_norm.dispatch import run_registered
-from thunder_norm.eager import run_eagerly
-from thunder_norm.registry import registered_ops
-from thunder_norm.tensors import NormedTensor
+from thunder_norm.core.dispatch import run_registered
+from thunder_norm.core.registry import registered_ops
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
 
 D = torch.float64

@@ -27,11 +27,11 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
+from thunder_norm.audit.balls import start
+from thunder_norm.audit.proof import all_rules, identity
+from thunder_norm.audit.samples import cases_of
+from thunder_norm.core.nonfinite import Followed
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.nonfinite import Followed
-from thunder_norm.proving.balls import start
-from thunder_norm.proving.proof import all_rules, identity
-from thunder_norm.proving.samples import cases_of
 from thunder_norm.transforms import NormTransform
 
 KINDS = [RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor, RMSToRMSConvTensor, RMSToRMSConvTensor.grouped(2)]

@@ -26,9 +26,9 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
-from thunder_norm.eager import run_eagerly
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, ThunderNormError
-from thunder_norm.norm_map import NormMap, Program
+from thunder_norm.norms.eager import run_eagerly
+from thunder_norm.norms.norm_map import NormMap, Program
 from thunder_norm.transforms import NormTransform
 
 

@@ -30,7 +30,6 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
-from thunder_norm.eager import run_eagerly
 from thunder_norm.errors import (
     MissingNormRuleError,
     NormMapKeyError,
@@ -38,6 +37,7 @@ from thunder_norm.errors import (
     ThunderNormError,
     UnsupportedOpError,
 )
+from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
 
 

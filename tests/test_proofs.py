@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.audit import SOUND, Effort
+from thunder_norm.audit.proof import identity, op_title, provable, prove_rule, section
+from thunder_norm.audit.table import library_rules, render
+from thunder_norm.core.registry import registered_ops
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError
-from thunder_norm.proving import SOUND, Effort
-from thunder_norm.proving.proof import identity, op_title, provable, prove_rule, section
-from thunder_norm.proving.table import library_rules, render
-from thunder_norm.registry import registered_ops
 
 DOCS = Path(__file__).parent.parent / "docs"
 PROOFS = json.loads((DOCS / "proofs.json").read_text())

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm.errors import LooseRuleError, NormMismatchError, UnsoundRuleError
-from thunder_norm.proving import (
+from thunder_norm.audit import (
     QUICK,
     Ball,
     Case,
@@ -27,9 +26,9 @@ from thunder_norm.proving import (
     search,
     start,
 )
-from thunder_norm.proving.__main__ import main
-from thunder_norm.registry import normed_op
-from thunder_norm.tensors import (
+from thunder_norm.audit.__main__ import main
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import (
     L1Tensor,
     L2Tensor,
     LinfTensor,
@@ -38,6 +37,7 @@ from thunder_norm.tensors import (
     RMSToRMSConvTensor,
     RMSToRMSTensor,
 )
+from thunder_norm.errors import LooseRuleError, NormMismatchError, UnsoundRuleError
 
 SEEDED = replace(QUICK, seed=seeded())
 
@@ -298,7 +298,7 @@ def test_an_operation_without_rules_is_refused():
 MODULE = """
 import torch
 from thunder_norm import RMSTensor, normed_op
-from thunder_norm.proving import QUICK, Ball, Case
+from thunder_norm.audit import QUICK, Ball, Case
 
 @normed_op
 def doubled(x):

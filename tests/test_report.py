@@ -27,9 +27,9 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
+from thunder_norm.core.registry import registered_ops
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError
-from thunder_norm.explanation import Formulas, formulas_of
-from thunder_norm.registry import registered_ops
+from thunder_norm.report.explanation import Formulas, formulas_of
 from thunder_norm.transforms import NormTransform
 
 

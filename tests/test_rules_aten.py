@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
-from thunder_norm.proving import Ball, Case
+from thunder_norm.audit import Ball, Case
 
 aten = torch.ops.aten
 R = RMSTensor

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
-from thunder_norm.context import norm_mode
-from thunder_norm.proving import Ball, Case, Witness, check, norm
-from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor
+from thunder_norm.audit import Ball, Case, Witness, check, norm
+from thunder_norm.core.context import norm_mode
+from thunder_norm.core.tensors import L1Tensor, LinfTensor, RMSTensor
 
 R, INF = RMSTensor, LinfTensor
 FEW = {"restarts": 6, "steps": 14, "seed": seeded()}

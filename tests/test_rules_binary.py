@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, norm_mode
+from thunder_norm.audit import Ball, Case, norm, start
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF, L1, OP = RMSTensor, LinfTensor, L1Tensor, RMSToRMSTensor
 D = torch.float64

@@ -8,8 +8,8 @@ from plain_arguments import check_plain_arguments
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor
+from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
+from thunder_norm.audit import Ball, Case, check
+from thunder_norm.core.tensors import LinfTensor, RMSTensor, RMSToRMSConvTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, check
-from thunder_norm.tensors import LinfTensor, RMSTensor, RMSToRMSConvTensor
 
 R, CONV = RMSTensor, RMSToRMSConvTensor
 FEW = {"restarts": 5, "steps": 14, "seed": seeded()}

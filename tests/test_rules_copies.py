@@ -7,8 +7,8 @@ import torch
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case
 
 R, INF = RMSTensor, LinfTensor
 

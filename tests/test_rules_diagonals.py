@@ -8,7 +8,7 @@ from plain_arguments import check_plain_arguments
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
-from thunder_norm.proving import Ball, Case
+from thunder_norm.audit import Ball, Case
 
 R, INF, L1, L2, OP = RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor
+from thunder_norm.audit import Ball, Case, norm
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64

@@ -9,8 +9,8 @@ import torch
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.audit import Ball, Case, norm, start
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, normed_op
+from thunder_norm.audit import Ball, Case, Witness, norm, start
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, Witness, norm, start
 from thunder_norm.rules._gaussian import absolute_moment, expected_maximum
 
 R, INF = RMSTensor, LinfTensor

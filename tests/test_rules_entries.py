@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor
-from thunder_norm.proving import Ball, Case
+from thunder_norm.audit import Ball, Case
 
 aten = torch.ops.aten
 R, INF, OP = RMSTensor, LinfTensor, RMSToRMSTensor

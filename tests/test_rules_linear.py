@@ -10,10 +10,10 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
+from thunder_norm.audit import Ball, Case, check
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
-from thunder_norm.proving import Ball, Case, check
-from thunder_norm.registry import normed_op
-from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 
 R, INF, L1, OP = RMSTensor, LinfTensor, L1Tensor, RMSToRMSTensor
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
-from thunder_norm.context import norm_mode
+from thunder_norm.audit import Ball, Case, check
+from thunder_norm.core.context import norm_mode
+from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, check
-from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 
 R, INF = RMSTensor, LinfTensor
 FEW = {"restarts": 6, "steps": 15, "seed": seeded()}

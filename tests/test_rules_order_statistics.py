@@ -7,8 +7,8 @@ import torch
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, LinfTensor, RMSTensor
+from thunder_norm.audit import Ball, Case, norm
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm
 from thunder_norm.rules.running import largest_slope
 
 R, INF, L1 = RMSTensor, LinfTensor, L1Tensor

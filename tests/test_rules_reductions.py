@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, LinfTensor, RMSTensor, norm_mode, normed_op
+from thunder_norm.audit import Ball, Case, norm, start
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF, L1 = RMSTensor, LinfTensor, L1Tensor
 D = torch.float64

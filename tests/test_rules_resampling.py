@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor
+from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case
 from thunder_norm.rules.resampling import cubic_gain
 
 R, INF = RMSTensor, LinfTensor

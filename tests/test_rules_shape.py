@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor, norm_mode
+from thunder_norm.audit import Ball, Case, norm, start
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
-from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF, L1, L2, OP, CONV = RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor, RMSToRMSConvTensor
 D = torch.float64

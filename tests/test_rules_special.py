@@ -10,9 +10,9 @@ import torch
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, LinfTensor, NormedTensor, RMSTensor, norm_mode
-from thunder_norm.context import norm_sensitivity
+from thunder_norm.audit import Ball, Case, norm, start
+from thunder_norm.core.context import norm_sensitivity
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.proving import Ball, Case, norm, start
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64

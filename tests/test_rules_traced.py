@@ -21,7 +21,7 @@ import thunder
 import torch
 
 from tests.seeds import seeded
-from thunder_norm.proving import start
+from thunder_norm.audit import start
 from thunder_norm.transforms import NormTransform
 
 # What cannot be in a trace: results whose shape depends on data, functions that Thunder 0.2.6 does not know or takes for

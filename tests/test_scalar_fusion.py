@@ -14,17 +14,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.seeds import seeded
-from thunder_norm import (
-    L1Tensor,
-    LinfTensor,
-    RMSTensor,
-    RMSToRMSTensor,
-    build_norm_map,
-    norm_map,
-    sensitivities,
-    with_perturbation,
-)
-from thunder_norm.scalar_fusion import as_function_of_floats, fuse_scalars
+from thunder_norm import L1Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, build_norm_map, sensitivities, with_perturbation
+from thunder_norm.norms import norm_map
+from thunder_norm.norms.scalar_fusion import as_function_of_floats, fuse_scalars
 from thunder_norm.transforms import NormTransform
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"

@@ -16,8 +16,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.audit import norm
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
-from thunder_norm.proving import norm
 
 D = torch.float64
 # Attained for every sample and every elem_dims.

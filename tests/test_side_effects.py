@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, normed
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import EscapeError, UnsupportedOpError
-from thunder_norm.tensors import NormedTensor
 from thunder_norm.transforms import NormTransform, ProfileTransform
 
 GLOBAL: dict[str, Any] = {}

@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, build_norm_map, norm_report
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.model_state.undisturbed import undisturbed
 from thunder_norm.modular import ModularNorm, ModularOptimizer
-from thunder_norm.tensors import NormedTensor
 from thunder_norm.transforms import NormTransform, profile
 
 GLOBAL: dict[str, torch.Tensor] = {}

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
 from thunder_norm.errors import DataDependentError, TransformError, TransformTypeError
-from thunder_norm.function_transforms.opaque import fallbacks
-from thunder_norm.function_transforms.registry import batching_rules, register_batching
+from thunder_norm.functions.opaque import fallbacks
+from thunder_norm.functions.registry import batching_rules, register_batching
 from thunder_norm.transforms import grad, vmap
 
 

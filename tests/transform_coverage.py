@@ -44,7 +44,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import thunder_norm.transforms as ours
 from tests.seeds import seeded
 from thunder_norm.errors import ThunderNormError
-from thunder_norm.function_transforms.vmap import vmap
+from thunder_norm.functions.vmap import vmap
 
 if __name__ == "__main__":
     from tests import op_coverage

@@ -17,14 +17,9 @@ if not (_Path(__file__).parent / "transforms").is_dir():
 from thunder_norm import errors
 from thunder_norm import rules as _rules  # registers the norm rules  # noqa: F401
 from thunder_norm._versions import __version__
-from thunder_norm.annotations import annotate
-from thunder_norm.context import norm_mode, norm_sensitivity
-from thunder_norm.norm_map import build_norm_map
-from thunder_norm.normed_mode import normed
-from thunder_norm.registry import normed_op
-from thunder_norm.report import norm_report
-from thunder_norm.sensitivity import sensitivities, with_perturbation
-from thunder_norm.tensors import (
+from thunder_norm.core.context import norm_mode, norm_sensitivity
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import (
     L1Tensor,
     L2Tensor,
     LinfTensor,
@@ -33,6 +28,11 @@ from thunder_norm.tensors import (
     RMSToRMSConvTensor,
     RMSToRMSTensor,
 )
+from thunder_norm.norms.annotations import annotate
+from thunder_norm.norms.norm_map import build_norm_map
+from thunder_norm.norms.normed_mode import normed
+from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
+from thunder_norm.report.norm_report import norm_report
 
 __all__ = [
     "L1Tensor",

@@ -1,16 +1,16 @@
 """What goes into ``thunder.jit(..., transforms=[...])``, transforms of functions, and what looks at programs before they run."""
 
-from thunder_norm.function_transforms import autograd_functions  # noqa: F401 - has a lookaside
-from thunder_norm.function_transforms.checks import check_jvp, check_vjp
-from thunder_norm.function_transforms.custom import custom_vjp
-from thunder_norm.function_transforms.gradients import grad, value_and_grad
-from thunder_norm.function_transforms.jacobians import hessian, jacfwd, jacrev
-from thunder_norm.function_transforms.logging import log
-from thunder_norm.function_transforms.norm_maps import function_of_sizes
-from thunder_norm.function_transforms.pullbacks import vjp
-from thunder_norm.function_transforms.registry import register_batching, register_jvp, register_vjp, self_adjoint
-from thunder_norm.function_transforms.tangents import jvp
-from thunder_norm.function_transforms.vmap import vmap
+from thunder_norm.functions import autograd_functions  # noqa: F401 - has a lookaside
+from thunder_norm.functions.checks import check_jvp, check_vjp
+from thunder_norm.functions.custom import custom_vjp
+from thunder_norm.functions.gradients import grad, value_and_grad
+from thunder_norm.functions.jacobians import hessian, jacfwd, jacrev
+from thunder_norm.functions.logging import log
+from thunder_norm.functions.norm_maps import function_of_sizes
+from thunder_norm.functions.pullbacks import vjp
+from thunder_norm.functions.registry import register_batching, register_jvp, register_vjp, self_adjoint
+from thunder_norm.functions.tangents import jvp
+from thunder_norm.functions.vmap import vmap
 from thunder_norm.profiling.flops import register_flop_rule
 from thunder_norm.profiling.roofline import DEVICES, Device, measure_cpu
 from thunder_norm.profiling.shapes import register_shape_rule

@@ -11,17 +11,17 @@ from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 
-from thunder_norm.annotations import named_annotations
-from thunder_norm.context import Mode, Sensitivity, check_mode, check_sensitivity
+from thunder_norm.core.context import Mode, Sensitivity, check_mode, check_sensitivity
+from thunder_norm.core.tensors import NORM_DTYPE
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.higher_order import Replay, differentiable_twice
-from thunder_norm.normed_mode import NormAcquisition
-from thunder_norm.parameters import Policy, check_names, check_policy
-from thunder_norm.scalar_fusion import fuse_scalars
+from thunder_norm.norms.annotations import named_annotations
+from thunder_norm.norms.higher_order import Replay, differentiable_twice
+from thunder_norm.norms.normed_mode import NormAcquisition
+from thunder_norm.norms.parameters import Policy, check_names, check_policy
+from thunder_norm.norms.scalar_fusion import fuse_scalars
 from thunder_norm.subclass import boundary_passes
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.interception import is_interpreted
-from thunder_norm.tensors import NORM_DTYPE
 from thunder_norm.transforms.subclass import SubclassTransform
 
 

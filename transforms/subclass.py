@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.function_transforms.jitted_gradients import functional, with_missing_gradients
+from thunder_norm.functions.jitted_gradients import functional, with_missing_gradients
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars

@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_flatten
 
 import thunder_norm
 from thunder_norm import LinfTensor, NormedTensor, build_norm_map, norm_report, normed
-from thunder_norm.eager import run_eagerly
+from thunder_norm.audit import norm
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.modular import ModularNorm
-from thunder_norm.proving import norm
+from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
 
 from .module_state import changed, random_state, state

@@ -21,7 +21,7 @@ from thunder.extend import OperatorExecutor
 from torch._guards import detect_fake_mode
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.function_transforms.functionalization import VIEWS
+from thunder_norm.functions.functionalization import VIEWS
 from thunder_norm.tracing.locations import location_of
 
 executor = OperatorExecutor("thunder_norm_replays", version="1")  # in no executor list: its operations carry it

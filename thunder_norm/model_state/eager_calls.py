@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.model_state.reachable import Reachable
-from thunder_norm.tensors import NormedTensor
 
 _CALL = torch.nn.Module._wrapped_call_impl.__code__
 _state = threading.local()

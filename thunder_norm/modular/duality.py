@@ -16,9 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled, semi_orthogonal
-from thunder_norm.tensors import (
+from thunder_norm.core.tensors import (
     L1Tensor,
     L2Tensor,
     LinfTensor,
@@ -27,6 +25,8 @@ from thunder_norm.tensors import (
     RMSToRMSConvTensor,
     RMSToRMSTensor,
 )
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled, semi_orthogonal
 
 _LARGE = 2**16  # entries: more than these gain nothing from company
 _PIECE = 2**17  # entries that a CPU's cache holds while several operations go over them

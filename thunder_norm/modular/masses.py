@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
-from thunder_norm.annotations import annotations_of
-from thunder_norm.context import Mode
+from thunder_norm.core.context import Mode
+from thunder_norm.core.tensors import RMSToRMSTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
-from thunder_norm.inference import Wanted
 from thunder_norm.modular.shards import own_class
-from thunder_norm.tensors import RMSToRMSTensor
+from thunder_norm.norms.annotations import annotations_of
+from thunder_norm.norms.inference import Wanted
 
 LIGHT = 0.1
 

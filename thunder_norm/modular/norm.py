@@ -18,9 +18,9 @@ import torch
 from thunder.core.module import ThunderModule
 from torch._dynamo import OptimizedModule
 
-from thunder_norm.context import Mode, check_mode
+from thunder_norm.core.context import Mode, check_mode
+from thunder_norm.core.tensors import NORM_DTYPE, describe
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
-from thunder_norm.inference import Wanted
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, RMSBall, ball
 from thunder_norm.modular.masses import assign_masses, light_mass
@@ -28,8 +28,8 @@ from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
-from thunder_norm.parameters import tied_names
-from thunder_norm.tensors import NORM_DTYPE, describe
+from thunder_norm.norms.inference import Wanted
+from thunder_norm.norms.parameters import tied_names
 
 
 class ModularNorm:

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from thunder_norm.context import Mode
+from thunder_norm.core.context import Mode
+from thunder_norm.core.tensors import describe
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball
@@ -18,7 +19,6 @@ from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.shards import check_placement, is_spread, local, placed, reshard
 from thunder_norm.modular.steepest import batches, nearest, nonfinite, steepest_steps
-from thunder_norm.tensors import describe
 
 OnBadGradient = Literal["error", "skip"]
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from thunder_norm.context import Mode
-from thunder_norm.eager import run_eagerly
+from thunder_norm.core.context import Mode
+from thunder_norm.core.tensors import NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.inference import Wanted
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
-from thunder_norm.parameters import call_with, canonical_dims, tensor_names
-from thunder_norm.sensitivity import sensitivities
-from thunder_norm.tensors import NormedTensor, RMSTensor
+from thunder_norm.norms.eager import run_eagerly
+from thunder_norm.norms.inference import Wanted
+from thunder_norm.norms.parameters import call_with, canonical_dims, tensor_names
+from thunder_norm.norms.sensitivity import sensitivities
 
 
 @dataclass(frozen=True)

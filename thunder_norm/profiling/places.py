@@ -18,7 +18,7 @@ from thunder.core.interpreter import get_interpreterruntimectx, unwrap
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
-from thunder_norm import eager_environment
+from thunder_norm.norms import eager_environment
 from thunder_norm.profiling.rows import Place
 
 LIBRARIES = (*eager_environment.LIBRARIES, str(Path(thunder.__file__).parent))

@@ -16,9 +16,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import ProfileError
 from thunder_norm.profiling.memory import Memory
-from thunder_norm.tensors import NormedTensor
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thunder_norm.errors import ProfileError
 from thunder_norm.profiling.rows import ProfileRow
-from thunder_norm.report_views import short_location, shortened
+from thunder_norm.report.views import short_location, shortened
 
 if TYPE_CHECKING:
     from thunder_norm.profiling.report import Profile

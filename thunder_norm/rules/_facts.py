@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_sensitivity
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_sensitivity
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import Constant, times
-from thunder_norm.tensors import NormedTensor, RMSTensor
 
 F = TypeVar("F")
 

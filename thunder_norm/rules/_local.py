@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_mode, current_sensitivity
-from thunder_norm.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 
 _TINY = 1e-30
 

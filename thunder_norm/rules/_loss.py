@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import lift, run_real
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.registry import LiftDims, normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import LiftDims, normed_op
 from thunder_norm.rules._shared import Constant, as_kind, refuse, times
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 _PLAIN = "labels, weights and variances are data, not sets of tensors: pass them as plain tensors, and options by name"
 _OF_ATEN = ("none", "mean", "sum")

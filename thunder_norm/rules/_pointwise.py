@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from thunder_norm.registry import normed_op
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import RMSTensor
 from thunder_norm.rules import _local
 from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._local import is_local
 from thunder_norm.rules._shared import like
-from thunder_norm.tensors import RMSTensor
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

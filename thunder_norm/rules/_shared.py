@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_mode
-from thunder_norm.conversions import convert, factor
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.conversions import convert, factor
+from thunder_norm.core.registry import NormedOp, NormRule
+from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import NormedOp, NormRule
-from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
 
 # The kinds whose norm depends on the moduli of the entries only, and grows with them.
 VectorKind = RMSTensor | L1Tensor | L2Tensor

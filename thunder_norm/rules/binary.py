@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import lift, run_real
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import Filled, is_plain, know
 from thunder_norm.rules._shared import (
     align,
@@ -38,7 +39,6 @@ from thunder_norm.rules._shared import (
     spread,
     times,
 )
-from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 
 Number = int | float
 _SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}

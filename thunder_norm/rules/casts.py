@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import like, scaled, times
-from thunder_norm.tensors import NormedTensor, RMSToRMSTensor
 
 # Significant bits; rounding to nearest errs by at most 2^-bits of the entry, in the normal range.
 _PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}

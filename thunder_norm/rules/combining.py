@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from thunder_norm import elem_dims as ed
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     Constant,
     align,
@@ -30,7 +31,6 @@ from thunder_norm.rules._shared import (
 )
 from thunder_norm.rules.replacing import replaced, scatter, scatter_add
 from thunder_norm.rules.running import largest_slope
-from thunder_norm.tensors import LinfTensor, RMSTensor
 
 _SOURCE = {"source": over_dims_of("input"), "input": over_dims_of("source")}
 _SRC = {"src": over_dims_of("input"), "input": over_dims_of("src")}

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_norm import conversions
-from thunder_norm import elem_dims as ed
+from thunder_norm.core import conversions
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, spread
-from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 
 Labels = tuple[str, ...]
 

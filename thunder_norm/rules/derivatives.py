@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from thunder_norm.registry import normed_op
+from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._shared import refuse
 
 _DERIVATIVES = (

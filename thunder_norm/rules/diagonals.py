@@ -9,8 +9,9 @@ import math
 
 import torch
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.registry import normed_op
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.rules._shared import (
     VectorKind,
     align,
@@ -26,7 +27,6 @@ from thunder_norm.rules._shared import (
 )
 from thunder_norm.rules.indexing import diagonal as diagonal_of
 from thunder_norm.rules.shape import reshaped
-from thunder_norm.tensors import NormedTensor, RMSTensor, RMSToRMSTensor
 
 
 def _onto_diagonal(x: NormedTensor, length: int, offset: int, rows: int, columns: int) -> NormedTensor:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.nonfinite import spoiled
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.nonfinite import spoiled
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     Constant,
     as_kind,
@@ -27,7 +28,6 @@ from thunder_norm.rules._shared import (
     spread,
     times,
 )
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 
 def _length(count: int, p: float) -> float:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import torch
 
-from thunder_norm.context import run_real
+from thunder_norm.core.context import run_real
+from thunder_norm.core.nonfinite import bounded, spoiled
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.nonfinite import bounded, spoiled
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     align,
     broadcast,
@@ -29,7 +30,6 @@ from thunder_norm.rules._shared import (
 )
 from thunder_norm.rules.binary import NO_DIVISION, gain_of, scale_by
 from thunder_norm.rules.powers import only_largest_entry
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 Number = int | float
 _SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}

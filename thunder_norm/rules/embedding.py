@@ -11,10 +11,10 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, LinfTensor, NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import VectorKind, as_kind, spread, times
-from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor
 
 
 def _rows(weight: VectorKind) -> tuple[NormedTensor, float]:

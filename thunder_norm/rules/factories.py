@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from thunder_norm.context import current_mode
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import as_kind, like, maximum, refuse, register_refusal, scalar
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 
 def _is_floating(x: NormedTensor, options: dict[str, Any]) -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_mode
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     VectorKind,
     annotated,
@@ -28,7 +29,6 @@ from thunder_norm.rules._shared import (
     spread,
     times,
 )
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 
 
 def _kept_factor(x: NormedTensor, dim: int, kept: int) -> float:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     align,
     annotated,
@@ -28,7 +29,6 @@ from thunder_norm.rules._shared import (
     spread,
     times,
 )
-from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 
 _SAME_DIMS = {"tensors": over_dims_of("tensors")}
 

@@ -10,13 +10,13 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.context import lift, run_real
+from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._loss import count, loss, measured, product, scalar_loss
 from thunder_norm.rules._shared import as_kind, broadcast, refuse
 from thunder_norm.rules.powers import only_largest_entry
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 
 def _signed_parts(t: torch.Tensor, beside: NormedTensor) -> tuple[torch.Tensor, torch.Tensor]:

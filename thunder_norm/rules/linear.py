@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import is_plain
 from thunder_norm.rules._shared import VectorKind, align, broadcast, negative, refuse, rms, spread
 from thunder_norm.rules.contraction import contract, conversion_factor, number, plus, rms_factor, scaled
-from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 
 NAMES = ("input", "other")
 

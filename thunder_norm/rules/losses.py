@@ -10,12 +10,12 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.context import lift, run_real
+from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.tensors import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._loss import count, entries_or_mean, loss, measured, product, scalar_loss, unlikeliest
 from thunder_norm.rules._pointwise import softplus_of
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread
-from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor
 
 _LIFT = {"input": measured, "target": measured}
 

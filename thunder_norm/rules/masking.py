@@ -8,9 +8,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.context import current_mode, lift
+from thunder_norm.core.context import current_mode, lift
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import (
     VectorKind,
     is_constant_along,
@@ -20,7 +21,6 @@ from thunder_norm.rules._shared import (
     scalar,
     scaled,
 )
-from thunder_norm.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
 
 
 @normed_op(torch.tril).register_norm

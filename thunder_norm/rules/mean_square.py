@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_mode
-from thunder_norm.nonfinite import bounded
-from thunder_norm.registry import normed_op
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.rules._facts import Source, fact, general, is_rms, know, moves_with
 from thunder_norm.rules._shared import dims_tuple, like, refined
 from thunder_norm.rules.normalization import normalized
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 
 @dataclass(frozen=True, eq=False)

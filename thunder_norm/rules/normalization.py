@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_mode
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.nonfinite import spoiled
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L2Tensor, LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.nonfinite import spoiled
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._local import data, inverse_root, is_local
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times
-from thunder_norm.tensors import L2Tensor, LinfTensor, NormedTensor, RMSTensor
 
 
 def normalized(input: RMSTensor, dims: ed.Dims, eps: float, is_centred: bool, groups: int = 1) -> RMSTensor:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_mode
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._gaussian import expected_maximum
 from thunder_norm.rules._shared import as_kind, rms, root, scaled, spread, times
-from thunder_norm.tensors import RMSTensor
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from thunder_norm.context import current_mode, lift, run_real
+from thunder_norm.core.context import current_mode, lift, run_real
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._gaussian import absolute_moment
 from thunder_norm.rules._pointwise import Function, typical_pointwise
 from thunder_norm.rules._shared import like, refuse, scaled, times
-from thunder_norm.tensors import LinfTensor, RMSTensor
 
 
 @normed_op(torch.pow).register_norm
@@ -49,7 +49,7 @@ def only_largest_entry(x: RMSTensor, name: str, *, in_every_mode: bool = False) 
     if (in_every_mode or current_mode() == "bound") and not isinstance(x, LinfTensor):
         raise NormMismatchError(
             f"an RMS norm over {x.numel_normed} elements allows an entry of {math.sqrt(x.numel_normed):.4g} times the norm, and "
-            f"{name} of that is rarely meant; if it is, convert to a LinfTensor first (thunder_norm.conversions.convert)"
+            f"{name} of that is rarely meant; if it is, convert to a LinfTensor first (thunder_norm.core.conversions.convert)"
         )
 
 

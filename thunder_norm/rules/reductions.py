@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.context import current_mode, run_real
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode, run_real
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._facts import Filled, Source, fact, moves_with
 from thunder_norm.rules._gaussian import expected_maximum
 from thunder_norm.rules._shared import as_kind, dims_tuple, like, negative, rms, root, scaled, spread, times
-from thunder_norm.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor
 
 Dim = int | Sequence[int] | None
 

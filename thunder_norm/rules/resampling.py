@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import as_kind, rms, times
 from thunder_norm.rules.pooling import output_sizes, resampled
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 # -- cubic kernels ------------------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from thunder_norm.registry import normed_op
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.rules._facts import Source, fact, general, is_plain, know, moves_with
 from thunder_norm.rules._shared import rms
-from thunder_norm.tensors import LinfTensor, NormedTensor, RMSTensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ import math
 
 import torch
 
-from thunder_norm.registry import normed_op
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.rules._shared import as_kind, like, negative, root, scaled, spread
-from thunder_norm.tensors import LinfTensor, RMSTensor
 
 
 def _length(x: RMSTensor, dim: int) -> int:

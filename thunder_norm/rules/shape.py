@@ -1,6 +1,6 @@
 """Norm rules for operations that rename, merge, split or copy dimensions without changing an entry.
 
-Almost all have value n and sensitivity 1; the work is in where elem_dims go.  See `thunder_norm.elem_dims` for the algebra.
+Almost all have value n and sensitivity 1; the work is in where elem_dims go.  See `thunder_norm.core.elem_dims` for the algebra.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from thunder_norm import elem_dims as ed
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, L2Tensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.registry import normed_op
 from thunder_norm.rules._shared import as_kind, dims_tuple, like, negative, own_dims, refuse, rms, scaled, spread
-from thunder_norm.tensors import L1Tensor, L2Tensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 
 
 def sizes_of(sizes: tuple, named: dict[str, Any]) -> tuple:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.nonfinite import bounded
-from thunder_norm.registry import normed_op
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.rules import _local
 from thunder_norm.rules._local import is_local
 from thunder_norm.rules._shared import Constant, dims_tuple, negative, refined, rms
-from thunder_norm.tensors import L1Tensor, LinfTensor, RMSTensor
 
 
 def _elements_along(input: RMSTensor, dim: int) -> int:

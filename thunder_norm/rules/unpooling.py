@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm import elem_dims as ed
-from thunder_norm.registry import normed_op
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import RMSTensor
 from thunder_norm.rules._shared import as_kind, rms, root, scaled, spread, times
 from thunder_norm.rules.pooling import per_dim
-from thunder_norm.tensors import RMSTensor
 
 
 def _pooled(x: RMSTensor, count: int, entries: int, energy: float) -> RMSTensor:

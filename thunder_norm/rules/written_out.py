@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.registry import normed_op
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor, RMSTensor
 from thunder_norm.rules._facts import Source, fact, general, is_rms, know, moves_with
 from thunder_norm.rules._shared import times
 from thunder_norm.rules.mean_square import MeanSquare
-from thunder_norm.tensors import NormedTensor, RMSTensor
 
 Coefficients = dict[int, float]
 _DEGREE = 3

@@ -17,7 +17,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.context import Environment, environment
+from thunder_norm.core.context import Environment, environment
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import activity
 from thunder_norm.subclass.escapes import tracing_mode

@@ -22,8 +22,8 @@ from thunder.core.proxies import TensorProxy
 from thunder.torch import _torch_to_thunder_function_map
 from torch.utils._pytree import tree_flatten
 
+from thunder_norm.core.registry import NormedOp
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.registry import NormedOp
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, value_of
 from thunder_norm.subclass.attributes import (

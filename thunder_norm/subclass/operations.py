@@ -22,8 +22,8 @@ from thunder.core.utils import is_hashable
 from thunder.torch import _torch_to_thunder_function_map
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from thunder_norm.core.registry import NormedOp
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.registry import NormedOp
 from thunder_norm.subclass import executors, trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent
 from thunder_norm.subclass.proxy import SubclassProxy

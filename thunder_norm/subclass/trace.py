@@ -22,9 +22,9 @@ from thunder.transforms.autocast import disable_autocast
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
 
+from thunder_norm.core.op_names import op_key
+from thunder_norm.core.registry import NormedOp
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.op_names import op_key
-from thunder_norm.registry import NormedOp
 from thunder_norm.subclass import aten
 from thunder_norm.subclass.acquisition import Acquisition, gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.fallback import is_random

@@ -1,0 +1,210 @@
+"""Balls of norms, written down once more: nothing here uses the library's own norms, which it is there to check.
+
+A `Ball` is one normed input of an operation, as the set of all tensors it may be.  For each kind of norm there are its value,
+the point of the ball furthest along a direction (the linear maximisation oracle), a projection, and starting points.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from thunder_norm.core.tensors import (
+    L1Tensor,
+    L2Tensor,
+    LinfTensor,
+    NormedTensor,
+    RMSTensor,
+    RMSToRMSConvTensor,
+    RMSToRMSTensor,
+)
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ball:
+    """One normed input: all float64 tensors of `shape` whose `kind` norm over `elem_dims` is at most `norm_size`.
+
+    `domain` optionally restricts it further: a total map from tensors to allowed tensors that does not increase the norm.
+    """
+
+    name: str
+    kind: type[NormedTensor]
+    shape: tuple[int, ...]
+    norm_size: float = 1.0
+    elem_dims: Dims | None = None
+    domain: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @functools.cached_property
+    def dims(self) -> Dims:
+        """Canonical elem_dims."""
+        return self.kind._wrap(torch.empty(self.shape, device="meta"), torch.ones(()), None, self.elem_dims).elem_dims
+
+    def normed(self, backing: torch.Tensor, perturbation: float | None = None) -> NormedTensor:
+        """The library's tensor for this ball."""
+        return self.kind(self.norm_size, backing=backing, elem_dims=self.elem_dims, perturbation_size=perturbation)
+
+    def norm(self, t: torch.Tensor) -> torch.Tensor:
+        """The norm of `t`."""
+        return norm(self.kind, t, self.dims)
+
+    def point(self, t: torch.Tensor, radius: float) -> torch.Tensor:
+        """The nearest we care to go: `t` inside the ball of `radius`, in the domain."""
+        t = project(self.kind, t, self.dims, radius)
+        return t if self.domain is None else self.domain(t)
+
+
+def norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
+    """The norm of a plain tensor, differentiable, 0-dim."""
+    if t.numel() == 0:
+        return t.new_zeros(())
+    if issubclass(kind, RMSToRMSTensor):
+        m, scale = _matrices(kind, t, dims)
+        return torch.linalg.matrix_norm(m, 2).amax() * scale
+    return _group_norm(kind, t, dims).amax()
+
+
+def _group_norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
+    if issubclass(kind, LinfTensor) or not dims:
+        return t.abs()
+    if issubclass(kind, L1Tensor):
+        return t.abs().sum(dims, keepdim=True)
+    squares = t.square().sum(dims, keepdim=True)
+    if issubclass(kind, RMSTensor):
+        squares = squares / math.prod(t.shape[d] for d in dims)
+    elif not issubclass(kind, L2Tensor):
+        raise TypeError(f"the oracle knows no norm for {kind.__name__}")
+    return squares.clamp(min=1e-300).sqrt()
+
+
+def _matrices(kind: type[RMSToRMSTensor], t: torch.Tensor, dims: Dims) -> tuple[torch.Tensor, float]:
+    """A stack of matrices [out, in] and the factor that turns a spectral norm into the kind's norm."""
+    m = t.movedim(dims, (-2, -1))
+    scale = math.sqrt(m.shape[-1] / m.shape[-2])
+    if issubclass(kind, RMSToRMSConvTensor):
+        taps = math.prod(m.shape[:-2])
+        m = m.unflatten(-2, (kind.groups, m.shape[-2] // kind.groups))
+        return m, taps * math.sqrt(m.shape[-1] / m.shape[-2])
+    return m, scale
+
+
+def _unmatrices(kind: type[RMSToRMSTensor], m: torch.Tensor, dims: Dims) -> torch.Tensor:
+    if issubclass(kind, RMSToRMSConvTensor):
+        m = m.flatten(-3, -2)
+    return m.movedim((-2, -1), dims)
+
+
+def lmo(kind: type[NormedTensor], g: torch.Tensor, dims: Dims) -> torch.Tensor:
+    """The tensor of norm 1 with the largest inner product with `g`."""
+    if issubclass(kind, RMSToRMSTensor):
+        m, scale = _matrices(kind, g, dims)
+        u, _, v = torch.linalg.svd(m, full_matrices=False)
+        return _unmatrices(kind, u @ v / scale, dims)
+    if issubclass(kind, LinfTensor) or not dims:
+        return torch.where(g >= 0, 1.0, -1.0).to(g.dtype)
+    if issubclass(kind, L1Tensor):
+        flat, restore = _flatten_dims(g, dims)
+        best = flat.abs().argmax(-1, keepdim=True)
+        return restore(torch.zeros_like(flat).scatter(-1, best, flat.gather(-1, best).sign()))
+    return g / _group_norm(kind, g, dims).clamp(min=1e-30)
+
+
+def _flatten_dims(t: torch.Tensor, dims: Dims) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    last = tuple(range(-len(dims), 0))
+    moved = t.movedim(dims, last)
+    return moved.flatten(-len(dims)), lambda flat: flat.reshape(moved.shape).movedim(last, dims)
+
+
+def project(kind: type[NormedTensor], t: torch.Tensor, dims: Dims, radius: float) -> torch.Tensor:
+    """`t` moved into the ball, one group at a time (a matrix: singular values clipped)."""
+    if issubclass(kind, RMSToRMSTensor):
+        m, scale = _matrices(kind, t, dims)
+        u, s, v = torch.linalg.svd(m, full_matrices=False)
+        return _unmatrices(kind, u * s.clamp(max=radius / scale).unsqueeze(-2) @ v, dims)
+    if issubclass(kind, LinfTensor) or not dims:
+        return t.clamp(-radius, radius)
+    size = _group_norm(kind, t, dims)
+    return torch.where(size > radius, t * (radius / size.clamp(min=1e-30)), t)
+
+
+def fill(kind: type[NormedTensor], t: torch.Tensor, dims: Dims, radius: float) -> torch.Tensor:
+    """`t` scaled so that every group (matrix) has exactly this norm."""
+    if issubclass(kind, RMSToRMSTensor):
+        m, scale = _matrices(kind, t, dims)
+        largest = torch.linalg.matrix_norm(m, 2)[..., None, None].clamp(min=1e-30)
+        return _unmatrices(kind, m / largest * (radius / scale), dims)
+    return t * (radius / _group_norm(kind, t, dims).clamp(min=1e-30))
+
+
+def start(ball: Ball, which: int, generator: torch.Generator) -> torch.Tensor:
+    """A starting point of norm 1, one of eight sorts."""
+    t = torch.randn(ball.shape, generator=generator, dtype=torch.float64)
+    if issubclass(ball.kind, RMSToRMSTensor):
+        m, _ = _matrices(ball.kind, t, ball.dims)
+        rank_one = [m[..., :1] * m[..., :1, :], torch.ones_like(m), m[..., :1].sign() * m[..., :1, :].sign()]
+        u, _, v = torch.linalg.svd(m, full_matrices=False)
+        eye = torch.eye(*m.shape[-2:], dtype=m.dtype).expand_as(m)
+        m = [m, *rank_one, u @ v, eye, rank_one[0], u @ v][which % 8]
+        return fill(ball.kind, _unmatrices(ball.kind, m, ball.dims), ball.dims, 1.0)
+    spike = torch.zeros_like(t)
+    if t.numel():
+        flat, restore = _flatten_dims(spike, ball.dims) if ball.dims else (spike.unsqueeze(-1), lambda f: f.squeeze(-1))
+        at = torch.randint(flat.shape[-1], (*flat.shape[:-1], 1), generator=generator)
+        spike = restore(flat.scatter(-1, at, 1.0)) * torch.where(t >= 0, 1.0, -1.0)
+    first = spike.abs() if which % 8 == 6 else spike
+    ones = torch.ones_like(t)
+    t = [t, t.sign(), spike, ones, t.abs(), -ones, first, t + 2][which % 8]
+    return fill(ball.kind, t, ball.dims, 1.0)
+
+
+def corners(ball: Ball) -> list[torch.Tensor]:
+    """Points of norm 1 that formulas give, the same on every machine: what most bounds are attained by.  The last one is 0.
+
+    Constants, alternating signs, and for each group one entry (the first, the first with alternating signs, the last, another one
+    each) or one half of the entries.  Of largest entries the first of each dimension against the others.  Of matrices those of rank
+    one, and as much of a permutation as fits.
+    """
+    flat = torch.arange(math.prod(ball.shape), dtype=torch.float64).reshape(ball.shape)
+    ones, signs = torch.ones_like(flat), 1 - 2 * (flat % 2)
+    if issubclass(ball.kind, RMSToRMSTensor):
+        m, _ = _matrices(ball.kind, ones, ball.dims)
+        rows, columns = (torch.arange(n, dtype=torch.float64) for n in m.shape[-2:])
+        row_signs, column_signs = 1 - 2 * (rows % 2), 1 - 2 * (columns % 2)
+        several = [
+            torch.ones_like(m),
+            row_signs[:, None] * column_signs * torch.ones_like(m),
+            row_signs[:, None] * torch.ones_like(m),
+            column_signs * torch.ones_like(m),
+            ((rows == 0)[:, None] & (columns == 0)) * m,
+            (rows == 0)[:, None] * m,
+            (columns == 0) * m,
+            torch.eye(*m.shape[-2:], dtype=m.dtype) * m,
+            torch.zeros_like(m),
+        ]
+        return [fill(ball.kind, _unmatrices(ball.kind, c, ball.dims), ball.dims, 1.0) for c in several]
+    if not ball.dims or not ones.numel():
+        against = [
+            2.0 * (torch.arange(n).reshape(-1, *[1] * (ones.ndim - 1 - d)) == 0) * ones - ones for d, n in enumerate(ball.shape)
+        ]
+        return [ones, signs, *against, torch.zeros_like(ones)]
+    groups, restore = _flatten_dims(ones, ball.dims)
+    count, place = groups.shape[-1], torch.arange(groups.shape[-1])
+    number = torch.arange(groups[..., 0].numel()).reshape(groups.shape[:-1])[..., None]
+    group_signs = (1 - 2 * (number % 2)).to(ones.dtype)
+    first = (place == 0) * groups
+    several = [
+        first,
+        first * group_signs,
+        (place == count - 1) * groups,
+        (place == number % count) * groups,
+        groups * group_signs,
+        (place < (count + 1) // 2) * groups,
+        (place >= (count + 1) // 2) * groups,
+        groups * 0,
+    ]
+    return [fill(ball.kind, t, ball.dims, 1.0) for t in (ones, signs, *map(restore, several))]

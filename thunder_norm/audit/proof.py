@@ -1,0 +1,234 @@
+"""Proving rules: every case of a rule searched, and what was found kept beside what the rule says."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from thunder_norm.audit.samples import cases_of, rule_of, rules_run, runs_without_norm
+from thunder_norm.audit.search import SOUND, Case, Found, search
+from thunder_norm.core.registry import NormedOp, NormRule, Slot, normed_op, registered_ops
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError, ThunderNormError, UnsoundRuleError
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to search: cases of a rule, and for each of their quantities restarts and steps, from starts of this seed."""
+
+    cases: int
+    restarts: int
+    steps: int
+    seed: int = 0
+
+
+QUICK = Effort(cases=2, restarts=3, steps=6)  # about a second
+LONG = Effort(cases=8, restarts=6, steps=20)
+
+
+@dataclass
+class Record:
+    """What searches found about one rule.
+
+    Attributes:
+        op: the operation.
+        rule: the rule's name.
+        file: the last part of the name of its module.
+        kinds: of its arguments, which tell it from others of that name.
+        value: largest output norm found / claimed, over all cases.
+        sensitivity: the same for the sensitivity to each normed argument, by its place.
+        cases: how many were searched.
+        worst: the case with the largest ratio.
+        note: why there are no cases, if there are none.
+        failures: cases whose search ended with an error, and the error.
+    """
+
+    op: str
+    rule: str
+    file: str = ""
+    kinds: str = ""
+    value: float = 0.0
+    sensitivity: dict[str, float] = field(default_factory=dict)
+    cases: int = 0
+    worst: str = ""
+    note: str = ""
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, case: Case, found: Found) -> None:
+        """Take in one search."""
+        ratios = [r for r in (found.value, *found.sensitivity.values()) if not math.isnan(r)]
+        if ratios and max(ratios) > self.largest:
+            self.worst = case.name
+        self.value = _larger(self.value, found.value)
+        for place, ratio in enumerate(found.sensitivity.values()):
+            self.sensitivity[str(place)] = _larger(self.sensitivity.get(str(place), 0.0), ratio)
+        self.cases += 1
+
+    @property
+    def largest(self) -> float:
+        """The largest of all ratios."""
+        return max((self.value, *self.sensitivity.values()))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no search exceeded a claim, or failed."""
+        return self.largest <= SOUND and not self.failures
+
+    def __str__(self) -> str:
+        title = f"{self.op}, {self.rule}: "
+        if self.failures:
+            return f"{title}FAILED, {'; '.join(self.failures)}"
+        if not self.cases:
+            return title + (self.note or "no arguments to try it with; pass cases")
+        verdict = "sound" if self.is_sound else f"UNSOUND in {self.worst!r}"
+        ratios = [f"value {self.value:.4f}", *(f"sensitivity to argument {k} {v:.4f}" for k, v in self.sensitivity.items())]
+        return f"{title}{verdict}, {self.cases} cases; attained: {', '.join(ratios)}"
+
+
+def _larger(a: float, b: float) -> float:
+    return a if math.isnan(b) else max(a, b)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What `prove` returns: a record for each rule.  It prints as a line for each."""
+
+    records: tuple[Record, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no search exceeded a claim."""
+        return all(r.is_sound for r in self.records)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.records))
+
+
+def prove(op: Callable, *, cases: Sequence[Case] = (), effort: Effort = QUICK) -> Proof:
+    """Search for inputs that exceed what the norm rules of an operation claim (mode "bound").
+
+    Args:
+        op: the operation, or a function decorated with `normed_op`.
+        cases: further cases.  Others are found: arguments from torch's operator database, or tensors in the places that a
+            rule's annotations name.
+        effort: `QUICK`, `LONG`, or another.
+
+    Raises:
+        NormMismatchError: the operation has no rules.
+        UnsoundRuleError: something was found that exceeds a claim by more than 1e-6; its `proof` says what.
+    """
+    target = normed_op(op)
+    rules = provable(target)
+    if not rules:
+        raise NormMismatchError(f"{target.__qualname__} has no norm rules to prove")
+    own = by_rule(cases)
+    proof = Proof(tuple(prove_rule(target, rule, own.get(id(rule), ()), effort) for rule in rules))
+    if not proof.is_sound:
+        raise UnsoundRuleError(f"a norm rule claims too little\n{proof}", proof)
+    return proof
+
+
+def provable(op: NormedOp) -> list[NormRule]:
+    """The rules of an operation that claim something for all tensors."""
+    return [r for r in op.rules if r.mode in (None, "bound") and not r.is_refusal]
+
+
+def all_rules() -> Iterator[tuple[NormedOp, NormRule]]:
+    """Every registered rule that can be proven."""
+    for op in registered_ops().values():
+        for rule in provable(op):
+            yield op, rule
+
+
+def by_rule(cases: Iterable[Case]) -> Mapping[int, list[Case]]:
+    """Cases by the identity of the rule whose claim they try."""
+    found: dict[int, list[Case]] = {}
+    for case in cases:
+        rule = rule_of(case)
+        if rule is not None:
+            found.setdefault(id(rule), []).append(case)
+    return found
+
+
+def steps_of(cases: Iterable[Case]) -> set[int]:
+    """The identities of rules that run as steps of a program whose last rule states the bound of the whole."""
+    return {id(r) for case in cases for r in rules_run(case)[:-1] if r.when is not None}
+
+
+def prove_rule(op: NormedOp, rule: NormRule, own_cases: Sequence[Case] = (), effort: Effort = QUICK) -> Record:
+    """Search the cases of one rule."""
+    record = Record(*identity(op, rule))
+    for case in [*own_cases[: 2 * effort.cases], *cases_of(op, rule, effort.cases)]:
+        try:
+            record.add(case, search_case(case, effort))
+        except Exception as e:  # noqa: BLE001 - nothing that was found before is lost
+            record.failures.append(f"{case.name}: {type(e).__name__}: {str(e).partition(chr(10))[0]}")
+    if not record.cases:
+        record.note = runs_without_norm(op, rule) or section(rule.fn.__doc__ or "", "Untried")
+    return record
+
+
+def kinds_of(rule: NormRule) -> str:
+    """The tensor arguments of a rule and the kinds they take."""
+    return ", ".join(f"{name}: {_slot(slot)}" for name, slot in rule.slots.items() if slot.kinds or slot.accepts_plain)
+
+
+def _slot(slot: Slot) -> str:
+    names = [_kind(k) for k in slot.kinds] + (["plain"] if slot.accepts_plain else [])
+    return ("list of " if slot.is_list else "") + " or ".join(names) + (" or none" if slot.is_optional else "")
+
+
+def _kind(kind: type[NormedTensor]) -> str:
+    return "any" if kind is NormedTensor else kind.__name__.removesuffix("Tensor")
+
+
+def identity(op: NormedOp, rule: NormRule) -> tuple[str, str, str, str]:
+    """The names that tell a rule from all others: operation, rule (numbered if there are several of that name), file, kinds."""
+
+    def names(r: NormRule) -> tuple[str, str, str]:
+        return r.fn.__name__, r.fn.__module__.rpartition(".")[2], kinds_of(r)
+
+    name, file, kinds = names(rule)
+    before = [r for r in op.rules[: _position(op, rule)] if names(r) == names(rule)]
+    return op_title(op), f"{name} {len(before) + 1}" if before else name, file, kinds
+
+
+def _position(op: NormedOp, rule: NormRule) -> int:
+    return next(i for i, r in enumerate(op.rules) if r is rule)
+
+
+def op_title(op: NormedOp) -> str:
+    """The name of an operation in tables."""
+    return op.key if isinstance(op.key, str) else op.__qualname__
+
+
+def search_case(case: Case, effort: Effort) -> Found:
+    """`search`, of values alone where the rule refuses perturbations."""
+    options: dict[str, Any] = {"steps": effort.steps, **case.options, "restarts": effort.restarts, "seed": effort.seed}
+    with warnings.catch_warnings():  # of torch about its own samples, hundreds of times
+        warnings.simplefilter("ignore")
+        try:
+            return search(case.call, case.balls, **options)
+        except ThunderNormError:
+            return search(case.call, case.balls, **{**options, "sensitivity": False})
+
+
+def section(doc: str, name: str) -> str:
+    """What a docstring says under ``name:``, on one line."""
+    lines = doc.expandtabs().splitlines()
+    for i, line in enumerate(lines):
+        match = re.match(rf"(\s*)(?:Value and )?{name}:\s*(.*)", line)
+        if match is None:
+            continue
+        indent, text = len(match[1]), [match[2]]
+        for further in lines[i + 1 :]:
+            # text that goes on is indented further than the name of the section
+            if not further.strip() or len(further) - len(further.lstrip()) <= indent:
+                break
+            text.append(further.strip())
+        return re.sub(r"\s+", " ", " ".join(text))
+    return ""

@@ -1,0 +1,386 @@
+"""Where the cases of a rule come from: arguments of its operation that torch's own tests use, or that its annotations allow.
+
+Each tensor in a normed slot of the rule becomes a ball, of a kind that the slot takes, over several choices of elem_dims and with
+norms of several magnitudes.  Everything else stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import sys
+import unittest.mock
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from thunder_norm.audit.balls import Ball
+from thunder_norm.audit.search import Case
+from thunder_norm.core import dispatch
+from thunder_norm.core.context import Environment, environment
+from thunder_norm.core.op_names import op_key
+from thunder_norm.core.registry import NormedOp, NormRule, _on_by_default
+from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.errors import NormMismatchError, ThunderNormError
+
+# Magnitudes of norms: beyond them float64 has less to say than the formulas.
+SIZES = (1.0, 1e-3, 1e3)
+# The search differentiates an operation hundreds of times.
+_MOST_ELEMENTS = 800
+_MOST_CALLS = 30
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of an operation on plain tensors."""
+
+    fn: Callable
+    args: tuple
+    kwargs: dict
+
+    def call(self) -> Any:
+        """Its result."""
+        return self.fn(*self.args, **self.kwargs)
+
+
+def samples_of(op: NormedOp) -> Iterator[Sample]:
+    """Calls of `op`.
+
+    Torch's samples if it has some, or the calls of an aten operation that torch's functions make for theirs; then tensors in the
+    places that its rules' annotations name.
+    """
+    if isinstance(op.key, str):
+        for info in _op_infos().get(op.key, ()):
+            for sample in _sample_inputs(info, _MOST_CALLS):
+                yield Sample(info.op, (sample.input, *sample.args), sample.kwargs)
+        if op.key not in _op_infos():
+            yield from _aten_calls().get(op.key, ())
+    for rule in op.rules:
+        yield from _by_annotation(op, rule)
+
+
+def _sample_inputs(info: Any, count: int) -> list[Any]:
+    """Torch's first samples for an operator, seeded: the same on every call."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), outside_of_unittest():
+        torch.manual_seed(0)
+        warnings.simplefilter("ignore")
+        return list(itertools.islice(info.sample_inputs("cpu", torch.float64), count))
+
+
+@contextlib.contextmanager
+def outside_of_unittest() -> Iterator[None]:
+    """Inside the block torch's operator database does not look for a `unittest.TestCase` whose name is a seed.
+
+    It looks through all modules for the source of each frame on the stack, which takes far longer than the samples.
+    """
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
+
+    with contextlib.ExitStack() as stack:
+        for module in (common_utils, core):
+            stack.enter_context(unittest.mock.patch.object(module, "extract_test_fn", lambda: None))
+        yield
+
+
+@functools.cache
+def _op_infos() -> dict[str, list]:
+    """Torch's operator database by our names, operators in float64 on the CPU only."""
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    except ImportError:  # it needs expecttest, which torch does not bring
+        return {}
+    infos: dict[str, list] = {}
+    for info in op_db:
+        if info.name.startswith("sparse") or not info.supports_dtype(torch.float64, "cpu"):
+            continue
+        for key in {op_key(info.op), info.name.rpartition(".")[2]}:
+            if isinstance(key, str):
+                infos.setdefault(key, []).append(info)
+    return infos
+
+
+class _Calls(TorchDispatchMode):
+    """Keeps the calls of aten operations."""
+
+    def __init__(self, calls: dict[str, list[Sample]]):
+        super().__init__()
+        self.calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        known = self.calls.setdefault(op_key(func), [])
+        if not func._schema.is_mutable and len(known) < _MOST_CALLS:
+            known.append(Sample(func, args, kwargs))
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _aten_calls() -> dict[str, list[Sample]]:
+    """The aten operations that torch's operators become on their samples, by our names."""
+    calls: dict[str, list[Sample]] = {}
+    for info in {id(i): i for infos in _op_infos().values() for i in infos}.values():
+        for sample in _sample_inputs(info, 3):
+            with warnings.catch_warnings(), _Calls(calls):
+                warnings.simplefilter("ignore")
+                try:
+                    info.op(sample.input, *sample.args, **sample.kwargs)
+                except Exception:  # noqa: BLE001 - some samples are for another device
+                    continue
+    return calls
+
+
+def _by_annotation(op: NormedOp, rule: NormRule) -> Iterator[Sample]:
+    """Tensors in the rule's tensor slots, matrices first; nothing where another argument has no default."""
+    fn = op.body if isinstance(op.key, str) else op
+    for shape in ((3, 4), (4, 4), (4,), (2, 3, 4), (2, 3, 4, 4)):
+        generator = torch.Generator().manual_seed(0)
+        args = {}
+        for name, parameter in rule.signature.parameters.items():
+            slot = rule.slots[name]
+            tensor = torch.randn(shape, dtype=torch.float64, generator=generator)
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if slot.kinds or slot.accepts_plain:
+                args[name] = [tensor, tensor * 0.5] if slot.is_list else tensor
+            elif slot.accepts_number and parameter.default is inspect.Parameter.empty:
+                args[name] = 0.5
+            elif parameter.default is inspect.Parameter.empty:
+                return
+        sample = Sample(fn, tuple(args.values()), {})
+        try:
+            sample.call()
+        except Exception:  # noqa: BLE001 - an operation may refuse a shape with any error
+            continue
+        yield sample
+
+
+# -- cases ------------------------------------------------------------------------------------------------------------------
+
+
+class RuleLog(Environment):
+    """Remembers which rules ran."""
+
+    def __init__(self):
+        self.rules: list[NormRule] = []
+
+    def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
+        self.rules.append(rule)
+
+
+def rules_run(case: Case) -> tuple[NormRule, ...]:
+    """The rules that a case's call runs, in order; none if its result has no norm.
+
+    Raises:
+        ThunderNormError: there is none that fits, or it refuses.
+    """
+    log = RuleLog()
+    generator = torch.Generator().manual_seed(0)
+    points = [torch.randn(b.shape, dtype=torch.float64, generator=generator) for b in case.balls]
+    with environment(log):
+        out = case.call(*(b.normed(b.point(p, b.norm_size)) for b, p in zip(case.balls, points, strict=True)))
+    return tuple(log.rules) if isinstance(out, NormedTensor) else ()
+
+
+def rule_of(case: Case) -> NormRule | None:
+    """The rule whose claim a case tries: the only one that runs, or the last one if it states the bound of all together."""
+    rules = rules_run(case)
+    return rules[-1] if len(rules) == 1 or rules and rules[-1].when is not None else None
+
+
+def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
+    """At most `count` cases in which this rule of `op` runs, and no other."""
+    looked_at: list[Sample] = []
+    others = filter(_is_usable, samples_of(op))
+
+    def samples() -> Iterator[Sample]:
+        yield from tuple(looked_at)
+        for sample in others:
+            looked_at.append(sample)
+            yield sample
+
+    found: list[Case] = []
+    # a rule that others go before, always, is run although they would be
+    for is_forced in (False, True) if rule.when is None else (False,):
+        # another setting with each sample, then again with other pairs: few cases are as different as possible
+        for offset in range(len(_SETTINGS)):
+            for i, sample in enumerate(samples()):
+                for case in _cases(op, rule, sample, (i + offset) % len(_SETTINGS), i, is_forced):
+                    if len(found) < count and _is_case_of(case, rule):
+                        found.append(case)
+                if len(found) >= count:
+                    return found
+        if found:
+            break
+    return found
+
+
+def runs_without_norm(op: NormedOp, rule: NormRule) -> str:
+    """Why a rule has no cases, if there is a good reason: "" otherwise."""
+    for sample in samples_of(op):
+        bound = rule.bind(sample.args, sample.kwargs, _on_by_default(op.key))
+        if isinstance(bound, str) or not any(s.kinds for s in rule.slots.values()):
+            continue
+        if _is_random(sample):
+            return "random"
+        leaves = {id(leaf) for leaf, _ in _normed_leaves(rule, bound)}
+        args, kwargs = tree_map(lambda v, ours=leaves: _lifted(v) if id(v) in ours else v, (sample.args, sample.kwargs))
+        log = RuleLog()
+        try:
+            with environment(log):
+                out = sample.fn(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - torch's own samples of errors
+            continue
+        if log.rules == [rule] and not any(isinstance(v, NormedTensor) for v in tree_flatten(out)[0]):
+            return "the result has no norm"
+    return ""
+
+
+def _lifted(t: torch.Tensor) -> NormedTensor:
+    return RMSTensor.of(t, (-1,) if t.ndim else ())
+
+
+def _is_random(sample: Sample) -> bool:
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _unseeded():
+        warnings.simplefilter("ignore")
+        before = torch.get_rng_state()
+        try:
+            sample.call()
+        except Exception:  # noqa: BLE001 - torch's own samples of errors
+            return False
+        return not torch.equal(before, torch.get_rng_state())
+
+
+@contextlib.contextmanager
+def _unseeded() -> Iterator[None]:
+    """Inside the block torch's operator database does not fix the seed of random operators."""
+    database = sys.modules.get("torch.testing._internal.common_methods_invocations")
+    if database is None:
+        yield
+        return
+    with unittest.mock.patch.object(database, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs)):
+        yield
+
+
+def _is_usable(sample: Sample) -> bool:
+    """Whether a search can run it: small, real, and the same each time."""
+    leaves = [v for v in tree_flatten((sample.args, sample.kwargs))[0] if isinstance(v, torch.Tensor)]
+    if any(v.numel() > _MOST_ELEMENTS or v.numel() == 0 or v.is_complex() for v in leaves if v.is_floating_point()):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            sample.call()
+        except Exception:  # noqa: BLE001 - whatever torch says about a sample of its own
+            return False
+    return not _is_random(sample)
+
+
+def _is_case_of(case: Case, rule: NormRule) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return rule_of(case) is rule
+    except ThunderNormError:
+        return False
+    except Exception:  # noqa: BLE001 - torch refuses the operation on these shapes or dtypes
+        return False
+
+
+# What a slot's tensor is: RMS over the dimensions that a function of their number gives (over none it is the largest entry), or
+# which of the other kinds that the slot takes.
+_SETTINGS: tuple[Callable[[int], tuple[int, ...]] | int, ...] = (
+    lambda ndim: (-1,) if ndim else (),
+    1,
+    lambda ndim: tuple(range(-ndim, 0)),
+    lambda ndim: (),
+    2,
+    lambda ndim: (-ndim,) if ndim else (),
+    lambda ndim: (-2,) if ndim >= 2 else (-1,) if ndim else (),
+    3,
+)
+_ANY = (RMSTensor, L1Tensor, L2Tensor, RMSToRMSTensor)
+
+
+def _cases(op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: int, is_forced: bool) -> Iterator[Case]:
+    bound = rule.bind(sample.args, sample.kwargs, _on_by_default(op.key))
+    if isinstance(bound, str):
+        return
+    leaves, spec = tree_flatten((sample.args, sample.kwargs))
+    kinds = {id(leaf): kind for leaf, kind in _normed_leaves(rule, bound)}
+    positions = [i for i, leaf in enumerate(leaves) if id(leaf) in kinds]
+    if not positions:
+        return
+    balls = []
+    for j, i in enumerate(positions):
+        over = _kind_over(kinds[id(leaves[i])], leaves[i].ndim, setting)
+        if over is None:
+            return
+        kind, dims = over
+        size = SIZES[(index + setting + j * (index // 3)) % len(SIZES)]
+        balls.append(Ball(f"{j}", kind, tuple(leaves[i].shape), size, dims))
+
+    def call(*points: torch.Tensor, output: int = 0) -> Any:
+        values = list(leaves)
+        for i, point in zip(positions, points, strict=True):
+            values[i] = point
+        args, kwargs = tree_unflatten(values, spec)
+        if is_forced and any(isinstance(p, NormedTensor) for p in points):
+            results = _apply(op, rule, sample.fn, args, kwargs)
+        else:
+            results = sample.fn(*args, **kwargs)
+        return tree_flatten(results)[0][output]
+
+    title = ", ".join(f"{b.kind.__name__}{list(b.dims)} {b.norm_size:g}" for b in balls)
+    for output, dtype in _outputs(sample).items():
+        name = f"{op.__name__} {index}: {title}" + (f", output {output}" if output else "")
+        # a sensitivity is one of exact arithmetic: rounding to a lower precision is no Lipschitz map
+        options = {} if dtype == torch.float64 else {"sensitivity": False}
+        yield Case(name, functools.partial(call, output=output), tuple(balls), 0.0, options)
+
+
+def _apply(op: NormedOp, rule: NormRule, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    bound = rule.bind(args, kwargs, _on_by_default(op.key))
+    if isinstance(bound, str) or not rule.fits(bound, converting=True):
+        raise NormMismatchError("the rule does not take these arguments")
+    return dispatch.apply_rule(op, rule, bound, fn, args, kwargs)
+
+
+def _outputs(sample: Sample) -> dict[int, torch.dtype]:
+    """Which of the results to look at: further pieces of a list are like the first ones."""
+    results = tree_flatten(sample.call())[0]
+    floating = {i: r.dtype for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.is_floating_point()}
+    return dict(itertools.islice(floating.items(), 2))
+
+
+Kinds = tuple[type[NormedTensor], ...]
+
+
+def _normed_leaves(rule: NormRule, bound: inspect.BoundArguments) -> Iterator[tuple[torch.Tensor, Kinds]]:
+    """The tensors of a call that are in normed slots, and the kinds that those take."""
+    for name, value in bound.arguments.items():
+        slot = rule.slots[name]
+        is_several = isinstance(value, list | tuple) and (
+            slot.is_list or bound.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        )
+        for leaf in value if is_several else (value,):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and slot.kinds:
+                yield leaf, slot.kinds
+
+
+def _kind_over(kinds: Kinds, ndim: int, setting: int) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
+    """The kind and elem_dims for a slot that takes `kinds`; None if a tensor of `ndim` dimensions has no such norm."""
+    if kinds[0] is NormedTensor:
+        kinds = _ANY
+    chosen = _SETTINGS[setting]
+    kind = kinds[chosen % len(kinds)] if isinstance(chosen, int) else kinds[0]
+    if kind is RMSTensor:
+        dims = (-1,)[:ndim] if isinstance(chosen, int) else chosen(ndim)
+        return (RMSTensor, dims) if dims else (LinfTensor, None)
+    return (kind, None) if len(kind.default_elem_dims(ndim)) <= ndim else None

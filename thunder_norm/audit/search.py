@@ -1,0 +1,431 @@
+"""An adversary for norm rules, independent of the library's own norms.
+
+A rule claims two things: ``|f(X)| <= V`` for all inputs in their balls, and ``|f(X + U) - f(X)| <= L_i |U|`` when input i
+moves by U inside its ball.  `search` looks for inputs that break either claim, in float64: it starts from Gaussians, signs,
+spikes and constants, and ascends with Frank-Wolfe steps (the ball's linear maximisation oracle) and gradient steps.
+The slope along U is a quotient of differences, and its ascent in U with the oracle is a power iteration on the Jacobian.
+Found / claimed is what comes back: a rule is sound if no ratio exceeds 1, and tight where the ratio reaches 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from thunder_norm.audit.balls import Ball, corners, lmo, norm, start
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import LooseRuleError, UnsoundRuleError
+
+# What a search may find above a claim: nothing but rounding, which the slopes allow for themselves.
+SOUND = 1 + 1e-6
+# The relative half step of central differences.  Both ends stay in the ball, where a finite difference is bounded by the
+# sensitivity as well: so a larger step costs no soundness, and a smaller one only what rounding may add.
+_STEP = 1e-6
+_HUGE = 1e100
+# How often `check` searches, from other starts each time, before it calls a claim loose.
+_ROUNDS = 12
+# Shown in full, but for what differences cost.
+_SHOWN = 1 - 1e-8
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclass
+class Found:
+    """What `search` found, as found / claimed; NaN where the claim is beyond what can be searched."""
+
+    value: float
+    sensitivity: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing found exceeds what was claimed."""
+        return not any(r > SOUND for r in self._ratios)
+
+    @property
+    def lowest(self) -> float:
+        """The loosest claim."""
+        return min((r for r in self._ratios if not math.isnan(r)), default=1.0)
+
+    @property
+    def _ratios(self) -> tuple[float, ...]:
+        return (self.value, *self.sensitivity.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """Inputs, given by a formula, at which claims are attained: no search has to find them.
+
+    Attributes:
+        points: one tensor for each ball.  A tensor outside its ball is projected onto it.
+        moves: for each ball the direction, of any length, in which its tensor is moved to show the sensitivity; None is the
+            direction of its own point.
+    """
+
+    points: Sequence[torch.Tensor]
+    moves: Sequence[torch.Tensor | None] | None = None
+
+    def inside(self, balls: Sequence[Ball], radii: Sequence[float]) -> list[torch.Tensor]:
+        """The points in the balls of these radii."""
+        return [b.point(p.double(), r) for b, p, r in zip(balls, self.points, radii, strict=True)]
+
+    def move(self, ball: Ball, k: int) -> torch.Tensor:
+        """The direction in which ball number k is moved, of norm 1 (0 stays 0)."""
+        given = None if self.moves is None else self.moves[k]
+        u = (self.points[k] if given is None else given).double().expand(ball.shape)
+        return u / ball.norm(u).clamp(min=1e-30)
+
+
+# -- the searches -------------------------------------------------------------------------------------------------------
+
+
+def search(
+    call: Callable[..., torch.Tensor],
+    balls: Sequence[Ball],
+    *,
+    restarts: int = 8,
+    steps: int = 25,
+    seed: int = 0,
+    witnesses: Sequence[Witness | Sequence[torch.Tensor]] = (),
+    sensitivity: bool = True,
+    only: Sequence[str] | None = None,
+) -> Found:
+    """Search for the largest output norm and the largest sensitivities of ``call(*inputs)``, relative to what its rule claims.
+
+    Args:
+        call: the operation; called with one tensor for each ball, NormedTensor (to learn the claim) or plain float64.
+        balls: the normed inputs, in the order of `call`'s arguments.
+        restarts: number of starting points for each quantity.
+        steps: most ascent steps from each.
+        seed: of the starting points.
+        witnesses: tried first, and starting points as well; tensors alone, one for each ball, are the points of a `Witness`.
+        sensitivity: whether to search sensitivities as well.
+        only: names of the balls whose sensitivity to search; all if None.
+    """
+    searching = _Searching(call, balls, steps, seed, sensitivity, only)
+    searching.go_on(restarts, _as_witnesses(witnesses))
+    return searching.found
+
+
+def check(
+    call: Callable[..., torch.Tensor], balls: Sequence[Ball], *, tight: float = 0.99, restarts: int = 8, **options: Any
+) -> Found:
+    """`search`, and insist that nothing exceeds the claim and that everything reaches `tight` of it.
+
+    What reaches it is shown first by formulas: the witnesses given and the corners of the balls, which need no search.  Where they
+    do not, a search does, from `restarts` starting points up to 12 times: one point shows that a bound is attained, whichever
+    start leads there, and whether it is found is not to hang on a single path, which rounding changes.
+
+    Raises:
+        UnsoundRuleError: a claim is too small.
+        LooseRuleError: a claim is further from what was found than `tight` says.
+    """
+    witnesses = _as_witnesses(options.pop("witnesses", ()))
+    searching = _Searching(call, balls, **{"steps": 25, "seed": 0, "sensitivity": True, "only": None, **options})
+    searching.evaluate(witnesses, enough=tight)
+    for _ in range(_ROUNDS):
+        searching.go_on(restarts, witnesses, below=tight)
+        found = searching.found
+        if not found.is_sound:
+            raise UnsoundRuleError(f"unsound: found / claimed = {found}", found)
+        if found.lowest >= tight:
+            return found
+    raise LooseRuleError(f"not attained to {tight}: found / claimed = {found}", found)
+
+
+def evaluate(
+    call: Callable[..., torch.Tensor],
+    balls: Sequence[Ball],
+    *,
+    witnesses: Sequence[Witness | Sequence[torch.Tensor]] = (),
+    sensitivity: bool = True,
+    only: Sequence[str] | None = None,
+) -> Found:
+    """What formulas alone show of the claims: at the witnesses and at the corners of the balls, without a search."""
+    searching = _Searching(call, balls, 0, 0, sensitivity, only)
+    searching.evaluate(_as_witnesses(witnesses))
+    return searching.found
+
+
+def _as_witnesses(given: Sequence[Witness | Sequence[torch.Tensor]]) -> list[Witness]:
+    return [w if isinstance(w, Witness) else Witness(w) for w in given]
+
+
+class _Searching:
+    """A search that can go on: the claims, and the largest output norm and slopes found so far."""
+
+    def __init__(
+        self, call: Callable, balls: Sequence[Ball], steps: int, seed: int, sensitivity: bool, only: Sequence[str] | None
+    ):
+        self.call, self.balls, self.steps = call, balls, steps
+        self.generator = torch.Generator().manual_seed(seed)
+        self.claimed = _claims(call, balls, self.generator, sensitivity)
+        self.moved = [k for k, b in enumerate(balls) if sensitivity and (only is None or b.name in only)]
+        self.restarts = 0
+        self.value, self.slopes = 0.0, dict.fromkeys(self.moved, 0.0)
+
+    @property
+    def found(self) -> Found:
+        """What was found, relative to the claims."""
+        return Found(self._value_ratio(), {self.balls[k].name: self._slope_ratio(k) for k in self.moved})
+
+    def _value_ratio(self) -> float:
+        return _ratio(self.value, self.claimed["value"])
+
+    def _slope_ratio(self, k: int) -> float:
+        return _ratio(self.slopes[k], self.claimed["sensitivity"][k])
+
+    # -- by formulas --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, witnesses: Sequence[Witness], enough: float = 1.0) -> None:
+        """Take in the witnesses and the corners of the balls, until that much of a claim is shown."""
+        enough = min(enough, _SHOWN)
+        radii = [b.norm_size for b in self.balls]
+        for witness in (*witnesses, *_corner_witnesses(self.balls)):
+            if self._value_ratio() >= enough:
+                break
+            self.value = _larger(self.value, self._out_norm(self.call(*witness.inside(self.balls, radii))).item())
+        for k, ball in enumerate(self.balls):
+            if k not in self.moved:
+                continue
+            h, radii = self._half_step(k, _STEP)
+            slope, directions = self._slope(k, h), corners(ball)
+            for witness in (*witnesses, *_corner_witnesses(self.balls, alone=k)):
+                points = witness.inside(self.balls, radii)
+                for u in [witness.move(ball, k), *([] if witness in witnesses else directions)]:
+                    if self._slope_ratio(k) < enough:
+                        self.slopes[k] = _larger(self.slopes[k], slope([*points, u]).item())
+
+    # -- by ascents ---------------------------------------------------------------------------------------------------------
+
+    def go_on(self, restarts: int, witnesses: Sequence[Witness], below: float = math.inf) -> None:
+        """Search the quantities of which less than `below` is found, and all of them the first time, from further starts.
+
+        The witnesses count among the starting points of the first time.
+        """
+        first = self.restarts
+        starts = range(first, first + restarts) if first else range(restarts + len(witnesses))
+        self.restarts = starts.stop
+        if first == 0 or self._value_ratio() < below:
+            self.value = max(self.value, *(self._largest_value(i, witnesses) for i in starts))
+        for k in self.moved:
+            if first == 0 or self._slope_ratio(k) < below:
+                self.slopes[k] = max(self.slopes[k], *(self._largest_slope(k, i, witnesses) for i in starts))
+
+    def _largest_value(self, restart: int, witnesses: Sequence[Witness]) -> float:
+        radii = [b.norm_size for b in self.balls]
+        if restart < len(witnesses):
+            points = witnesses[restart].inside(self.balls, radii)
+        else:
+            points = [
+                b.point(start(b, _sort(restart, j), self.generator) * r, r)
+                for j, (b, r) in enumerate(zip(self.balls, radii, strict=True))
+            ]
+        return _ascend(lambda points: self._out_norm(self.call(*points)), points, self.balls, radii, self.steps)
+
+    def _largest_slope(self, k: int, restart: int, witnesses: Sequence[Witness]) -> float:
+        """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
+        ball, balls = self.balls[k], self.balls
+        witness = witnesses[restart] if restart < len(witnesses) else None
+        # a large h makes it a secant between two far points
+        h, radii = self._half_step(k, _STEP if witness else (_STEP, _STEP, _STEP, 0.3, 1.0)[restart % 5])
+        if witness:
+            points = witness.inside(balls, radii)
+        else:
+            i = restart - len(witnesses)
+            # many constants are largest near zero, or where nothing has saturated yet
+            shrink = (1.0, 1.0, 1e-3, 0.3)[i % 4]
+            points = [
+                b.point(start(b, _sort(i, j), self.generator) * r * (shrink if j == k else 1.0), r)
+                for j, (b, r) in enumerate(zip(balls, radii, strict=True))
+            ]
+        all_balls, all_radii = [*balls, _directions(ball)], [*radii, 1.0]
+        slope, first = self._slope(k, h), len(points) if restart % 2 == 0 else None
+        found = _ascend(
+            slope, [*points, start(ball, restart + restart // 3, self.generator)], all_balls, all_radii, self.steps, first
+        )
+        if witness:
+            found = max(found, _ascend(slope, [*points, witness.move(ball, k)], all_balls, all_radii, self.steps, first))
+        return found
+
+    # -- both ---------------------------------------------------------------------------------------------------------------
+
+    def _out_norm(self, t: torch.Tensor) -> torch.Tensor:
+        return norm(type(self.claimed["out"]), t.double(), self.claimed["out"].elem_dims)
+
+    def _half_step(self, k: int, relative: float) -> tuple[float, list[float]]:
+        """The length h of a half step of input k, and radii for which X + h u and X - h u are both in the ball."""
+        h = relative * self.balls[k].norm_size or _STEP
+        return h, [max(b.norm_size - h, 0.0) if j == k else b.norm_size for j, b in enumerate(self.balls)]
+
+    def _slope(self, k: int, h: float) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+        """The slope at inputs X along the last one of its arguments."""
+        # what rounding of inputs and of results may add to a difference, whatever cancels on the way
+        carried = sum(c * b.norm_size for c, b in zip(self.claimed["sensitivity"], self.balls, strict=True))
+        rounding = 4 * _EPS * (self.claimed["value"] + carried)
+        directions = _directions(self.balls[k])
+
+        def slope(inputs: list[torch.Tensor]) -> torch.Tensor:
+            *xs, u = inputs
+            x, size = xs[k], directions.norm(u).clamp(min=1e-12)
+            ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
+            end, begin = self.call(*ahead).double(), self.call(*behind).double()
+            return (self._out_norm(end - begin) - rounding) / (2 * h * size)
+
+        return slope
+
+
+def _directions(ball: Ball) -> Ball:
+    return Ball("direction", ball.kind, ball.shape, 1.0, ball.elem_dims)
+
+
+def _corner_witnesses(balls: Sequence[Ball], alone: int | None = None) -> Iterator[Witness]:
+    """The same corner of each ball, with all signs; `alone` near 0, where many slopes are largest; another corner of the first."""
+    several = [corners(b) for b in balls]
+    most, flipped = max(map(len, several)), min(len(balls), 3)
+    plans = [(0, 1.0, signs) for signs in itertools.product((1.0, -1.0), repeat=flipped)]
+    plans += [(0, 1e-3, (1.0,))] if alone is not None else []
+    plans += [(other, 1.0, (sign,)) for other in (1, 2) for sign in (1.0, -1.0)] if len(balls) > 1 else []
+    for (other, near, signs), which in itertools.product(plans, range(most)):
+        points = []
+        for j, (b, c) in enumerate(zip(balls, several, strict=True)):
+            size = b.norm_size * (signs[j] if j < len(signs) else 1.0) * (near if j == alone else 1.0)
+            points.append(c[(which + other * (j == 0)) % len(c)] * size)
+        yield Witness(points)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table of rules: an operation, its inputs, and how much of each claim the search must attain."""
+
+    name: str
+    call: Callable[..., torch.Tensor]
+    balls: tuple[Ball, ...]
+    tight: float = 0.99
+    options: dict = field(default_factory=dict)
+
+    def evaluate(self) -> Found:
+        """What formulas alone show, see `evaluate`."""
+        options = {name: self.options[name] for name in ("witnesses", "sensitivity", "only") if name in self.options}
+        return evaluate(self.call, self.balls, **options)
+
+    def check(self, seed: int = 0) -> Found:
+        """Sound, and attained to `tight`; `seed` is that of the search's starting points."""
+        return check(self.call, self.balls, tight=self.tight, **{"restarts": 8, "steps": 20, "seed": seed, **self.options})
+
+    def check_at(self, size: float, seed: int = 0) -> None:
+        """With all norms `size`, possibly 0: finite sizes, no NaN in their derivatives."""
+        sizes = [torch.tensor(size, dtype=torch.float64, requires_grad=True) for _ in self.balls]
+        generator = torch.Generator().manual_seed(seed)
+        inputs = [
+            b.kind(n, backing=start(b, 0, generator) * size, elem_dims=b.elem_dims, perturbation_size=1.0)
+            for b, n in zip(self.balls, sizes, strict=True)
+        ]
+        out = self.call(*inputs)
+        for claim in (out.norm_size, out.perturbation_size):
+            assert torch.isfinite(claim), claim
+            if claim.requires_grad:
+                grads = torch.autograd.grad(claim, sizes, allow_unused=True, retain_graph=True)
+                assert all(g is None or torch.isfinite(g) for g in grads), grads
+
+
+def _claims(call: Callable, balls: Sequence[Ball], generator: torch.Generator, sensitivity: bool) -> dict:
+    points = [b.point(start(b, 0, generator) * b.norm_size, b.norm_size) for b in balls]
+    out = call(*[b.normed(p) for b, p in zip(balls, points, strict=True)])
+    if not isinstance(out, NormedTensor):
+        raise TypeError(f"the operation returned {type(out).__name__}, no norm")
+    constants = []
+    for i in range(len(balls) if sensitivity else 0):
+        moved = call(*[b.normed(p, 1.0 if i == j else None) for j, (b, p) in enumerate(zip(balls, points, strict=True))])
+        constants.append(0.0 if moved.perturbation_size is None else moved.perturbation_size.item())
+    return {"out": out, "value": out.norm_size.item(), "sensitivity": constants}
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger one; a result that overflows, or is none, says nothing."""
+    return max(a, b) if math.isfinite(b) else a
+
+
+def _ratio(found: float, claimed: float) -> float:
+    if claimed > _HUGE:  # its square is not a number any more
+        return math.nan
+    if claimed == 0:
+        return 1.0 if found < 1e-12 else math.inf
+    return found / claimed
+
+
+def _sort(restart: int, argument: int) -> int:
+    """Which sort of start: the same for all arguments first, then mixed."""
+    return restart if restart < 4 else restart + argument * (restart // 4)
+
+
+def _ascend(
+    f: Callable, points: list[torch.Tensor], balls: Sequence[Ball], radii: list[float], steps: int, first: int | None = None
+) -> float:
+    """Largest f found from `points` by Frank-Wolfe and gradient steps that stay in the balls; `first` moves alone first."""
+    value, gradient = _value_and_gradient(f, points)
+    if not math.isfinite(value):
+        return 0.0
+    grads = gradient()
+    for step in range(steps):
+        for gamma in (None, 1.0, 2 / (step + 2), 0.1, -0.3, -0.03):
+            if gamma is None and first is None:
+                continue
+            moved = [
+                _move(b, x, g, r, 1.0 if gamma is None else gamma) if gamma is not None or i == first else x
+                for i, (b, x, g, r) in enumerate(zip(balls, points, grads, radii, strict=True))
+            ]
+            new_value, gradient = _value_and_gradient(f, moved)
+            # a result that overflows says nothing
+            if math.inf > new_value > value * (1 + 1e-9):
+                break
+        else:
+            break
+        points, value, grads = moved, new_value, gradient()
+    return value
+
+
+def _move(ball: Ball, x: torch.Tensor, g: torch.Tensor, radius: float, gamma: float) -> torch.Tensor:
+    """A Frank-Wolfe step (gamma > 0) or a projected gradient step of relative length -gamma."""
+    if not g.abs().max() > 0:
+        return x
+    if gamma > 0:
+        x = (1 - gamma) * x + gamma * radius * lmo(ball.kind, g, ball.dims)
+    else:
+        x = x - gamma * radius * g / g.abs().max()
+    return ball.point(x, radius)
+
+
+def _value_and_gradient(f: Callable, points: list[torch.Tensor]) -> tuple[float, Callable[[], list[torch.Tensor]]]:
+    """The value, and how to get its gradients: most points that are tried are not gone to."""
+    leaves = [p.detach().contiguous().requires_grad_() for p in points]
+    try:
+        value = f(leaves)
+    except RuntimeError as e:
+        if not _has_no_derivative(e):
+            raise
+        return f([p.detach() for p in points]).item(), lambda: [torch.zeros_like(p) for p in points]
+
+    def gradient() -> list[torch.Tensor]:
+        if not value.requires_grad:
+            return [torch.zeros_like(p) for p in leaves]
+        try:
+            grads = torch.autograd.grad(value, leaves, allow_unused=True)
+        except RuntimeError as e:
+            if not _has_no_derivative(e):
+                raise
+            return [torch.zeros_like(p) for p in points]  # the starting points alone
+        dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]  # embedding(sparse=True)
+        return [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(dense, leaves, strict=True)]
+
+    return value.item(), gradient
+
+
+def _has_no_derivative(error: RuntimeError) -> bool:
+    """Whether torch says so of an operation."""
+    return any(word in str(error) for word in ("derivative", "autograd formula"))

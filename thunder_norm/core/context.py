@@ -1,0 +1,190 @@
+"""What surrounds a norm rule while it runs: the mode, and how real operations are run and plain tensors lifted."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError
+
+T = TypeVar("T")
+Mode = Literal["bound", "typical", "modula"]
+MODES: tuple[Mode, ...] = typing.get_args(Mode)
+
+_mode: contextvars.ContextVar[Mode] = contextvars.ContextVar("thunder_norm_mode", default="bound")
+
+
+@contextlib.contextmanager
+def setting(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """`variable` has `value` inside the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextlib.contextmanager
+def norm_mode(mode: Mode) -> Iterator[None]:
+    """Use the rules of `mode` inside the block: "bound" (sound), "typical" (expected sizes) or "modula" (its conventions).
+
+    Raises:
+        NormMismatchError: there is no such mode.
+    """
+    with setting(_mode, check_mode(mode)):
+        yield
+
+
+def check_mode(mode: str) -> Mode:
+    """`mode` itself, or an error that names the modes there are."""
+    if mode not in MODES:
+        raise NormMismatchError(f"mode must be one of {MODES}, got {mode!r}")
+    return mode
+
+
+def current_mode() -> Mode:
+    """The mode of the enclosing `norm_mode` block."""
+    return _mode.get()
+
+
+Sensitivity = Literal["global", "local"]
+SENSITIVITIES: tuple[Sensitivity, ...] = typing.get_args(Sensitivity)
+
+_sensitivity: contextvars.ContextVar[Sensitivity] = contextvars.ContextVar("thunder_norm_sensitivity", default="global")
+
+
+@contextlib.contextmanager
+def norm_sensitivity(sensitivity: Sensitivity) -> Iterator[None]:
+    """Sensitivities inside the block: "global", for all tensors of the inputs' norms, or "local", at the data at hand.
+
+    A local one is valid to first order: for perturbations so small that the data they start from decides.  Rules that are far
+    better there use it (normalizations, softmax, attention); the others have one constant for both.
+
+    Raises:
+        NormMismatchError: there is no such choice.
+    """
+    with setting(_sensitivity, check_sensitivity(sensitivity)):
+        yield
+
+
+def check_sensitivity(sensitivity: str) -> Sensitivity:
+    """`sensitivity` itself, or an error that names the choices there are."""
+    if sensitivity not in SENSITIVITIES:
+        raise NormMismatchError(f"sensitivity must be one of {SENSITIVITIES}, got {sensitivity!r}")
+    return sensitivity
+
+
+def current_sensitivity() -> Sensitivity:
+    """The choice of the enclosing `norm_sensitivity` block."""
+    return _sensitivity.get()
+
+
+# Whether autograd records the program at hand, where norm arithmetic is recorded in any case; None outside of that.
+_records_program: contextvars.ContextVar[bool | None] = contextvars.ContextVar("thunder_norm_records_program", default=None)
+
+
+@contextlib.contextmanager
+def perturbations_recorded() -> Iterator[None]:
+    """Autograd records what happens to perturbations inside the block, whatever the program does around it.
+
+    A perturbation bounds how far a tensor moves, and it moves as far under `torch.no_grad`: only derivatives stop there.  So
+    neither that nor `torch.inference_mode` concerns the arithmetic of perturbations.  Hooks for saved tensors
+    (`torch.utils.checkpoint` has some) get none of its numbers: they would be computed again, outside of what surrounds it now.
+    """
+    records = torch.is_grad_enabled()
+    has_hooks = _top_hooks(True) is not None
+    with contextlib.ExitStack() as stack:
+        if _records_program.get() is None:
+            stack.enter_context(setting(_records_program, records))
+        if not records:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+        if has_hooks:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
+        yield
+
+
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def _same(t: T) -> T:
+    return t
+
+
+def records_program() -> bool:
+    """Whether derivatives of the program at hand are recorded: not under its own `torch.no_grad`."""
+    found = _records_program.get()
+    return torch.is_grad_enabled() if found is None else found
+
+
+def measured(kind: type[NormedTensor], t: torch.Tensor, elem_dims: tuple[int, ...] | None) -> NormedTensor:
+    """`t` with its exact norm, differentiable in it if the program at hand is."""
+    # where a mode watches operations, torch computes singular vectors with the values, at several times the price
+    unwatched = contextlib.nullcontext() if type(t) not in _PLAIN else _disable_current_modes()
+    with torch.set_grad_enabled(records_program()), unwatched:
+        return kind.of(t, elem_dims)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Environment:
+    """What surrounds a rule while it runs; tracing replaces it to record ops and to lift parameters its own way."""
+
+    def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run an operation on plain tensors."""
+        return func(*args, **kwargs)
+
+    def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
+        """The normed tensor that stands for the plain tensor `t`: with its exact norm."""
+        return measured(kind, t, elem_dims)
+
+    def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
+        """Called before a rule runs, with the call's arguments, and those by name: as they were given, as the rule gets them."""
+
+    def note(self, func: Callable, out: NormedTensor) -> None:
+        """Called with each normed result of an operation."""
+
+    def inside_function(self) -> contextlib.AbstractContextManager[Any]:
+        """Around the Python body of a torch function on NormedTensors, whose calls find their rules."""
+        return contextlib.nullcontext()
+
+    def inside_operation(self) -> contextlib.AbstractContextManager[Any]:
+        """Around a torch function on NormedTensors that torch's C++ code decomposes."""
+        return contextlib.nullcontext()
+
+    def user_location(self) -> str | None:
+        """File, line and text of the user's call, where the traceback alone does not show it."""
+        return None
+
+
+_environment: contextvars.ContextVar[Environment] = contextvars.ContextVar("thunder_norm_environment", default=Environment())
+
+
+@contextlib.contextmanager
+def environment(env: Environment) -> Iterator[None]:
+    """Run rules in `env` inside the block."""
+    with setting(_environment, env):
+        yield
+
+
+def run_real(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run `func` on plain tensors as one operation (a trace records it as such)."""
+    return _environment.get().run_real(func, args, kwargs)
+
+
+def lift(t: torch.Tensor, kind: type[NormedTensor], elem_dims: Sequence[int] | None = None) -> NormedTensor:
+    """A plain tensor as a normed one: constants by their exact norm, parameters as the transform in use says."""
+    return _environment.get().lift(t, kind, None if elem_dims is None else tuple(elem_dims))
+
+
+def current_environment() -> Environment:
+    """What surrounds the rules that run now."""
+    return _environment.get()

@@ -1,0 +1,342 @@
+"""Running an operation on normed tensors: its rule on the norms, the operation itself on the backings."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from thunder_norm.core import in_place
+from thunder_norm.core.context import (
+    Environment,
+    current_environment,
+    current_mode,
+    perturbations_recorded,
+    records_program,
+    run_real,
+)
+from thunder_norm.core.nonfinite import Followed, bounded, spoiled
+from thunder_norm.core.op_names import op_key, op_name
+from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
+from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor, describe, describe_call
+from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.model_state.eager_calls import note_operation
+
+
+def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """A torch function called with a NormedTensor: its rule, or else its decomposition into aten ops."""
+    if func in _DERIVATIVES:
+        raise UnsupportedOpError(
+            with_details(
+                f"{func.__module__}.{func.__name__} of a NormedTensor",
+                at=current_environment().user_location(),
+                why="a derivative that the program takes is another function, with norms of its own, and no rule says them",
+                instead="leave the penalty out of the normed call; the norm itself is differentiated by y.norm_size.backward()",
+            )
+        )
+    key = key_of(func)
+    if is_metadata(func):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    call = in_place.out_of_place(func, args, kwargs)
+    if call is not None:
+        return in_place.run(func, *call, run_rule)
+    op = find_op(key)
+    if op is not None and op.rules:
+        return run_rule(op, func, args, kwargs)
+    if isinstance(func, NormedOp) or not isinstance(key, str):
+        raise missing_rule(func, args, kwargs)
+    body = _python_body(func)
+    if body is not None:
+        with current_environment().inside_function():
+            return body(*args, **kwargs)
+    try:
+        with current_environment().inside_operation(), torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    except MissingNormRuleError as e:
+        if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            raise
+        raise missing_rule(func, args, kwargs, decomposition=str(e).partition("\n")[0]) from e
+
+
+_DERIVATIVES = frozenset({torch.autograd.grad, torch.autograd.backward})
+
+
+@functools.cache
+def _python_body(func: Callable) -> Callable | None:
+    """What a torch function written in Python does after it has asked for ``__torch_function__``; None for others.
+
+    The torch functions it calls ask again and find their rules, which ATen's decomposition of them would not: `F.linear` has a
+    tighter one than the in-place operations it may become.
+    """
+    if not isinstance(func, types.FunctionType):
+        return None
+    asks = [name for name in func.__globals__ if name.startswith("has_torch_function")]
+    if not any(name in func.__code__.co_names for name in asks):
+        return None
+    names = {**func.__globals__, **dict.fromkeys(asks, lambda *args: False)}
+    body = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run the norm rule of `func` although no argument is normed yet: plain tensors are lifted.
+
+    Raises:
+        MissingNormRuleError: no rule fits.
+    """
+    op = find_op(key_of(func))
+    if op is None or not op.rules:
+        raise missing_rule(func, args, kwargs)
+    return run_rule(op, func, args, kwargs)
+
+
+def is_factory(func: Callable) -> bool:
+    """Whether an operation makes a tensor whose norm no other's decides: none of its rules takes a NormedTensor."""
+    op = find_op(key_of(func))
+    return op is not None and bool(op.rules) and not any(s.kinds for r in op.rules for s in r.slots.values())
+
+
+def torch_dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
+    """An aten overload called with a NormedTensor, below autograd: its rule, run with autograd for norm sizes."""
+    key = op_key(func)
+    if func._schema.is_mutable:
+        with _autograd_again():
+            return in_place.run(func, in_place.functional(func), args, kwargs, run_rule)
+    op = find_op(key)
+    if op is None or not op.rules:
+        raise missing_rule(func, args, kwargs)
+    with _autograd_again():
+        return run_rule(op, func, args, kwargs)
+
+
+@contextlib.contextmanager
+def _autograd_again() -> Iterator[None]:
+    """Let operations on norm sizes be recorded by autograd inside ``__torch_dispatch__``, which runs below it."""
+    key = torch._C.DispatchKey.AutogradFunctionality
+    was_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)
+
+
+def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Find the rule, run the operation on the backings and the rule on the norms, and put them together."""
+    if kwargs.get("out") is not None:
+        raise UnsupportedOpError(f"{op_name(func)}: out= is not possible with a NormedTensor")
+    _check_not_batched(func)
+    _check_finalized(func, args, kwargs)
+    found = op.find(args, kwargs)
+    if found is None:
+        raise missing_rule(func, args, kwargs)
+    return apply_rule(op, *found, func, args, kwargs)
+
+
+def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run this rule of `op` on the norms of arguments that fit it, and the operation on the backings."""
+    if type(current_environment()) is Environment:  # neither traced nor analysed
+        note_operation()
+    try:
+        given = dict(bound.arguments)
+        with perturbations_recorded():
+            prepared = rule.prepare(bound)
+            current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
+            sizes = list(_sizes(prepared))
+            with Followed(n for _, n in sizes) as followed:
+                result = rule.fn(*prepared.args, **prepared.kwargs)
+    except NormMapKeyError:  # a parameter's name is not the operation's affair
+        raise
+    except NormMismatchError as e:
+        raise NormMismatchError(
+            with_details(
+                f"{op_name(func)}: {e}", called_with=describe_call(args, kwargs), at=current_environment().user_location()
+            )
+        ) from e
+    body = func.body if isinstance(func, NormedOp) else func
+    # a custom op's body is a program, not one operation: it is run as it is
+    call = body if isinstance(func, NormedOp) else lambda *a, **k: run_real(body, a, k)
+    real = call(*unwrap(args), **unwrap(kwargs))
+    with perturbations_recorded():
+        return _attach(op, rule, prepared, _handing_on(result, sizes, followed), real, args, kwargs)
+
+
+def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:
+    """The norm sizes among a rule's arguments, by name."""
+    for name, value in bound.arguments.items():
+        for v in tree_flatten(value)[0]:
+            if isinstance(v, NormedTensor):
+                yield name, v.norm_size
+
+
+def _handing_on(result: Any, sizes: Sequence[tuple[str, torch.Tensor]], followed: Followed) -> Any:
+    """A rule's result whose norms are NaN if an argument's is, but for arguments whose values do not matter (sensitivity 0)."""
+    if isinstance(result, list | tuple):
+        return [_handing_on(r, sizes, followed) for r in result]
+    if isinstance(result, NormedTensor):
+        sensitivity = result._sensitivity or {}
+        for name, n in sizes:
+            constant = sensitivity.get(name)
+            matters = not (isinstance(constant, int | float) and constant == 0)
+            if matters and not followed.makes_nan(n, result.norm_size):
+                result.norm_size = spoiled(result.norm_size, n)
+    return result
+
+
+def unwrap(tree: Any) -> Any:
+    """The same structure with every NormedTensor replaced by its backing."""
+    return tree_map(lambda v: v.backing if isinstance(v, NormedTensor) else v, tree)
+
+
+def _attach(
+    op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: Any, real: Any, args: tuple, kwargs: dict
+) -> Any:
+    """Give each NormedTensor of a rule's result its backing and its perturbation_size."""
+    if isinstance(result, list | tuple):
+        if not isinstance(real, list | tuple) or len(real) != len(result):
+            raise NormMismatchError(f"norm rule for {op.__qualname__} returned {len(result)} results, the operation did not")
+        attached = [_attach(op, rule, bound, n, r, args, kwargs) for n, r in zip(result, real, strict=True)]
+        # lists, tuples, and torch.return_types with their fields
+        return type(real)(attached)
+    if not isinstance(result, NormedTensor):
+        return real if result is None else result
+    if not isinstance(real, torch.Tensor):
+        raise NormMismatchError(f"norm rule for {op.__qualname__} returned a norm for {describe(real)}")
+    size = _recorded(result.norm_size)
+    # a rule that knows where all of its arguments come from may state the result's movement itself
+    perturbation = _perturbation(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
+    if current_mode() == "modula":
+        size = bounded(1.0, size)
+    kind = type(result)
+    if kind is RMSTensor and result.elem_dims == ():
+        kind = LinfTensor
+    out = kind._wrap(real, size, perturbation, result.elem_dims)
+    out._facts = result._facts
+    _track_aliases(out, real, args, kwargs)
+    current_environment().note(op.body, out)
+    return out
+
+
+def _recorded(size: torch.Tensor) -> torch.Tensor:
+    """A number made from norm sizes: their derivatives stop where the program's do, perturbations go on."""
+    return size.detach() if size.requires_grad and not records_program() else size
+
+
+def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: dict) -> None:
+    storage = _storage_id(real)
+    for other in tree_flatten((args, kwargs))[0]:
+        if isinstance(other, NormedTensor) and _storage_id(other.backing) == storage:
+            together = [*other._aliases, *out._aliases] or [weakref.ref(other)]
+            together.append(weakref.ref(out))
+            for x in (ref() for ref in together):
+                if x is not None:
+                    x._aliases = together
+
+
+def _storage_id(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _perturbation(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor) -> torch.Tensor | None:
+    """``sum_i L_i(n) d_i`` over the arguments that carry a perturbation; None if none does (then nothing is computed)."""
+    moving = list(_moving(bound))
+    if not moving:
+        return None
+    if result._is_multilinear:
+        sensitivity = _partial_derivatives(rule, bound, result, [where for where, _ in moving])
+    elif result._sensitivity is None:
+        raise NormMismatchError(
+            f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity, but {moving[0][0][0]!r} carries "
+            "a perturbation_size; return Kind(value, sensitivity={...}) or Kind(value, multilinear=True)"
+        )
+    else:
+        sensitivity = result._sensitivity
+    total = None
+    for (name, index), perturbation in moving:
+        constant = sensitivity.get(name) if index is None else sensitivity[name][index]
+        if constant is None:
+            raise NormMismatchError(
+                f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity to {name!r}"
+            )
+        if not isinstance(constant, torch.Tensor) and constant == 0:
+            continue
+        if isinstance(constant, torch.Tensor):
+            constant = _recorded(constant)
+        is_one = not isinstance(constant, torch.Tensor) and constant == 1
+        term = perturbation if is_one else perturbation * constant
+        total = term if total is None else total + term
+    return torch.zeros_like(result.norm_size) if total is None else total
+
+
+def _moving(bound: inspect.BoundArguments) -> Iterator[tuple[tuple[str, int | None], torch.Tensor]]:
+    """The perturbations that arguments carry: (name, index in a list or None), perturbation_size."""
+    for name, value in bound.arguments.items():
+        if isinstance(value, NormedTensor) and value.perturbation_size is not None:
+            yield (name, None), value.perturbation_size
+        elif isinstance(value, list | tuple):
+            for i, v in enumerate(value):
+                if isinstance(v, NormedTensor) and v.perturbation_size is not None:
+                    yield (name, i), v.perturbation_size
+
+
+def _partial_derivatives(rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor, slots: list) -> dict[str, Any]:
+    """Partial derivatives of a value affine in each norm size: ``V(.., 1, ..) - V(.., 0, ..)``, exact and differentiable."""
+    if any(index is not None for _, index in slots):
+        raise NormMismatchError("multilinear=True is for tensor arguments; state the sensitivities of a list of tensors")
+
+    def value(name: str, size: float) -> torch.Tensor:
+        x = bound.arguments[name]
+        at = type(x)._wrap(x.backing, torch.full_like(x.norm_size, size), None, x.elem_dims)
+        changed = inspect.BoundArguments(bound.signature, {**bound.arguments, name: at})
+        return rule.fn(*changed.args, **changed.kwargs).norm_size
+
+    return {name: value(name, 1.0) - value(name, 0.0) for name, _ in slots}
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _check_not_batched(func: Callable) -> None:
+    """Refuse torch.vmap around an operation: its tensors stand for several, of which each has a norm of its own."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Vmap:
+        raise UnsupportedOpError(
+            with_details(
+                f"{op_name(func)} on a NormedTensor inside torch.vmap",
+                at=current_environment().user_location(),
+                instead="the operation on whole tensors, with a batch dimension",
+            )
+        )
+
+
+def _check_finalized(func: Callable, args: tuple, kwargs: dict) -> None:
+    for x in tree_flatten((args, kwargs))[0]:
+        if isinstance(x, NormedTensor) and not x.finalized:
+            raise NormMismatchError(
+                f"{op_name(func)} on an unfinalized {type(x).__name__}: give it a backing (finalize) or pass it to a norm map"
+            )
+
+
+def missing_rule(func: Callable, args: tuple, kwargs: dict, decomposition: str | None = None) -> MissingNormRuleError:
+    """The error for an operation no registered rule fits, and why that of its ATen decomposition does not help."""
+    op = find_op(key_of(func))
+    signatures = [f"{r.fn.__name__}{r.signature}" + (f"  [mode {r.mode}]" if r.mode else "") for r in op.rules] if op else []
+    return MissingNormRuleError(
+        with_details(
+            f"no norm rule for {op_name(func)}",
+            called_with=describe_call(args, kwargs),
+            at=current_environment().user_location(),
+            decomposition=decomposition,
+            registered="\n".join(signatures) or "(none)",
+            to_add_one=f'@thunder_norm.normed_op({op_name(func)}).register_norm   -- see CONTRIBUTING.md, "Adding a rule"',
+        )
+    )

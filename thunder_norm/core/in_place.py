@@ -1,0 +1,122 @@
+"""In-place operations on normed tensors: the out-of-place operation, whose result the target, and what shares its storage, take over."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_norm.core import conversions
+from thunder_norm.core.context import current_environment
+from thunder_norm.core.op_names import is_in_place, op_key, op_name
+from thunder_norm.core.registry import NormedOp, find_op
+from thunder_norm.core.tensors import NormedTensor, describe, describe_call
+from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
+
+RunRule = Callable[[NormedOp, Callable, tuple, dict], Any]
+
+
+@functools.cache
+def _place_of_flag(func: Callable) -> int | None:
+    """The position of a function's argument `inplace`, which is its last; None if it has none."""
+    if not isinstance(func, types.FunctionType):
+        return None
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
+    return names.index("inplace") if "inplace" in names else None
+
+
+def out_of_place(func: Callable, args: tuple, kwargs: dict) -> tuple[Callable | None, tuple, dict] | None:
+    """What a call that works in place computes: operation (None if there is none) and arguments; None for all other calls."""
+    place = _place_of_flag(func)
+    if place is not None:
+        if (args[place] if place < len(args) else kwargs.get("inplace")) is not True:
+            return None
+        return func, args[:place], {k: v for k, v in kwargs.items() if k != "inplace"}
+    key = op_key(func)
+    return (functional(func), args, kwargs) if isinstance(key, str) and is_in_place(key) else None
+
+
+def functional(func: Callable) -> Callable | None:
+    """The out-of-place operation of ``x.mul_``, ``torch.relu_`` or ``aten.add_.Tensor``, if there is one."""
+    if isinstance(func, torch._ops.OpOverload):
+        packet = getattr(torch.ops.aten, func.overloadpacket.__name__.rstrip("_"), None)
+        return getattr(packet, func._overloadname, packet)
+    name = op_key(func).rstrip("_")
+    homes = (torch.Tensor, torch, torch.nn.functional, torch.ops.aten)
+    if getattr(torch.Tensor, func.__name__, None) is not func:  # torch.dropout_: a function, with a function's arguments
+        homes = (torch, torch.nn.functional, torch.Tensor, torch.ops.aten)
+    return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+
+
+def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, run_rule: RunRule) -> Any:
+    """Run an in-place call by the rule of its out-of-place `operation`.
+
+    Raises:
+        UnsupportedOpError: there is no such rule, the target is no normed tensor, was given from outside, shares a part of its
+            storage only with another tensor, or would have to become one of another shape or dtype.
+    """
+    target = args[0] if args else None
+    op = None if operation is None else find_op(op_key(operation))
+    if not isinstance(target, NormedTensor) or operation is None or op is None or not op.rules:
+        raise UnsupportedOpError(
+            with_details(
+                f"in-place {op_name(func)} with a NormedTensor",
+                called_with=describe_call(args, kwargs),
+                at=current_environment().user_location(),
+                instead="use the out-of-place operation and assign its result",
+            )
+        )
+    aliases = target.aliases()
+    before = target._aliases
+    result = run_rule(op, operation, args, kwargs)
+    if not isinstance(result, NormedTensor) or (result.shape, result.dtype) != (target.shape, target.dtype):
+        raise UnsupportedOpError(f"in-place {op_name(func)} would turn {describe(target)} into {describe(result)}")
+    for x in (target, *aliases):  # the result may be the target itself, of which it is then no alias
+        x._aliases = before
+    if result.backing is target.backing:
+        return target
+    _check(target, aliases)
+    new = {id(x): _in_place_of(x, result, run_rule) for x in (target, *aliases)}
+    for x in (target, *aliases):
+        x._assign(new[id(x)])
+    return target
+
+
+def _check(target: NormedTensor, aliases: list[NormedTensor]) -> None:
+    """Refuse to change what others look at, who would not know."""
+    why = None
+    if any(x._is_leaf_value for x in (target, *aliases)):
+        why = "was given from outside" if target._is_leaf_value else "shares its storage with one that was given from outside"
+    elif not all(_is_reshaped(x.backing, target.backing) for x in aliases):
+        why = "shares its storage with another tensor, of other elements or in another order"
+    if why is not None:
+        raise UnsupportedOpError(
+            with_details(
+                f"in-place operation on a {type(target).__name__} that {why}",
+                at=current_environment().user_location(),
+                why="the norm of the other owner would silently become wrong",
+                instead="write y = x + ... in place of x += ..., or work on x.clone()",
+            )
+        )
+
+
+def _is_reshaped(t: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors in one storage are the same elements in the same order."""
+    if not (t.is_contiguous() and other.is_contiguous()):
+        return t.shape == other.shape and t.stride() == other.stride() and t.storage_offset() == other.storage_offset()
+    return (t.numel(), t.storage_offset()) == (other.numel(), other.storage_offset())
+
+
+def _in_place_of(x: NormedTensor, result: NormedTensor, run_rule: RunRule) -> NormedTensor:
+    """`result` in the shape and the kind of x, which it is to replace."""
+    try:
+        if x.shape != result.shape:
+            op = find_op("reshape")
+            assert op is not None, "it has a rule"
+            result = run_rule(op, torch.reshape, (result, tuple(x.shape)), {})
+        return result if type(result) is type(x) else conversions.convert(result, type(x), x.elem_dims)
+    except NormMismatchError as e:
+        raise UnsupportedOpError(f"in-place operation would turn {describe(x)} into {describe(result)}: {e}") from e

@@ -1,0 +1,342 @@
+"""The registry of norm rules, and multiple dispatch on the kinds their annotations name.
+
+A rule is an ordinary function.  The annotations of its tensor arguments are its dispatch key; the first registered rule whose
+every argument fits is the one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_any
+
+from thunder_norm.core import conversions
+from thunder_norm.core.context import Mode, check_mode, current_mode, lift
+from thunder_norm.core.op_names import METADATA, is_in_place, op_key
+from thunder_norm.core.tensors import NormedTensor, RMSTensor
+from thunder_norm.errors import NormMismatchError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one argument of a rule accepts, read from its annotation."""
+
+    kinds: tuple[type[NormedTensor], ...] = ()
+    is_list: bool = False
+    is_optional: bool = False
+    accepts_plain: bool = False  # annotated torch.Tensor: taken as it is
+    accepts_number: bool = False
+    is_unconstrained: bool = False  # no annotation of ours: any non-tensor
+
+    @staticmethod
+    def of(annotation: Any) -> Slot:
+        """Parse an annotation."""
+        if annotation is inspect.Parameter.empty or annotation is Any:
+            return Slot(is_unconstrained=True)
+        members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+        kinds, found = [], {"is_list": False, "is_optional": False, "accepts_plain": False, "accepts_number": False}
+        is_ours = has_other = False
+        for member in members:
+            origin = typing.get_origin(member)
+            if member is type(None):
+                found["is_optional"] = True
+            elif isinstance(member, type) and issubclass(member, NormedTensor):
+                kinds.append(member)
+                is_ours = True
+            elif member is torch.Tensor:
+                found["accepts_plain"] = is_ours = True
+            elif member in (int, float, bool):
+                found["accepts_number"] = is_ours = True
+            elif isinstance(origin, type) and issubclass(origin, Sequence) and typing.get_args(member):
+                inner = Slot.of(typing.get_args(member)[0])
+                if inner.kinds or inner.accepts_plain:
+                    kinds.extend(inner.kinds)
+                    found["is_list"] = is_ours = True
+                    found["accepts_plain"] |= inner.accepts_plain
+                else:
+                    has_other = True
+            else:
+                has_other = True
+        return Slot(tuple(kinds), is_unconstrained=has_other or not is_ours, **found)
+
+    def fits(self, value: Any, *, converting: bool) -> bool:
+        """Whether `value` may be passed, as it is or (if `converting`) after a sound conversion or a lift."""
+        if value is None:
+            return self.is_optional or self.is_unconstrained
+        if isinstance(value, list | tuple) and tree_any(lambda v: isinstance(v, torch.Tensor), value):
+            # a list that may hold plain tensors holds indices: numbers, slices and None go along
+            element = Slot(
+                self.kinds,
+                accepts_plain=self.accepts_plain,
+                accepts_number=self.accepts_number,
+                is_unconstrained=self.accepts_plain,
+            )
+            return self.is_list and all(element.fits(v, converting=converting) for v in value)
+        if isinstance(value, NormedTensor):
+            if isinstance(value, self.kinds):
+                return True
+            return converting and any(conversions.can_convert(value, kind) for kind in self.kinds)
+        if isinstance(value, torch.Tensor):
+            return self.accepts_plain or (bool(self.kinds) and value.is_floating_point())
+        if isinstance(value, bool | int | float):
+            return self.accepts_number or self.is_unconstrained
+        return self.is_unconstrained
+
+
+def _is_union(annotation: Any) -> bool:
+    return isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+
+
+# Arguments that do not change a norm: a rule need not name them.  (One that is None, or False where torch's default is not
+# True, need not be named either.)
+_NORM_NEUTRAL = frozenset(
+    {"inplace", "_stacklevel", "memory_format", "non_blocking", "pin_memory", "layout", "device", "cudnn_enable", "cudnn_enabled"}
+)
+
+# From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).
+LiftDims = Callable[[torch.Tensor, dict[str, Any]], "tuple[int, ...] | None"]
+# The same for the kind it should be lifted to, a subclass of the slot's (None: the slot's own).
+LiftKind = Callable[[torch.Tensor, dict[str, Any]], "type[NormedTensor] | None"]
+
+
+@dataclass(frozen=True)
+class NormRule:
+    """One registered norm rule of an operation."""
+
+    fn: Callable
+    signature: inspect.Signature
+    slots: dict[str, Slot]
+    mode: Mode | None
+    lift_dims: Mapping[str, LiftDims] = field(default_factory=dict)
+    lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
+    when: Callable[[dict[str, Any]], bool] | None = None
+    is_refusal = False  # it only says why there is no rule
+
+    def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:
+        """The call's arguments by the rule's own names, or why they do not fit its signature.
+
+        `on_by_default` are the names of the operation's arguments that are True if not given.
+        """
+        names = self.signature.parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in names.values())
+        kwargs = {("input" if k == "self" and k not in names else k): v for k, v in kwargs.items()}
+        if not takes_any:
+            kwargs = {
+                k: v
+                for k, v in kwargs.items()
+                if k in names or not (k in _NORM_NEUTRAL or v is None or v is False and k not in on_by_default)
+            }
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as e:
+            return str(e)
+        bound.apply_defaults()
+        return bound
+
+    def fits(self, bound: inspect.BoundArguments, *, converting: bool) -> bool:
+        """Whether every argument fits its slot, and all of them the rule's condition."""
+        if not all(self.slots[name].fits(value, converting=converting) for name, value in _named_values(bound)):
+            return False
+        return self.when is None or self.when(bound.arguments)
+
+    def wanted(self, name: str, t: torch.Tensor, given: dict[str, Any]) -> tuple[type[NormedTensor], tuple[int, ...] | None]:
+        """The kind and the elem_dims (None: the kind's default) this rule lifts the plain tensor `t` to."""
+        dims = self.lift_dims[name](t, given) if name in self.lift_dims else None
+        kind = self.lift_kinds[name](t, given) if name in self.lift_kinds else None
+        kind = kind or self.slots[name].kinds[0]
+        return RMSTensor if kind is NormedTensor else kind, dims
+
+    def prepare(self, bound: inspect.BoundArguments) -> inspect.BoundArguments:
+        """Lift plain tensors and convert kinds so that each argument is what the rule's annotation says."""
+        given = dict(bound.arguments)
+
+        def prepare(name: str, value: Any) -> Any:
+            slot = self.slots[name]
+            if isinstance(value, list | tuple) and slot.is_list:
+                return type(value)(prepare(name, v) for v in value)
+            if isinstance(value, NormedTensor):
+                if isinstance(value, slot.kinds):
+                    return value
+                kind = next(k for k in slot.kinds if conversions.can_convert(value, k))
+                return conversions.convert(value, kind)
+            if isinstance(value, torch.Tensor) and slot.kinds and not slot.accepts_plain:
+                return lift(value, *self.wanted(name, value, given))
+            return value
+
+        for name, value in list(bound.arguments.items()):
+            parameter = self.signature.parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                bound.arguments[name] = tuple(prepare(name, v) for v in value)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                bound.arguments[name] = {k: prepare(name, v) for k, v in value.items()}
+            else:
+                bound.arguments[name] = prepare(name, value)
+        return bound
+
+
+def _named_values(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((name, v) for v in value)
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            yield from ((name, v) for v in value.values())
+        else:
+            yield name, value
+
+
+class NormedOp:
+    """An operation together with its norm rules; calling it runs the rule if an argument is normed, the body otherwise."""
+
+    def __init__(self, key: Any, body: Callable):
+        self.key = key
+        self.body = body
+        self.rules: list[NormRule] = []
+        self.__name__ = getattr(body, "__name__", str(key))
+        self.__qualname__ = getattr(body, "__qualname__", self.__name__)
+        self.__module__ = getattr(body, "__module__", __name__)
+        self.__doc__ = body.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if tree_any(lambda v: isinstance(v, NormedTensor), (args, kwargs)):
+            from thunder_norm.core import dispatch
+
+            return dispatch.torch_function(self, args, kwargs)
+        return self.body(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<NormedOp {self.__qualname__} with {len(self.rules)} rules>"
+
+    def register_norm(
+        self,
+        rule: Callable | None = None,
+        *,
+        mode: Mode | None = None,
+        allow_plain_tensors: bool = False,
+        lift_dims: Mapping[str, LiftDims] | None = None,
+        lift_kinds: dict[str, LiftKind] | None = None,
+        when: Callable[[dict[str, Any]], bool] | None = None,
+    ) -> Callable:
+        """Register a norm rule; usable as ``@op.register_norm`` and ``@op.register_norm(...)``.
+
+        Args:
+            rule: the function.  Annotate every tensor argument with the kind it needs, name arguments as the operation does.
+            mode: only for this mode; for all modes without a rule of their own if None.
+            allow_plain_tensors: arguments annotated ``torch.Tensor`` take plain tensors as they are.
+            lift_dims: for a plain tensor in a normed slot, argument name -> function giving its elem_dims.
+            lift_kinds: the same for its kind, where the annotated one is not exact enough.
+            when: a condition on the arguments by name, as given; a rule with one goes before the others.
+
+        Raises:
+            NormMismatchError: ``torch.Tensor`` in the annotations without `allow_plain_tensors`, no tensor annotation at
+                all in a rule that takes arguments of unknown kind, or an unknown mode.
+        """
+        if rule is None:
+            return lambda fn: self.register_norm(
+                fn, mode=mode, allow_plain_tensors=allow_plain_tensors, lift_dims=lift_dims, lift_kinds=lift_kinds, when=when
+            )
+        if mode is not None:
+            check_mode(mode)
+        signature = inspect.signature(rule)
+        hints = typing.get_type_hints(rule)
+        slots = {name: Slot.of(hints.get(name, inspect.Parameter.empty)) for name in signature.parameters}
+        plain = [name for name, slot in slots.items() if slot.accepts_plain]
+        if plain and not allow_plain_tensors:
+            raise NormMismatchError(
+                f"norm rule for {self.__qualname__}: {plain} annotated torch.Tensor; "
+                "annotate a kind, or register with allow_plain_tensors=True"
+            )
+        unknown = {*(lift_dims or ()), *(lift_kinds or ())} - set(slots)
+        if unknown:
+            raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
+        self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when))
+        return rule
+
+    def find(self, args: tuple, kwargs: dict, *, with_conditions: bool = True) -> tuple[NormRule, inspect.BoundArguments] | None:
+        """The rule for these arguments.
+
+        Exact kinds go before converted ones, then rules with a condition before the others, then those of the current mode.
+        """
+        mode = current_mode()
+        ordered = [r for r in self.rules if r.mode in (mode, None) and (with_conditions or r.when is None)]
+        ordered.sort(key=lambda r: (r.when is None, r.mode is None))
+        for converting in (False, True):
+            for rule in ordered:
+                bound = rule.bind(args, kwargs, _on_by_default(self.key))
+                if not isinstance(bound, str) and rule.fits(bound, converting=converting):
+                    return rule, bound
+        return None
+
+
+@functools.cache
+def _on_by_default(key: Any) -> frozenset[str]:
+    """The arguments of an operation that are True if they are not given: by aten's schemas and Python's signatures."""
+    if not isinstance(key, str):
+        return frozenset()
+    packet = getattr(torch.ops.aten, key, None)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet else []
+    names = {a.name for schema in schemas for a in schema.arguments if a.has_default_value() and a.default_value is True}
+    function = getattr(torch.nn.functional, key, None)
+    if isinstance(function, types.FunctionType):
+        names |= {p.name for p in inspect.signature(function).parameters.values() if p.default is True}
+    return frozenset(names)
+
+
+_registry: dict[Any, NormedOp] = {}
+
+
+def normed_op(func: Callable) -> NormedOp:
+    """The `NormedOp` of an operation of torch, or a new one for a function of the user's own (as a decorator).
+
+    For a function of one's own the body is its implementation on plain tensors.
+    """
+    key = key_of(func)
+    if key is None:
+        raise NormMismatchError(f"{func!r} cannot be a normed operation: it is not hashable")
+    if key not in _registry:
+        _registry[key] = NormedOp(key, func)
+    return _registry[key]
+
+
+def registered_ops() -> dict[Any, NormedOp]:
+    """All operations that have norm rules, by key."""
+    return dict(_registry)
+
+
+def has_rule(func: Callable) -> bool:
+    """Whether any norm rule is registered for the operation."""
+    op = _registry.get(key_of(func))
+    return op is not None and bool(op.rules)
+
+
+def key_of(func: Callable) -> Any:
+    """The registry key of an operation, None for what cannot be one."""
+    key = func.key if isinstance(func, NormedOp) else op_key(func)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def find_op(key: Any) -> NormedOp | None:
+    """The operation registered under a key."""
+    return _registry.get(key)
+
+
+def is_metadata(func: Callable) -> bool:
+    """Whether an operation asks for a property of a tensor that has nothing to do with its values."""
+    return key_of(func) in METADATA
+
+
+def is_mutation(func: Callable, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call changes its first argument."""
+    key = key_of(func)
+    return kwargs.get("inplace") is True or isinstance(key, str) and is_in_place(key)

@@ -1,0 +1,459 @@
+"""Normed tensors: a tensor, a bound on its norm, and which norm.
+
+A `NormedTensor` is a wrapper subclass that stands for the set of all tensors ``t`` of the shape of its *backing* with
+``||t|| <= norm_size``.  Its class says which norm (the *kind*), `elem_dims` over which dimensions; over all others the norm
+is the maximum.  Operations on it find their rule in `thunder_norm.core.dispatch`; this module knows no operation.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any, ClassVar, cast
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_any
+
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.errors import NormMismatchError, UnsupportedOpError
+
+# Norm sizes are float64: the product of 24 layers' worst sensitivities (1 / sqrt(eps) = 316 each) is 1e60, beyond float32.
+NORM_DTYPE = torch.float64
+
+
+class NormedTensor(torch.Tensor):
+    """A tensor wrapper that carries a bound on its norm; the base class of all kinds.
+
+    Args:
+        norm_size: the bound, a number >= 0 or a 0-dim floating tensor (kept differentiable; stored as float64).  It may be infinite
+            (nothing is known), and a tensor NaN: so is the norm of a tensor with NaN entries, and of all that is computed from it.
+        backing: the tensor described, of any shape: real, meta or fake.  Without one the tensor is *unfinalized*.
+        elem_dims: the dimensions the norm runs over; the kind's default if None.
+        norm_size_requires_grad: make `norm_size` a leaf that requires grad (only for a norm_size given as a number).
+        perturbation_size: optional 0-dim floating tensor or number: a bound on how far the tensor may move, in the same norm.
+        sensitivity: only for what a rule returns: argument name -> Lipschitz constant with respect to that argument.
+        multilinear: only for what a rule returns: the value is affine in each argument's norm_size, and the sensitivities
+            are its partial derivatives.
+
+    Raises:
+        NormMismatchError: the size is negative, a number that is NaN, not a scalar or not floating, the backing is not a plain
+            tensor, or elem_dims do not fit it.
+    """
+
+    # backing is None and elem_dims may be while unfinalized; operations refuse such a tensor, so rules rely on both
+    backing: torch.Tensor
+    norm_size: torch.Tensor
+    perturbation_size: torch.Tensor | None
+    elem_dims: ed.Dims
+    _is_leaf_value: bool
+    _aliases: list[weakref.ref]
+    _sensitivity: dict[str, Any] | None
+    _is_multilinear: bool
+    _facts: Any
+
+    norm_formula: ClassVar[str] = ""
+
+    @staticmethod
+    def __new__(
+        cls,
+        norm_size: float | torch.Tensor,
+        *,
+        backing: torch.Tensor | None = None,
+        elem_dims: int | Iterable[int] | None = None,
+        norm_size_requires_grad: bool = False,
+        perturbation_size: float | torch.Tensor | None = None,
+        sensitivity: dict[str, Any] | None = None,
+        multilinear: bool = False,
+    ):
+        if cls is NormedTensor:
+            raise TypeError("NormedTensor is abstract: construct one of its kinds, such as RMSTensor")
+        if backing is not None:
+            _check_plain(backing)
+        size = _as_size(norm_size, "norm_size")
+        if norm_size_requires_grad:
+            if isinstance(norm_size, torch.Tensor):
+                raise NormMismatchError("norm_size_requires_grad is for a number; give a tensor that requires grad instead")
+            size.requires_grad_()
+        perturbation = None if perturbation_size is None else _as_size(perturbation_size, "perturbation_size")
+        self = cls._wrap(backing, size, perturbation, None if elem_dims is None else _as_dims(elem_dims))
+        self._is_leaf_value = True
+        self._sensitivity = sensitivity
+        self._is_multilinear = multilinear
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def _wrap(
+        cls,
+        backing: torch.Tensor | None,
+        norm_size: torch.Tensor,
+        perturbation_size: torch.Tensor | None,
+        elem_dims: ed.Dims | None,
+    ) -> NormedTensor:
+        """Build without looking at values; `elem_dims` are made canonical as soon as there is a backing."""
+        like = norm_size if backing is None else backing
+        self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            () if backing is None else backing.shape,
+            strides=() if backing is None else backing.stride(),  # contiguity decides which ATen operations a program becomes
+            dtype=like.dtype,
+            device=like.device,
+            requires_grad=False,
+        )
+        if backing is not None:
+            elem_dims = cls._canonical(cls.default_elem_dims(backing.ndim) if elem_dims is None else elem_dims, backing.ndim)
+        self.backing = cast(torch.Tensor, backing)
+        self.norm_size = _for_autograd(norm_size)
+        self.perturbation_size = None if perturbation_size is None else _for_autograd(perturbation_size)
+        self.elem_dims = cast(ed.Dims, elem_dims)
+        self._is_leaf_value = False  # an operation's result, which an in-place operation may replace
+        self._aliases = []  # the normed tensors in one storage with it, itself included: one list for all of them
+        self._sensitivity = None
+        self._is_multilinear = False
+        self._facts = None  # what the rule that made it knows about it beyond its norm, for rules that come next
+        return self
+
+    @classmethod
+    def default_elem_dims(cls, ndim: int) -> ed.Dims:
+        """The elem_dims used when none are given: the last dimension (none for a scalar)."""
+        return (-1,) if ndim else ()
+
+    @classmethod
+    def _canonical(cls, dims: ed.Dims, ndim: int) -> ed.Dims:
+        return ed.canonical(dims, ndim)
+
+    @classmethod
+    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+        """The exact norm of `t` in this kind over canonical `elem_dims`, a 0-dim tensor, differentiable in `t`."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, t: torch.Tensor, elem_dims: int | Iterable[int] | None = None) -> NormedTensor:
+        """Wrap the plain tensor `t` with its exact norm, differentiably.
+
+        >>> RMSTensor.of(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).norm_size.item()
+        3.5355339059327378
+
+        Raises:
+            NormMismatchError: `t` is not a real floating tensor, or elem_dims do not fit it.
+        """
+        if not isinstance(t, torch.Tensor) or isinstance(t, NormedTensor) or not t.is_floating_point():
+            raise NormMismatchError(f"{cls.__name__}.of needs a plain floating tensor, got {describe(t)}")
+        given = cls.default_elem_dims(t.ndim) if elem_dims is None else _as_dims(elem_dims)
+        dims = cls._canonical(given, t.ndim)
+        if t.numel() == 0:
+            size = torch.zeros((), dtype=NORM_DTYPE, device=t.device)
+        else:
+            size = cls.measure(t.float() if t.dtype.itemsize < 4 else t, dims).to(NORM_DTYPE)
+        self = cls._wrap(t, size, None, dims)
+        self._is_leaf_value = True
+        return self
+
+    @property
+    def finalized(self) -> bool:
+        """Whether there is a backing, and with it a shape and a dtype."""
+        return self.backing is not None
+
+    def finalize(self, backing: torch.Tensor) -> NormedTensor:
+        """The same norm, attached to `backing` (real, meta or fake).
+
+        Raises:
+            NormMismatchError: there is a backing already, or elem_dims do not fit this one.
+        """
+        if self.finalized:
+            raise NormMismatchError(f"{self!r} is already finalized")
+        _check_plain(backing)
+        out = type(self)._wrap(backing, self.norm_size, self.perturbation_size, self.elem_dims)
+        out._is_leaf_value = self._is_leaf_value
+        return out
+
+    @property
+    def numel_normed(self) -> int:
+        """Number of elements the norm runs over, N in the formulas."""
+        return ed.numel(self.shape, self.elem_dims)
+
+    # -- the wrapper subclass protocol ---------------------------------------------------------------------------------
+
+    def __tensor_flatten__(self):
+        names = [n for n in ("backing", "norm_size", "perturbation_size") if getattr(self, n) is not None]
+        return names, (self.elem_dims,)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, torch.Tensor], ctx: tuple, outer_size=None, outer_stride=None):
+        (dims,) = ctx
+        self = cls._wrap(inner.get("backing"), inner["norm_size"], inner.get("perturbation_size"), dims)
+        self._is_leaf_value = isinstance(inner["norm_size"], FakeTensor)  # it stands for an input of the program being traced
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        from thunder_norm.core import dispatch
+
+        return dispatch.torch_function(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        from thunder_norm.core import dispatch
+
+        return dispatch.torch_dispatch(func, args, kwargs or {})
+
+    def aliases(self) -> list[NormedTensor]:
+        """The other normed tensors in its storage, as far as they are alive."""
+        found = (ref() for ref in self._aliases)
+        return [x for x in found if x is not None and x is not self]
+
+    def _assign(self, result: NormedTensor) -> NormedTensor:
+        """Take over `result`: what an in-place operation means."""
+        self.backing, self.elem_dims = result.backing, result.elem_dims
+        self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
+        self._facts = result._facts
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True):
+        """Refused: a NormedTensor never requires grad itself; its `norm_size` may."""
+        if requires_grad:
+            raise UnsupportedOpError("a NormedTensor never requires grad itself; use x.norm_size.requires_grad_()")
+        return self
+
+    def backward(self, *args: Any, **kwargs: Any):
+        """Refused: differentiate the norm, ``x.norm_size.backward()``."""
+        raise UnsupportedOpError("a NormedTensor has no backward of its own; use x.norm_size.backward()")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NormedTensor:
+        if self.finalized:
+            return super().__deepcopy__(memo)
+        copied = memo[id(self)] = self._wrap(
+            None, copy.deepcopy(self.norm_size, memo), copy.deepcopy(self.perturbation_size, memo), self.elem_dims
+        )
+        return copied
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        shape = list(self.shape) if self.finalized else "unfinalized"
+        perturbation = "" if self.perturbation_size is None else f", perturbation_size={_show(self.perturbation_size)}"
+        dims = "default" if self.elem_dims is None else self.elem_dims
+        return f"{type(self).__name__}({_show(self.norm_size)}{perturbation}, elem_dims={dims}, shape={shape})"
+
+
+class RMSTensor(NormedTensor):
+    """Root mean square over `elem_dims`, maximum over the rest: ``sqrt(mean(t ** 2))``.
+
+    Over the last dimension of an embedding table it is the l1-to-RMS operator norm, the largest row RMS.
+    """
+
+    norm_formula = "sqrt(mean(t^2))"
+
+    @classmethod
+    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+        squares = t.to(NORM_DTYPE).square()  # the square of a number of t's own dtype may be beyond it
+        # a trace has the mean as sum and quotient, whose last bit differs
+        means = squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares
+        return _sqrt(means.amax())
+
+
+class LinfTensor(RMSTensor):
+    """Largest absolute entry: RMS over no dimension, maximum over all.  `elem_dims` is always ``()``."""
+
+    norm_formula = "max(|t|)"
+
+    @classmethod
+    def default_elem_dims(cls, ndim: int) -> ed.Dims:
+        return ()
+
+    @classmethod
+    def _canonical(cls, dims: ed.Dims, ndim: int) -> ed.Dims:
+        ed.canonical(dims, ndim)  # refuses dimensions that do not exist
+        return ()
+
+    @classmethod
+    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+        return t.abs().amax()
+
+
+class L2Tensor(NormedTensor):
+    """Euclidean length over `elem_dims`, maximum over the rest: ``sqrt(sum(t ** 2))``."""
+
+    norm_formula = "sqrt(sum(t^2))"
+
+    @classmethod
+    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+        squares = t.to(NORM_DTYPE).square()  # as for RMSTensor
+        return _sqrt((squares.sum(elem_dims) if elem_dims else squares).amax())
+
+
+class L1Tensor(NormedTensor):
+    """Sum of absolute entries over `elem_dims`, maximum over the rest: ``sum(|t|)``."""
+
+    norm_formula = "sum(|t|)"
+
+    @classmethod
+    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+        return (t.abs().sum(elem_dims) if elem_dims else t.abs()).amax()
+
+
+class RMSToRMSTensor(NormedTensor):
+    """Operator norm of a matrix from RMS to RMS: ``sigma_max(W) * sqrt(in / out)``, maximum over the other dimensions.
+
+    `elem_dims` is the *ordered* pair (output dimension, input dimension), (-2, -1) by default: transposing a matrix swaps the
+    pair, and the operator it stands for stays the same.
+    """
+
+    norm_formula = "sigma_max(W) sqrt(in / out)"
+
+    @classmethod
+    def default_elem_dims(cls, ndim: int) -> ed.Dims:
+        return (-2, -1)
+
+    @classmethod
+    def _canonical(cls, dims: ed.Dims, ndim: int) -> ed.Dims:
+        if len(dims) != 2:
+            raise NormMismatchError(f"{cls.__name__} needs elem_dims (output dim, input dim), got {dims}")
+        return ed.canonical_ordered(dims, ndim)
+
+    @property
+    def out_features(self) -> int:
+        """Size of the output dimension."""
+        return self.shape[self.elem_dims[0]]
+
+    @property
+    def in_features(self) -> int:
+        """Size of the input dimension."""
+        return self.shape[self.elem_dims[1]]
+
+    @classmethod
+    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+        from thunder_norm.core.context import run_real
+
+        entry = t.abs().amax()
+        is_finite = entry < math.inf
+        # no algorithm takes NaN or infinite entries: the norm is then theirs
+        largest = run_real(torch.linalg.matrix_norm, (torch.where(is_finite, t, 0.0), 2, elem_dims), {}).amax()
+        return torch.where(is_finite, largest, entry) * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])
+
+
+class RMSToRMSConvTensor(RMSToRMSTensor):
+    """Norm of a convolution kernel [out, in, *taps] from RMS over channels to RMS over channels, maximum over positions.
+
+    ``K * max_k sigma_max(W_k) * sqrt(in / out)`` with K the number of taps.
+    For a grouped convolution each group is an operator of its own, [out / groups, in / groups], and the maximum runs over
+    groups too: construct with `RMSToRMSConvTensor.grouped(groups)`.
+    """
+
+    norm_formula = "K max_k sigma_max(W_k) sqrt(in / out)"
+    groups: ClassVar[int] = 1
+    _by_groups: ClassVar[dict[int, type[RMSToRMSConvTensor]]] = {}
+
+    @classmethod
+    def grouped(cls, groups: int) -> type[RMSToRMSConvTensor]:
+        """The kind for kernels of a convolution with that many groups."""
+        if groups == 1:
+            return RMSToRMSConvTensor
+        if groups not in cls._by_groups:
+            name = f"RMSToRMSConvTensor_groups{groups}"
+            body = {"groups": groups, "__doc__": cls.__doc__, "__module__": __name__}
+            cls._by_groups[groups] = type(name, (RMSToRMSConvTensor,), body)
+        return cls._by_groups[groups]
+
+    @classmethod
+    def default_elem_dims(cls, ndim: int) -> ed.Dims:
+        return (-ndim, 1 - ndim)
+
+    @property
+    def taps(self) -> int:
+        """Number of kernel positions K."""
+        return math.prod(self.shape) // (self.out_features * self.in_features)
+
+    @classmethod
+    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+        out_dim, in_dim = elem_dims
+        taps = t.numel() // (t.shape[out_dim] * t.shape[in_dim])
+        per_tap = t.movedim((out_dim, in_dim), (-2, -1))
+        blocks = per_tap.unflatten(-2, (cls.groups, t.shape[out_dim] // cls.groups)).movedim(-3, 0)
+        return RMSToRMSTensor.measure(blocks, (-2, -1)) * taps
+
+
+def _for_autograd(size: torch.Tensor) -> torch.Tensor:
+    """A size that autograd can take: one made under `torch.inference_mode` it cannot."""
+    if not size.is_inference() or isinstance(size, FakeTensor):
+        return size
+    with torch.inference_mode(False):
+        return size.clone()
+
+
+def _sqrt(square: torch.Tensor) -> torch.Tensor:
+    """Square root with derivative 0 at 0: the subgradient of a norm at the zero tensor, where sqrt alone gives NaN."""
+    is_positive = square > 0
+    return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square * 0)  # NaN is NaN
+
+
+def _check_plain(backing: Any) -> None:
+    if not isinstance(backing, torch.Tensor) or isinstance(backing, NormedTensor):
+        raise NormMismatchError(f"the backing of a NormedTensor must be a plain tensor, got {describe(backing)}")
+
+
+def _as_dims(dims: int | Iterable[int]) -> ed.Dims:
+    if not isinstance(dims, int | Iterable):
+        raise NormMismatchError(f"elem_dims must be an int or several, got {dims!r}")
+    return (dims,) if isinstance(dims, int) else tuple(dims)
+
+
+def _as_size(size: Any, name: str) -> torch.Tensor:
+    """A 0-dim float64 tensor from a number or tensor; refuses what cannot be a norm."""
+    if isinstance(size, torch.Tensor):
+        if size.ndim != 0 or not size.is_floating_point() or isinstance(size, NormedTensor):
+            raise NormMismatchError(f"{name} must be a 0-dim floating tensor or a number, got {describe(size)}")
+        if size.device.type == "cpu" and not isinstance(size, FakeTensor):
+            _check_size(size.item(), name, may_be_nan=name == "norm_size")
+        return size.to(NORM_DTYPE)
+    if isinstance(size, bool) or not isinstance(size, Real):
+        raise NormMismatchError(f"{name} must be a 0-dim floating tensor or a number, got {type(size).__name__}")
+    _check_size(float(size), name)
+    return torch.tensor(float(size), dtype=NORM_DTYPE, device="cpu")
+
+
+def _check_size(size: float, name: str, may_be_nan: bool = False) -> None:
+    """A number that is NaN is a mistake; one that was computed is the norm of a tensor with NaN entries."""
+    if size < 0 or math.isnan(size) and not may_be_nan:
+        raise NormMismatchError(f"{name} must be >= 0, got {size}")
+
+
+def _show(size: torch.Tensor) -> str:
+    if size.device.type == "meta" or isinstance(size, FakeTensor):
+        return "?"
+    return f"{size.item():.6g}" + (", requires_grad" if size.requires_grad else "")
+
+
+def describe(t: Any) -> str:
+    """Short text for error messages: kind, shape and elem_dims of a tensor, or the type of anything else."""
+    if isinstance(t, NormedTensor):
+        shape = list(t.shape) if t.finalized else "[unfinalized]"
+        return f"{type(t).__name__}{shape} over dims {t.elem_dims}"
+    if isinstance(t, torch.Tensor):
+        return f"Tensor[{', '.join(map(str, t.shape))}] {str(t.dtype).removeprefix('torch.')}"
+    if isinstance(t, list | tuple):
+        return f"{type(t).__name__}({', '.join(map(describe, t))})"
+    return type(t).__name__ if t is not None else "None"
+
+
+def describe_call(args: tuple, kwargs: dict) -> str:
+    """Short text for error messages: the arguments of a call."""
+    shown = [describe(a) if _has_tensor(a) else repr(a) for a in args]
+    shown += [f"{k}={describe(v) if _has_tensor(v) else repr(v)}" for k, v in kwargs.items()]
+    return f"({', '.join(shown)})"
+
+
+def _has_tensor(value: Any) -> bool:
+    return tree_any(lambda v: isinstance(v, torch.Tensor), value)
+
+
+def __getattr__(name: str) -> Any:
+    """The kinds of grouped kernels by name: pickles, in which classes are names, come from processes that had made them."""
+    prefix, _, groups = name.partition("_groups")
+    if prefix == RMSToRMSConvTensor.__name__ and groups.isdecimal():
+        return RMSToRMSConvTensor.grouped(int(groups))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

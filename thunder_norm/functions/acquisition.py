@@ -1,0 +1,324 @@
+"""From a user's function to a program that can be transformed.
+
+A transformed function met by Thunder's interpreter has its function interpreted on *fresh* proxies, one for each tensor argument,
+in a scope of its own.  What was recorded becomes a flat program: a trace that takes a tuple of proxies, first the fresh ones, then
+every proxy of the surroundings that the function uses (closure conversion), and returns a tuple of proxies.  Evaluators then write
+the transformed program into the surroundings.  A transformed function inside another is therefore plain operations by the time the
+outer one sees it; there is no stack of levels at run time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from thunder.core import prims
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, wrap
+from thunder.core.jit_ext import JitCtx, get_jit_ctx
+from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, get_tracectx, tracectx
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+
+from thunder_norm.errors import TransformLevelError, with_details
+from thunder_norm.functions import completion
+from thunder_norm.functions.functionalization import without_mutations
+from thunder_norm.functions.levels import Levels
+from thunder_norm.functions.readability import without_dead_code
+from thunder_norm.functions.replay import scope
+from thunder_norm.functions.wrappers import closed, opened
+from thunder_norm.subclass.interception import current_acquisition
+from thunder_norm.tracing import hooks
+from thunder_norm.tracing.locations import location_of
+
+_RESERVED = ("args", "kwargs", "fn", "obj")  # names in Thunder's prologues
+
+
+class Interrupted(Exception):
+    """The interpreted function raised: the interpreter holds the exception and is to be told so."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A user's function as a flat program.
+
+    Attributes:
+        trace: takes ``trace.args`` (the arguments' tensors, then the captured ones), returns a tuple of proxies.
+        num_args: how many of ``trace.args`` stand for arguments.
+        out_leaves: the function's result, flattened; a proxy there is the next of the trace's results.
+        out_spec: the structure of the result.
+    """
+
+    trace: TraceCtx
+    num_args: int
+    out_leaves: tuple[Any, ...]
+    out_spec: TreeSpec
+
+    @property
+    def captured(self) -> tuple[Proxy, ...]:
+        """The proxies of the surroundings that the function uses."""
+        return tuple(self.trace.args[self.num_args :])
+
+    def result(self, outs: Sequence[Any]) -> Any:
+        """The function's result with `outs` in place of the trace's results."""
+        remaining = iter(outs)
+        return tree_unflatten([next(remaining) if isinstance(v, TensorProxy) else v for v in self.out_leaves], self.out_spec)
+
+
+def outputs_of(trace: TraceCtx) -> tuple[Any, ...]:
+    """What a flat program returns."""
+    return tuple(trace.bound_symbols[-1].args[0])
+
+
+def operations_of(trace: TraceCtx) -> list[BoundSymbol]:
+    """What a flat program computes: its bound symbols without the return."""
+    return list(trace.bound_symbols[:-1])
+
+
+def flat_program(args: Sequence[Proxy], bsyms: Sequence[BoundSymbol], outs: Sequence[Any]) -> TraceCtx:
+    """A flat program made of these parts."""
+    trace = TraceCtx()
+    trace.args = tuple(args)
+    trace.bound_symbols = list(bsyms)
+    for b in _with_parts(bsyms):  # parts become operations of their own where one is taken apart
+        trace.names.update(p.name for p in b.flat_proxy_outs)
+    trace.names.update(p.name for p in args if isinstance(p, Proxy))
+    trace.bound_symbols.append(prims.python_return.bind(tuple(outs), output=()))
+    return trace
+
+
+def _with_parts(bsyms: Sequence[BoundSymbol]) -> Iterator[BoundSymbol]:
+    for b in bsyms:
+        yield b
+        yield from _with_parts(b.subsymbols)
+
+
+def values_of(args: Sequence[WrappedValue], kwargs: dict[str, WrappedValue]) -> tuple[tuple, dict]:
+    """Arguments as the interpreter has them, as values: proxies in place of tensors, containers included."""
+    return tuple(value_of(a) for a in args), {k: value_of(v) for k, v in kwargs.items()}
+
+
+def value_of(w: WrappedValue) -> Any:
+    """A value with the proxies that Thunder has for its tensors; numbers on the way are guarded as Thunder does it."""
+    value = w.value
+    if isinstance(value, list | tuple):
+        w.track_items()
+        items = [value_of(i) for i in w.item_wrappers]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        w.track_items()
+        new = copy.copy(value)
+        for k, item in w.item_wrappers.items():
+            new[k] = value_of(item)
+        return new
+    return opened(value)
+
+
+def wrapped(value: Any, like: WrappedValue | None = None) -> WrappedValue:
+    """A value that a transformed function makes, for the interpreter."""
+    inputs = [] if like is None else [like.provenance]
+    return wrap(closed(value), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inputs))
+
+
+def acquire(
+    function: WrappedValue, name: str, args: Sequence[WrappedValue], kwargs: dict[str, WrappedValue], shapes: Any = None
+) -> Program:
+    """Interpret `function` on fresh proxies and return it as a flat program.
+
+    Args:
+        function: what to interpret.
+        name: of the transform, for messages.
+        args: the arguments of the transformed function.
+        kwargs: its keyword arguments.
+        shapes: a function from the position of an argument's tensor and its proxy to the shape that `function` is to see.
+
+    Raises:
+        Interrupted: `function` raised.
+        TransformLevelError: it uses a value of another transformed function that is over.
+    """
+    ctx = get_jit_ctx()
+    trace = ctx.computation_trace
+    levels = Levels.of(ctx)
+    values = values_of(args, kwargs)
+    flat, spec = tree_flatten(values)
+    actual = [v for v in flat if isinstance(v, TensorProxy)]
+    paths = _paths(function.value, *values)
+    fresh: list[TensorProxy] = []
+    for i, v in enumerate(flat):
+        if isinstance(v, TensorProxy):
+            shape = v.shape if shapes is None else shapes(i, v)
+            flat[i] = TensorProxy(like=v, shape=tuple(shape), requires_grad=v.requires_grad, history=None)
+            fresh.append(flat[i])
+    new_args, new_kwargs = tree_unflatten(flat, spec)
+    call_args = [wrapped(v, a) if _has_tensors(v) else a for a, v in zip(args, new_args, strict=True)]
+    call_kwargs = {k: wrapped(new_kwargs[k], a) if _has_tensors(new_kwargs[k]) else a for k, a in kwargs.items()}
+
+    with _level(ctx, name), scope(trace) as bsyms, grad_enabled():
+        found = _interpret_call(function, *call_args, **call_kwargs)
+        if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            raise Interrupted
+        out_leaves, out_spec = tree_flatten(value_of(found))
+
+    outs = [v for v in out_leaves if isinstance(v, TensorProxy)]
+    made = {p.name for b in bsyms for p in b.flat_proxy_outs} | {p.name for p in fresh}
+    captured = {p.name: p for b in bsyms for p in b.flat_proxy_args if p.name not in made}
+    captured |= {p.name: p for p in outs if p.name not in made}
+    _check_levels(levels, captured, bsyms, name)
+    levels.closed |= dict.fromkeys(made, name)
+    _hand_on_names(ctx, fresh, paths, actual)
+    name_printably(captured.values())
+    program = flat_program([*fresh, *captured.values()], bsyms, outs)
+    return Program(without_mutations(program), len(fresh), tuple(out_leaves), out_spec)
+
+
+def _has_tensors(tree: Any) -> bool:
+    return any(isinstance(v, TensorProxy) for v in tree_flatten(tree)[0])
+
+
+@contextlib.contextmanager
+def _level(ctx: JitCtx, name: str) -> Iterator[None]:
+    names = Levels.of(ctx).names
+    of_wrappers = current_acquisition()
+    names.append(name)
+    if of_wrappers is not None:
+        of_wrappers.num_levels += 1
+    try:
+        with hooks.inside_function(completion.lookaside):
+            yield
+    finally:
+        names.pop()
+        if of_wrappers is not None:
+            of_wrappers.num_levels -= 1
+
+
+@contextlib.contextmanager
+def grad_enabled() -> Iterator[None]:
+    """Inside a transformed function gradients are recorded, whatever holds outside; what it sets itself is undone."""
+    cd = get_compile_data()
+    saved, saved_torch = cd.is_grad_enabled, torch.is_grad_enabled()
+    cd.is_grad_enabled = True
+    torch.set_grad_enabled(True)  # what ``with torch.no_grad():`` in the function goes back to at its end
+    try:
+        yield
+    finally:
+        cd.is_grad_enabled = saved
+        torch.set_grad_enabled(saved_torch)
+
+
+def reopen(proxies: Sequence[Any]) -> None:
+    """Results of a transformed function belong to its surroundings."""
+    closed = Levels.of(get_jit_ctx()).closed
+    for p in proxies:
+        if isinstance(p, Proxy):
+            closed.pop(p.name, None)
+
+
+def forget_replaced(used: Set[str]) -> None:
+    """Do not have calls look at parameters that others stood for, unless they are among the tensors that are `used`.
+
+    For the outermost function, at its end: what is not used then never will be.
+    """
+    ctx = get_jit_ctx()
+    unused = Levels.of(ctx).replaced - used
+    ctx._constraints[:] = [c for c in ctx._constraints if not any(isinstance(v, TensorProxy) and v.name in unused for v in c)]
+
+
+def keep(value: WrappedValue) -> None:
+    """Have the interpreter remember what it knows of a value for the rest of the acquisition."""
+    Levels.of(get_jit_ctx()).kept.append(value)
+
+
+def program_of(write: Callable[..., Sequence[Any]], args: Sequence[TensorProxy], *, hoists: bool = True) -> TraceCtx:
+    """What `write`, called with `args`, writes, as a flat program: it takes `args` and everything else that is used.
+
+    `write` returns proxies or None; the program returns the proxies.  With `hoists`, what does not depend on `args` is no part of the
+    program: it is written into the open trace, once.
+    """
+    trace = get_tracectx()
+    with scope(trace) as bsyms:
+        outs = [p for p in write(*args) if isinstance(p, Proxy)]
+    dependent = {p.name for p in args}
+    inside = []
+    for b in bsyms:
+        if not hoists or any(p.name in dependent for p in b.flat_proxy_args):
+            dependent.update(p.name for p in b.flat_proxy_outs)
+            inside.append(b)
+        else:
+            trace.peek_scope().append(b)
+    made = {p.name for b in inside for p in b.flat_proxy_outs} | {p.name for p in args}
+    needed = without_dead_code(inside, {p.name for p in outs})
+    captured = {p.name: p for p in (*(p for b in needed for p in b.flat_proxy_args), *outs) if p.name not in made}
+    return flat_program([*args, *captured.values()], needed, outs)
+
+
+def _check_levels(levels: Levels, captured: dict[str, Proxy], bsyms: Sequence[BoundSymbol], name: str) -> None:
+    for p in captured.values():
+        owner = levels.closed.get(p.name)
+        if owner is not None:
+            at = next((location_of(b) for b in bsyms if any(q.name == p.name for q in b.flat_proxy_args)), None)
+            raise TransformLevelError(
+                with_details(
+                    f"{p.name} belongs to a function under {owner} that has returned; it means nothing here, in a function under {name}",
+                    at=at,
+                    instead=f"return the value from the function under {owner} (has_aux=True returns more than the result)",
+                )
+            )
+
+
+def _hand_on_names(ctx: JitCtx, fresh: Sequence[TensorProxy], paths: Sequence[str], actual: Sequence[TensorProxy]) -> None:
+    """Let an argument of the surroundings without a name of the user's have the one that the function calls it by."""
+    renamed = ctx._proxy_swapmap
+    trace = ctx.computation_trace
+    for inner, path, outer in zip(fresh, paths, actual, strict=True):
+        known = renamed.get(variableify(inner))
+        if variableify(outer) in renamed or (known is None and outer.history is None):
+            continue
+        if known is not None:
+            del renamed[variableify(inner)]
+            trace.names.discard(known.name)
+        name = path if known is None else known.name
+        if name.isidentifier() and name not in trace.names and name not in _RESERVED:
+            with tracectx(trace):
+                renamed[variableify(outer)] = outer.replace_name(name)
+
+
+def name_printably(proxies: Iterable[Proxy]) -> None:
+    """Give a name that Python can read to what Thunder named after a key of a dict, as ``t_0_0.weight``, and nobody since."""
+    ctx = get_jit_ctx()
+    renamed = ctx._proxy_swapmap
+    wrong = [p for p in proxies if isinstance(p, TensorProxy) and not p.name.isidentifier()]
+    for p in wrong:
+        if variableify(p) not in renamed:
+            with tracectx(ctx.computation_trace):
+                renamed[variableify(p)] = p.replace_name(re.sub(r"\W+", "_", p.name), disambiguate=True)
+    if wrong:  # of inputs that the computation does not use Thunder does not rename the checks
+        names = {p.name: renamed[variableify(p)] for p in wrong}
+        ctx._constraints[:] = [tuple(names.get(v.name, v) if isinstance(v, Proxy) else v for v in c) for c in ctx._constraints]
+
+
+def _paths(function: Any, args: tuple, kwargs: dict) -> list[str]:
+    """Names for the tensors among the arguments: ``params_0_weight`` for ``params["0.weight"]``."""
+    while hasattr(function, "function"):  # a transformed function takes what its function takes
+        function = function.function
+    try:
+        parameters = inspect.signature(function).parameters.values()
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    except (TypeError, ValueError):
+        names = []
+    found = []
+    for path, v in tree_flatten_with_path((args, kwargs))[0]:
+        if isinstance(v, TensorProxy):
+            is_keyword, first, rest = path[0].idx, path[1], path[2:]
+            if is_keyword:
+                name = str(first.key)
+            else:
+                name = names[first.idx] if first.idx < len(names) else f"arg{first.idx}"
+            found.append(re.sub(r"\W+", "_", name + keystr(rest).replace("']", "").replace("]", "")))
+    return found

@@ -1,0 +1,251 @@
+"""Batching: a program for one sample as a program for many, without a loop.
+
+``evaluate_vmap`` walks a flat program and emits each operation once, for all samples.  A value either has a batch dimension, and then
+always as its first, or is the same for all samples; what does not depend on a batched value is emitted as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.core.langctxs import Languages, langctx
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, get_tracectx
+
+import thunder_norm.functions.batching_rules  # noqa: F401 - registers the rules
+from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
+from thunder_norm.functions.decompositions import decomposed
+from thunder_norm.functions.opaque import derived, flat_proxies, is_whole, operation_of
+from thunder_norm.functions.registry import batching_rules
+from thunder_norm.functions.replay import Values, at_the_line_of, is_bookkeeping, returned
+from thunder_norm.tracing.locations import location_of
+
+Randomness = Literal["error", "different", "same"]
+Draws = dict[str, Any]  # what was drawn once for all samples, by the name of the program's proxy
+
+# What draws numbers of a shape that is its first argument.
+_DRAWS = frozenset({prims.PrimIDs.UNIFORM, prims.PrimIDs.UNIFORM_PHILOX, prims.PrimIDs.RANDN, prims.PrimIDs.RANDINT})
+
+# What reads a value out of a tensor.
+_READS_VALUES = frozenset({prims.PrimIDs.ITEM})
+
+
+@langctx(Languages.TORCH)
+def evaluate_vmap(
+    trace: TraceCtx,
+    args: Sequence[Any],
+    in_dims: Sequence[int | None],
+    axis_size: int,
+    randomness: Randomness = "error",
+    draws: Draws | None = None,
+) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
+    """The results of a flat program for `axis_size` samples at once, and the batch dimension of each (None: same for all).
+
+    For a program f of x and w with ``in_dims = (1, None)``, result i along the returned dimension is ``f(x[:, i], w)``.
+
+    Args:
+        trace: the program, for one sample.
+        args: one value for each of ``trace.args``, with the batch dimension.
+        in_dims: where each has it, not negative; None where it has none.
+        axis_size: the number of samples.
+        randomness: what a random operation does: raise ("error"), draw for each sample ("different"), or once for all ("same").
+        draws: kept from one call to the next where several make up one batch: "same" is then the same in all of them.
+
+    Raises:
+        TransformError: a random operation and ``randomness="error"``, or a rule that returns something of a wrong shape.
+        DataDependentError: the program reads a number out of a batched tensor.
+        MissingTransformRuleError: an operation has no rule, no decomposition and no implementation in torch.
+    """
+    program = _Program(axis_size, randomness, {} if draws is None else draws)
+    for p, value, dim in zip(trace.args, args, in_dims, strict=True):
+        program.values[p] = value if not dim else ltorch.movedim(value, dim, 0)
+        if dim is not None:
+            program.batched.add(p.name)
+    program.run(trace.bound_symbols)
+    results = returned(trace)
+    return tuple(program.values.read(results)), tuple(map(program.dim_of, results))
+
+
+class _Program:
+    """The values of a program's proxies while it runs, and which of them have a batch dimension."""
+
+    def __init__(self, axis_size: int, randomness: Randomness, draws: Draws) -> None:
+        self.axis_size = axis_size
+        self.randomness = randomness
+        self.draws = draws
+        self.values = Values()
+        self.batched: set[str] = set()
+
+    def dim_of(self, value: Any) -> int | None:
+        """0 if the value of a proxy has a batch dimension, None otherwise."""
+        return 0 if isinstance(value, Proxy) and value.name in self.batched else None
+
+    def dims_of(self, tree: Any) -> Any:
+        """`dim_of` throughout lists and tuples."""
+        return tuple(map(self.dims_of, tree)) if isinstance(tree, list | tuple) else self.dim_of(tree)
+
+    def run(self, bsyms: Sequence[BoundSymbol]) -> None:
+        for bsym in bsyms:
+            if is_bookkeeping(bsym) or (bsym.flat_proxy_outs and all(p in self.values for p in bsym.flat_proxy_outs)):
+                continue
+            if _is_random(bsym):
+                with at_the_line_of(bsym):
+                    self._draw(bsym)
+            elif not self._is_batched(bsym):
+                self.values.copy(bsym)
+            elif not bsym.flat_proxy_outs and not _has_effect(bsym):
+                continue  # it says something of the shape of one sample, which is written in the program as it is
+            else:
+                with at_the_line_of(bsym):
+                    self._batch(bsym)
+
+    def _is_batched(self, bsym: BoundSymbol) -> bool:
+        return any(p.name in self.batched for p in bsym.flat_proxy_args)
+
+    def _batch(self, bsym: BoundSymbol) -> None:
+        if bsym.sym.id is prims.PrimIDs.SHAPE:
+            for p, size in zip(tree_flatten(bsym.output)[0], bsym.args[0].shape, strict=True):
+                if isinstance(p, Proxy):
+                    self.values[p] = size
+        elif not self._apply_rule(bsym):
+            if bsym.subsymbols and not is_whole(bsym):
+                self.run(bsym.subsymbols)
+            elif (parts := decomposed(bsym)) is not None:
+                self.run(parts)
+            else:
+                self._batch_opaque(bsym)
+
+    def _apply_rule(self, bsym: BoundSymbol) -> bool:
+        """Whether there is a rule that has done it."""
+        rule = batching_rules.find(bsym.sym)
+        if rule is None or any(p.name in self.batched for p in flat_proxies(bsym.kwargs)):
+            return False
+        scope = get_tracectx().peek_scope()
+        begin = len(scope)
+        found = rule(self.axis_size, self.dims_of(bsym.args), *self.values.read(bsym.args), **self.values.read(bsym.kwargs))
+        if found is NotImplemented:
+            del scope[begin:]
+            return False
+        out, dims = found
+        self._bind(bsym, tree_flatten(out)[0], dims)
+        return True
+
+    def _bind(self, bsym: BoundSymbol, results: Sequence[Any], dims: int | None | Sequence[int | None]) -> None:
+        outputs = tree_flatten(bsym.output)[0]
+        each = list(dims) if isinstance(dims, tuple | list) else [dims] * len(results)
+        if not len(outputs) == len(results) == len(each):
+            self._refuse_rule(
+                bsym, returned=f"{len(results)} results, {len(each)} dimensions", expected=f"{len(outputs)} results"
+            )
+        for p, value, dim in zip(outputs, results, each, strict=True):
+            if not isinstance(p, TensorProxy):
+                continue
+            if dim is not None:
+                value = ltorch.movedim(value, dim, 0) if dim else value
+                self.batched.add(p.name)
+            wanted = tuple(p.shape) if dim is None else (self.axis_size, *p.shape)
+            if tuple(value.shape) != wanted or value.dtype != p.dtype:
+                self._refuse_rule(
+                    bsym,
+                    returned=f"a tensor of shape {tuple(value.shape)} and {value.dtype}, batch dimension {dim}",
+                    expected=f"shape {wanted} and {p.dtype} once the batch dimension is the first",
+                )
+            self.values[p] = value
+
+    def _refuse_rule(self, bsym: BoundSymbol, **details: str) -> None:
+        raise TransformError(
+            with_details(
+                f"the batching rule of {bsym.sym.id} returned something else than it should", **details, at=location_of(bsym)
+            )
+        )
+
+    def _batch_opaque(self, bsym: BoundSymbol) -> None:
+        """Let torch batch an operation that nothing is known of."""
+        operation = None if bsym.sym.id in _READS_VALUES else operation_of(bsym)
+        outputs = flat_proxies(bsym.output)
+        if not outputs:
+            raise DataDependentError(
+                with_details(
+                    f"{bsym.sym.name} reads a number out of a tensor that is different for each sample of vmap",
+                    at=location_of(bsym),
+                    instead="compute with tensors throughout, or pass what the number depends on with in_dims None",
+                )
+            )
+        if operation is None:
+            raise MissingTransformRuleError(
+                with_details(
+                    f"no batching rule for {bsym.sym.id}",
+                    at=location_of(bsym),
+                    to_add_one=f"@thunder_norm.transforms.register_batching({str(bsym.sym.id)!r})",
+                )
+            )
+        dims = tuple(map(self.dim_of, flat_proxies((bsym.args, bsym.kwargs))))
+        args, kwargs = self.values.read(bsym.args), self.values.read(bsym.kwargs)
+        results = derived("vmap", operation)(self.axis_size, self.randomness, dims, args, kwargs)
+        for p, value in zip(outputs, results, strict=True):
+            self.values[p] = value
+            self.batched.add(p.name)
+
+    def _draw(self, bsym: BoundSymbol) -> None:
+        if self.randomness == "error":
+            raise TransformError(
+                with_details(
+                    f"vmap met the random operation {bsym.sym.name}, and was not told what it should do",
+                    at=location_of(bsym),
+                    instead='vmap(..., randomness="different") draws for each sample, randomness="same" once for all',
+                )
+            )
+        is_batched = self._is_batched(bsym)
+        if self.randomness == "same" and not is_batched:
+            self._draw_once(bsym)
+        elif bsym.subsymbols:
+            self.run(bsym.subsymbols)
+        elif bsym.sym.id in _DRAWS:
+            shape, *rest = self.values.read(bsym.args)
+            drawn = bsym.sym((self.axis_size, *shape), *rest, **self.values.read(bsym.kwargs))
+            self._bind(bsym, [drawn], 0)
+        elif self.randomness == "different" and self._apply_rule(bsym):
+            return
+        elif self.randomness == "same" or is_batched or flat_proxies((bsym.args, bsym.kwargs)):
+            self._batch_opaque(bsym)
+        else:
+            self._draw_from_nothing(bsym)
+
+    def _draw_once(self, bsym: BoundSymbol) -> None:
+        outputs = flat_proxies(bsym.output)
+        if all(p.name in self.draws for p in outputs):
+            for p in outputs:
+                self.values[p] = self.draws[p.name]
+        else:
+            self.values.copy(bsym)
+            self.draws.update((p.name, self.values.get(p)) for p in outputs)
+
+    def _draw_from_nothing(self, bsym: BoundSymbol) -> None:
+        """One operation for each sample, of those that take no tensor whose batch dimension could say how many."""
+        drawn = [tree_flatten(bsym.sym(*bsym.args, **bsym.kwargs))[0] for _ in range(self.axis_size)]
+        self._bind(bsym, [ltorch.stack(list(values), 0) for values in zip(*drawn, strict=True)], 0)
+
+
+def _has_effect(bsym: BoundSymbol) -> bool:
+    return prims.OpTags.DONT_DCE in (bsym.sym.tags or ()) or any(map(_has_effect, bsym.subsymbols))
+
+
+@functools.cache
+def _is_random_symbol(symbol: Any) -> bool:
+    return prims.OpTags.RANDOM_OP in (symbol.tags or ())
+
+
+def _is_random(bsym: BoundSymbol) -> bool:
+    """Whether an operation, or one it consists of, draws numbers."""
+    if bsym.subsymbols:
+        return any(map(_is_random, bsym.subsymbols))
+    if _is_random_symbol(bsym.sym) or bsym.sym.id in _DRAWS:
+        return True
+    operation = operation_of(bsym) if prims.OpTags.AUTO_REGISTERED in (bsym.sym.tags or ()) else None
+    return operation is not None and operation.is_random

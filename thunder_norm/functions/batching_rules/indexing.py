@@ -1,0 +1,149 @@
+"""Operations that move elements about by indices: take, gather, scatter, index_put, ..."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import prims
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import Symbol
+
+from thunder_norm.functions.batch_dims import canonical, sample_ndim, sample_shape, shifted, with_batch
+from thunder_norm.functions.opaque import Operation, derived
+from thunder_norm.functions.registry import batching_rules
+
+
+def _rows(axis_size: int, like: TensorProxy, ndim: int) -> TensorProxy:
+    """The number of each sample, as an index of shape (N, 1, ..., 1)."""
+    numbers = ltorch.arange(axis_size, device=like.device)
+    return ltorch.reshape(numbers, (axis_size, *(1,) * ndim))
+
+
+def _along(axis_size: int, index: TensorProxy, index_dim: int | None, shape: Sequence[int], dim: int) -> TensorProxy:
+    """One index for each sample, (N, L), as an index for all elements: (N, ..., L, ...) with `shape` around."""
+    index = with_batch(axis_size, index, index_dim)
+    length = index.shape[1] if index.ndim == 2 else 1
+    full = (axis_size, *shape[:dim], length, *shape[dim + 1 :])
+    if index.ndim == 1:
+        return prims.broadcast_in_dim(index, full, (0,))
+    return prims.broadcast_in_dim(index, full, (0, dim + 1))
+
+
+def take(axis_size: int, in_dims: tuple, a: TensorProxy, index: TensorProxy, dim: int) -> Any:
+    """Slices of `a` along `dim`, at the positions in an index of rank 0 or 1."""
+    a_dim, index_dim, _ = in_dims
+    dim = canonical(dim, sample_ndim(a, a_dim))
+    if index_dim is None:
+        return prims.take(a, index, dim + 1), 0
+    if a_dim is None:
+        length = index.shape[1] if index.ndim == 2 else 1
+        found = prims.take(a, prims.reshape(index, (axis_size * length,)), dim)
+        shape = (*a.shape[:dim], axis_size, length, *a.shape[dim + 1 :])
+        return prims.reshape(found, shape), dim
+    return prims.gather(a, _along(axis_size, index, 0, a.shape[1:], dim), dim + 1), 0
+
+
+def _by_index_of_same_rank(operation: Symbol, num_tensors: int) -> Any:
+    """The rule of gather and its like: all tensors get the batch dimension."""
+
+    def rule(axis_size: int, in_dims: tuple, a: TensorProxy, *args: Any) -> Any:
+        *tensors, dim = (a, *args)
+        given = [
+            with_batch(axis_size, t, d) if isinstance(t, TensorProxy) else t
+            for t, d in zip(tensors, in_dims[:num_tensors], strict=True)
+        ]
+        if sample_ndim(a, in_dims[0]) == 0:  # one element, like a tensor of one dimension
+            wide = [prims.reshape(t, (axis_size, math.prod(t.shape[1:]))) if isinstance(t, TensorProxy) else t for t in given]
+            like = given[1] if operation in (prims.gather, prims.take_along_axis) else given[0]
+            return prims.reshape(operation(*wide, 1), tuple(like.shape)), 0
+        return operation(*given, shifted(dim, given[0].ndim - 1)), 0
+
+    return rule
+
+
+def _index_add_or_copy(operation: Symbol, by_element: Symbol) -> Any:
+    """The rule of index_add and index_copy; positions that are different for each sample become positions of elements."""
+
+    def rule(axis_size: int, in_dims: tuple, a: TensorProxy, index: TensorProxy, value: TensorProxy, dim: int) -> Any:
+        a_dim, index_dim, value_dim, _ = in_dims
+        ndim = sample_ndim(a, a_dim)
+        if ndim == 0:
+            return NotImplemented
+        a, value = with_batch(axis_size, a, a_dim), with_batch(axis_size, value, value_dim)
+        dim = canonical(dim, ndim)
+        if index_dim is None:
+            return operation(a, index, value, dim + 1), 0
+        return by_element(a, _along(axis_size, index, 0, value.shape[1:], dim), value, dim + 1), 0
+
+    return rule
+
+
+def index_put(
+    axis_size: int, in_dims: tuple, a: TensorProxy, indices: Sequence[TensorProxy], values: TensorProxy, accumulate: bool
+) -> Any:
+    """The number of the sample is one more index."""
+    a_dim, indices_dims, values_dim, _ = in_dims
+    given = [with_batch(axis_size, i, d) for i, d in zip(indices, indices_dims, strict=True)]
+    if not given:
+        return NotImplemented
+    shape = tuple(given[0].shape)
+    rows = prims.broadcast_in_dim(_rows(axis_size, a, len(shape) - 1), shape, tuple(range(len(shape))))
+    a, values = with_batch(axis_size, a, a_dim), with_batch(axis_size, values, values_dim)
+    return prims.index_put(a, [rows, *given], values, accumulate), 0
+
+
+def copy_with_setitem(axis_size: int, in_dims: tuple, a: TensorProxy, index: Any, value: Any) -> Any:
+    """The index says where in one sample."""
+    a_dim, index_dims, value_dim = in_dims
+    positions = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, TensorProxy | NumberProxy | Sequence) for i in positions):
+        dims = (a_dim, *_dims_of_tensors(index, index_dims), *_dims_of_tensors(value, value_dim))
+        return derived("vmap", _SETITEM)(axis_size, "error", dims, (a, index, value), {})[0], 0
+    a = with_batch(axis_size, a, a_dim)
+    if isinstance(value, TensorProxy) and value_dim is not None:
+        ndim = _selected_ndim(positions, a.ndim - 1)
+        missing = ndim - sample_ndim(value, value_dim)
+        if missing < 0:
+            return NotImplemented
+        value = prims.reshape(value, (axis_size, *(1,) * missing, *sample_shape(value, value_dim)))
+    return prims.copy_with_setitem(a, (slice(None), *positions), value), 0
+
+
+def _dims_of_tensors(tree: Any, dims: Any) -> list[int | None]:
+    """The batch dimension of each tensor in an index."""
+    if isinstance(tree, TensorProxy):
+        return [dims]
+    if not isinstance(tree, list | tuple):
+        return []
+    each = dims if isinstance(dims, list | tuple) else [dims] * len(tree)
+    return [d for v, dim in zip(tree, each, strict=True) for d in _dims_of_tensors(v, dim)]
+
+
+def _with_item_set(a: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    new = a.clone()
+    new[index] = value
+    return new
+
+
+# with an index of which some samples' parts lie elsewhere than others': torch sets it sample by sample
+_SETITEM = Operation("setitem", _with_item_set, lambda a, index, value: TensorProxy(like=a))
+
+
+def _selected_ndim(positions: tuple, ndim: int) -> int:
+    """The rank of what an index of numbers, slices, None and an ellipsis selects."""
+    return ndim - sum(isinstance(i, int) for i in positions) + sum(i is None for i in positions)
+
+
+batching_rules.add(prims.take, take)
+for _operation in (prims.gather, prims.take_along_axis):
+    batching_rules.add(_operation, _by_index_of_same_rank(_operation, 2))
+for _operation in (prims.scatter_add, prims.scatter):
+    batching_rules.add(_operation, _by_index_of_same_rank(_operation, 3))
+batching_rules.add(prims.index_add, _index_add_or_copy(prims.index_add, prims.scatter_add))
+batching_rules.add(prims.index_copy, _index_add_or_copy(prims.index_copy, prims.scatter))
+batching_rules.add(prims.index_put, index_put)
+batching_rules.add(prims.copy_with_setitem, copy_with_setitem)

@@ -1,0 +1,150 @@
+"""Operations of neural networks that have kernels of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.errors import TransformError, with_details
+from thunder_norm.functions.batch_dims import sample_ndim, sample_shape, to_sample_shape, with_batch, with_sample_ndim
+from thunder_norm.functions.batching_rules.elementwise import elementwise
+from thunder_norm.functions.kernels import gelu_backward, standardize_backward
+from thunder_norm.functions.registry import batching_rules
+
+
+def layer_norm(
+    axis_size: int,
+    in_dims: tuple,
+    a: TensorProxy,
+    normalized_shape: Sequence[int],
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    """The last dimensions are normalised, whatever is before them; scales and shifts of each sample's own come after."""
+    a_dim, _, weight_dim, bias_dim, *_ = in_dims
+    a = with_batch(axis_size, a, a_dim)
+    if weight_dim is None and bias_dim is None:
+        return ltorch.layer_norm(a, normalized_shape, weight, bias, eps), 0
+    out = ltorch.layer_norm(a, normalized_shape, None, None, eps)
+    if weight is not None:
+        out = ltorch.mul(out, with_sample_ndim(weight, weight_dim, a.ndim - 1))
+    return (out if bias is None else ltorch.add(out, with_sample_ndim(bias, bias_dim, a.ndim - 1))), 0
+
+
+def standardized(
+    axis_size: int, in_dims: tuple, g: TensorProxy, a: TensorProxy, normalized_shape: Sequence[int], eps: float
+) -> Any:
+    """As `layer_norm`: only the last dimensions mean anything."""
+    g, a = with_batch(axis_size, g, in_dims[0]), with_batch(axis_size, a, in_dims[1])
+    return standardize_backward(g, a, normalized_shape, eps), 0
+
+
+def embedding(axis_size: int, in_dims: tuple, indices: TensorProxy, weight: TensorProxy, **kwargs: Any) -> Any:
+    """Rows of a table; tables of each sample's own are put one after the other."""
+    indices_dim, weight_dim = in_dims
+    if weight_dim is None:
+        return prims.embedding(indices, weight, **kwargs), 0
+    if kwargs.get("padding_idx") not in (None, -1) or kwargs.get("scale_grad_by_freq"):
+        return NotImplemented  # these say something about rows of one table
+    merged = ltorch.reshape(weight, (axis_size * weight.shape[1], weight.shape[2]))
+    return prims.embedding(_offset(axis_size, indices, indices_dim, weight.shape[1]), merged, **kwargs), 0
+
+
+def embedding_backward(
+    axis_size: int,
+    in_dims: tuple,
+    grad: TensorProxy,
+    indices: TensorProxy,
+    num_weights: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+) -> Any:
+    """The gradient of each sample's own table, one after the other."""
+    grad_dim, indices_dim, *_ = in_dims
+    if padding_idx not in (None, -1) or scale_grad_by_freq or sparse:
+        return NotImplemented
+    merged = prims.embedding_backward(
+        with_batch(axis_size, grad, grad_dim),
+        _offset(axis_size, indices, indices_dim, num_weights),
+        axis_size * num_weights,
+        padding_idx,
+        scale_grad_by_freq,
+        sparse,
+    )
+    return ltorch.reshape(merged, (axis_size, num_weights, merged.shape[-1])), 0
+
+
+def _offset(axis_size: int, indices: TensorProxy, dim: int | None, num_rows: int) -> TensorProxy:
+    """Indices into tables of `num_rows` rows, as indices into all of them one after the other."""
+    begin = ltorch.arange(axis_size, device=indices.device) * num_rows
+    shape = (axis_size, *(1,) * len(sample_shape(indices, dim)))
+    return ltorch.add(with_batch(axis_size, indices, dim), ltorch.reshape(begin, shape))
+
+
+def nll_loss_backward(
+    axis_size: int,
+    in_dims: tuple,
+    g: TensorProxy,
+    a: TensorProxy,
+    target: TensorProxy,
+    weight: TensorProxy | None,
+    reduction: str,
+    ignore_index: int,
+    total_weight: TensorProxy | None,
+) -> Any:
+    """The samples' rows of log-probabilities are rows of one matrix, each with a cotangent of its own."""
+    target_ndim = sample_ndim(target, in_dims[2])
+    if in_dims[3] is not None or target_ndim > 1 or a.numel == 0:
+        return NotImplemented
+    if reduction == "mean" and total_weight is not None:
+        total_ndim = sample_ndim(g, in_dims[0])
+        total = ltorch.to(with_sample_ndim(total_weight, in_dims[6], total_ndim), g.dtype)
+        g, in_dims = ltorch.true_divide(g, total), (0 if total.ndim > total_ndim else in_dims[0], *in_dims[1:])
+    a, target = with_batch(axis_size, a, in_dims[1]), with_batch(axis_size, target, in_dims[2])
+    g = to_sample_shape(axis_size, g, in_dims[0], tuple(target.shape[1:]))
+    rows = (int(target.numel),)
+    matrix = ltorch.reshape(a, (*rows, a.shape[-1]))
+    found = ltorch.nll_loss_backward(
+        ltorch.reshape(g, rows), matrix, ltorch.reshape(target, rows), weight, "none", ignore_index, None
+    )
+    return ltorch.reshape(found, tuple(a.shape)), 0
+
+
+def native_batch_norm(
+    axis_size: int,
+    in_dims: tuple,
+    a: TensorProxy,
+    weight: TensorProxy | None,
+    bias: TensorProxy | None,
+    running_mean: TensorProxy | None,
+    running_var: TensorProxy | None,
+    training: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Torch's own batching; running statistics that all samples share could not hold what each of them adds."""
+    statistics = zip((running_mean, running_var), in_dims[3:5], strict=True)
+    if training and in_dims[0] is not None and any(t is not None and d is None for t, d in statistics):
+        raise TransformError(
+            with_details(
+                "batch norm in training updates running statistics that all samples of vmap share",
+                instead="running statistics with a batch dimension, track_running_stats=False, or model.eval()",
+            )
+        )
+    return NotImplemented
+
+
+batching_rules.add(torch.native_batch_norm, native_batch_norm)
+batching_rules.add(ltorch.layer_norm, layer_norm)
+batching_rules.add(ltorch.nll_loss_backward, nll_loss_backward)
+batching_rules.add(standardize_backward, standardized)
+batching_rules.add(gelu_backward, elementwise(gelu_backward))
+batching_rules.add(prims.embedding, embedding)
+batching_rules.add(prims.embedding_backward, embedding_backward)

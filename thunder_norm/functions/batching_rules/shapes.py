@@ -1,0 +1,102 @@
+"""Operations that move elements about by their positions: reshape, transpose, slice, pad, cat, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.errors import MissingTransformRuleError, with_details
+from thunder_norm.functions.batch_dims import sample_ndim, sample_shape, shifted, with_batch
+from thunder_norm.functions.registry import batching_rules
+
+
+def _rule(prim: Any) -> Any:
+    def register(rule: Any) -> Any:
+        batching_rules.add(prim, rule)
+        return rule
+
+    return register
+
+
+@_rule(prims.broadcast_in_dim)
+def broadcast_in_dim(axis_size: int, in_dims: tuple, a: TensorProxy, shape: Sequence[int], dims: Sequence[int]) -> Any:
+    """The batch dimension stays the first."""
+    return prims.broadcast_in_dim(a, (axis_size, *shape), (0, *(d + 1 for d in dims))), 0
+
+
+@_rule(prims.reshape)
+def reshape(axis_size: int, in_dims: tuple, a: TensorProxy, shape: Sequence[int]) -> Any:
+    """Only the dimensions of one sample are reshaped."""
+    return prims.reshape(a, (axis_size, *shape)), 0
+
+
+@_rule(prims.view)
+def view(axis_size: int, in_dims: tuple, a: TensorProxy, shape: Sequence[int]) -> Any:
+    """A reshape: whether memory can be shared depends on the batch dimension too."""
+    return prims.reshape(a, (axis_size, *shape)), 0
+
+
+@_rule(prims.slice_prim)
+def slice_prim(
+    axis_size: int, in_dims: tuple, a: TensorProxy, start: Sequence[int], end: Sequence[int], strides: Sequence[int] | None = None
+) -> Any:
+    """All of the batch dimension."""
+    strides = [1] * len(start) if strides is None else strides
+    return prims.slice_prim(a, [0, *start], [axis_size, *end], [1, *strides]), 0
+
+
+@_rule(prims.squeeze)
+def squeeze(axis_size: int, in_dims: tuple, a: TensorProxy, dims: Sequence[int]) -> Any:
+    """Not the batch dimension, even of size 1."""
+    return prims.squeeze(a, tuple(d + 1 for d in dims)), 0
+
+
+@_rule(prims.transpose)
+def transpose(axis_size: int, in_dims: tuple, a: TensorProxy, permutation: Sequence[int]) -> Any:
+    """The batch dimension stays the first."""
+    return prims.transpose(a, (0, *(d + 1 for d in permutation))), 0
+
+
+@_rule(prims.flip)
+def flip(axis_size: int, in_dims: tuple, a: TensorProxy, dims: Sequence[int]) -> Any:
+    """Samples stay in their order."""
+    return prims.flip(a, tuple(shifted(d, a.ndim - 1) for d in dims)), 0
+
+
+@_rule(prims.pad)
+def pad(axis_size: int, in_dims: tuple, a: TensorProxy, value: Any, config: Sequence[tuple[int, int, int]]) -> Any:
+    """No samples are added."""
+    return prims.pad(a, value, [(0, 0, 0), *config]), 0
+
+
+@_rule(prims.cat)
+def cat(axis_size: int, in_dims: tuple, tensors: Sequence[TensorProxy], dim: int) -> Any:
+    """What is the same for all samples is expanded first; torch lets empty vectors pass for anything."""
+    samples = [(t, d) for t, d in zip(tensors, in_dims[0], strict=True)]
+    if len({sample_ndim(t, d) for t, d in samples}) > 1:
+        samples = [(t, d) for t, d in samples if sample_shape(t, d) != (0,)]
+    given = [with_batch(axis_size, t, d) for t, d in samples]
+    return prims.cat(given, shifted(dim, given[0].ndim - 1)), 0
+
+
+@_rule(prims.unfold)
+def unfold(axis_size: int, in_dims: tuple, a: TensorProxy, dim: int, size: int, step: int) -> Any:
+    """Windows of each sample."""
+    return prims.unfold(a, shifted(dim, a.ndim - 1), size, step), 0
+
+
+@_rule(prims.stride_order)
+def stride_order(axis_size: int, in_dims: tuple, a: TensorProxy, order: Sequence[int]) -> Any:
+    """The batch dimension has the largest stride."""
+    return prims.stride_order(a, (len(order), *order)), 0
+
+
+@_rule("Tensor.to_sparse")
+def to_sparse(axis_size: int, in_dims: tuple, *args: Any, **kwargs: Any) -> Any:
+    """Torch has no sparse tensor with a batch dimension that it could batch further operations on."""
+    raise MissingTransformRuleError(
+        with_details("vmap has no rules for sparse tensors", instead="stay with dense tensors inside vmap")
+    )

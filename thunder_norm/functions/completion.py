@@ -1,0 +1,306 @@
+"""Operations that Thunder does not know, or not with these arguments: in a transformed function torch runs them as a whole.
+
+While a transformed function is acquired, an operation of torch is first Thunder's.  Where Thunder has none, or the one it has raises,
+torch runs the call on tensors without data; what that gives is the metadata of an *opaque* operation (see `opaque`), which torch runs
+and ``torch.func`` transforms.  In-place operations become an operation that returns the changed tensor and a copy of it into the old
+one, as Thunder writes its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import thunder
+import thunder.torch as ltorch
+import torch
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    do_raise,
+    get_interpreterruntimectx,
+    interpreter_needs_wrap,
+)
+from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import Symbol
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
+from thunder_norm.functions.control_flow import data_dependent
+from thunder_norm.functions.levels import active_level
+from thunder_norm.functions.opaque import Operation, flat_proxies, symbol_for
+from thunder_norm.functions.trial import Trial, position_of, try_out
+from thunder_norm.subclass import operations, plain
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
+
+# -- in the interpreter ---------------------------------------------------------------------------------------------------------
+
+
+def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any]) -> Any:
+    """What the interpreter is to call for `fn`: what `find` finds, and torch where that is nothing or raises."""
+    if fn is getattr:
+        return plain.about_plain(None, fn, args) or _computed_anew(find(), args)
+    if fn is TensorProxy.__getattr__:
+        return _attribute(find())
+    operation = operations.torch_callable(fn) or (fn if _is_torchs_own(fn) else None)
+    if getattr(operation, "__name__", "") in _UNBIASED and len(args) > 1 and type(args[1].value) is bool:
+        return _run_by_torch(operation)
+    found = find()
+    if operation is None:
+        return found
+    if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:  # Thunder knows that it has none
+        if _is_ours():
+            return found
+        get_interpreterruntimectx().curexc = None
+        return _run_by_torch(operation)
+    if found is None:
+        is_called_on_tensors = not isinstance(fn, types.FunctionType) and any(_has_proxy(a.value) for a in args)
+        return _run_by_torch(operation) if is_called_on_tensors else None
+    return _first(found, operation)
+
+
+def _computed_anew(found: Any, args: Sequence[WrappedValue]) -> Any:
+    """The lookup of an attribute, of a tensor each time anew: what ``c.T`` was in one level means nothing in the next."""
+    if not callable(found) or not isinstance(args[0].value, TensorProxy):
+        return found
+
+    def look_up(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+        obj.attribute_wrappers.pop(name.value, None)
+        return found(obj, name, *default)
+
+    return look_up
+
+
+# Their second argument may be `unbiased`, a bool, which Thunder takes for a dimension.
+_UNBIASED = frozenset({"std", "std_mean", "var", "var_mean"})
+
+
+def _is_torchs_own(fn: Callable) -> bool:
+    """Whether it is a function of torch that is written in C, ``torch._C._nn.leaky_relu_`` for instance."""
+    owner = getattr(fn, "__self__", None)
+    return type(fn) is types.BuiltinFunctionType and isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch._C")
+
+
+def _first(found: Callable, operation: Callable) -> Callable:
+    """`found`, and torch where it raises."""
+
+    def attempt(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        trace = get_jit_ctx().computation_trace
+        scopes, written = list(trace.scopes), len(trace.peek_scope())
+        result = found(*args, **kwargs)
+        if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or _is_ours():
+            return result
+        runtime = get_interpreterruntimectx()
+        error, runtime.curexc = runtime.curexc, None
+        trace.scopes[:] = scopes  # what was written before it raised, and where, is forgotten
+        del trace.peek_scope()[written:]
+        return _run_by_torch(operation, error)(*args, **kwargs)
+
+    return attempt
+
+
+def _is_ours() -> bool:
+    return isinstance(get_interpreterruntimectx().curexc, ThunderNormError)
+
+
+def _attribute(found: Callable) -> Callable:
+    """The lookup of an attribute of a tensor, with those that only torch's tensors have."""
+
+    def attempt(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        result = found(*args, **kwargs)
+        runtime = get_interpreterruntimectx()
+        if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not isinstance(runtime.curexc, AttributeError):
+            return result
+        tensor, name = (a.value for a in args[:2])
+        attribute = getattr(torch.Tensor, name, None) if isinstance(name, str) else None
+        if attribute is None or name.startswith("_"):
+            return result
+        runtime.curexc = None
+        if name in _OF_AUTOGRAD:
+            return do_raise(_of_autograd(name))
+        if isinstance(attribute, types.GetSetDescriptorType):
+            return _run_by_torch(attribute.__get__)(args[0])
+        return interpreter_needs_wrap(lambda *_: functools.partial(attribute, tensor))(*args)
+
+    return attempt
+
+
+# What torch's own autograd and memory know of a tensor: there is neither in a transformed function.
+_OF_AUTOGRAD = frozenset(
+    "backward data data_ptr detach_ grad grad_fn is_leaf output_nr register_hook register_post_accumulate_grad_hook requires_grad_ "
+    "resize_ resize_as_ retain_grad retains_grad set_ share_memory_ storage untyped_storage".split()
+)
+
+
+def _of_autograd(name: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            f".{name} of a tensor in a function under {active_level()}",
+            at=location_of_user(),
+            why="the function is traced: its tensors have no memory yet, and torch's autograd does not see them",
+            instead="grad, vjp or jvp of thunder_norm.transforms inside the function, or .detach() and operations that return new tensors",
+        )
+    )
+
+
+def _run_by_torch(operation: Callable, error: BaseException | None = None) -> Callable:
+    """The interpreter's lookaside that writes an operation which torch runs.  `error` is what Thunder said to it."""
+    call = interpreter_needs_wrap(lambda *args, **kwargs: write(operation, args, kwargs, error))
+
+    def with_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        recursively_proxy(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return with_proxies
+
+
+@lookasides.instead_of(thunder.jit)
+def _jit_inside(fn: WrappedValue | None = None, **options: WrappedValue) -> Any:
+    """``thunder.jit(f)`` in a program that is being traced is `f`: it becomes a part of that program."""
+    if fn is None:
+        return interpreter_needs_wrap(lambda: _itself)()
+    return fn
+
+
+def _itself(function: Callable) -> Callable:
+    return function
+
+
+# -- what is written --------------------------------------------------------------------------------------------------------------
+
+
+def write(function: Callable, args: tuple, kwargs: dict, error: BaseException | None = None) -> Any:
+    """Write a call of one of torch's functions as an operation that torch runs; its result, proxies in place of tensors.
+
+    Raises:
+        DataDependentError: the shapes of its results depend on values.
+        UnsupportedOpError: it cannot be written down.
+        `error`, or what torch raises, where torch does not take these arguments either.
+    """
+    trace = get_jit_ctx().computation_trace
+    trace.set_current_source_location(*get_interpreterruntimectx().get_current_user_source_location())
+    leaves, spec = tree_flatten((args, kwargs))
+    leaves = [_for_thunder(v) for v in leaves]
+    if not all(isinstance(v, _KNOWN) or v is Ellipsis or v is None for v in leaves):
+        raise _unsupported(function, "an argument that cannot stand in a trace") from error
+    args, kwargs = tree_unflatten(leaves, spec)
+    try:
+        function, trial = _tried(function, args, kwargs)
+    except (DynamicOutputShapeException, DataDependentOutputException) as e:
+        raise data_dependent(f"the result of {_name(function)}", str(active_level()), location_of_user()) from e
+    except Exception as e:
+        raise error or e from e
+    returned, returned_spec = tree_flatten(trial.result)
+    if not all(isinstance(v, (torch.Tensor, *_KNOWN, *_CONSTANTS)) or v is None for v in returned):
+        raise _unsupported(function, "a result that cannot stand in a trace")
+    inputs = flat_proxies((args, kwargs))
+    outs = _symbol(function, trial.changed, trial.views)(*args, **kwargs)
+    num_new = len(outs) - len(trial.changed)
+    changed = {k: ltorch.copy_(inputs[k], out) for k, out in zip(trial.changed, outs[num_new:], strict=True)}
+    new = iter(outs[:num_new])
+    for i, v in enumerate(returned):
+        if isinstance(v, torch.Tensor):
+            position = position_of(v)
+            returned[i] = next(new) if position is None or position not in changed else changed[position]
+    return tree_unflatten(returned, returned_spec)
+
+
+def _tried(function: Callable, args: tuple, kwargs: dict) -> tuple[Callable, Trial]:
+    """The trial of a function, or of the method of its name, which may be called in other ways: ``x.tile(2, 3)``."""
+    try:
+        return function, try_out(function, args, kwargs)
+    except Exception:
+        method = getattr(torch.Tensor, getattr(function, "__name__", ""), None)
+        if method is None:
+            raise
+        return method, try_out(method, args, kwargs)
+
+
+_KNOWN = (TensorProxy, NumberProxy, bool, int, float, complex, str, slice, dtypes.dtype, devices.Device, torch.memory_format)
+_CONSTANTS = (torch.Size, torch.layout, torch.dtype, torch.device)
+
+
+def _unsupported(function: Callable, why: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            f"{_name(function)} cannot be used in a function under {active_level()}",
+            at=location_of_user(),
+            why=f"it has {why}",
+            instead="other operations of torch, or what does not depend on the function's arguments computed outside",
+        )
+    )
+
+
+@functools.cache
+def _symbol(function: Callable, changed: tuple[int, ...], views: tuple[tuple[int, int], ...]) -> Symbol:
+    run = functools.partial(_run, function, changed)
+    meta = functools.partial(_meta, function)
+    name = _name(function).replace(".", "_")
+    return symbol_for(Operation(name, run, meta, name.removesuffix("_") in _DRAWS, views))
+
+
+_DRAWS = frozenset("bernoulli cauchy exponential geometric log_normal normal random uniform".split())
+
+
+def _run(function: Callable, changed: tuple[int, ...], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """The results that are no arguments changed in place, then those arguments as they are afterwards."""
+    leaves, spec = tree_flatten((args, kwargs))
+    positions = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+    for k in changed:
+        leaves[positions[k]] = leaves[positions[k]].clone()
+    new = [leaves[positions[k]] for k in changed]
+    args, kwargs = tree_unflatten(leaves, spec)
+    result = tree_flatten(function(*args, **kwargs))[0]
+    if function is torch.linalg.lstsq:
+        _check_rank(args[0], *result)
+    return *(t for t in result if isinstance(t, torch.Tensor) and not any(t is n for n in new)), *new
+
+
+def _check_rank(matrix: torch.Tensor, solution: torch.Tensor, residuals: torch.Tensor, _: Any, singular: torch.Tensor) -> None:
+    """Refuse least squares without residuals where a matrix of full rank has some: the program was traced for those.
+
+    Raises:
+        DataDependentError: the matrix has not full rank, and the driver is one that finds it out.
+    """
+    if matrix.shape[-2] > matrix.shape[-1] and singular.numel() and solution.numel() and not residuals.numel():
+        raise DataDependentError(
+            with_details(
+                "least squares of a matrix that has not full rank",
+                why="torch returns no residuals then, and the function was traced once for all values",
+                instead='driver="gelsy", which never returns any',
+            )
+        )
+
+
+def _meta(function: Callable, *args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
+    trial = try_out(function, args, kwargs)
+    proxies = flat_proxies((args, kwargs))
+    return *map(_proxy_of, trial.outs), *(TensorProxy(like=proxies[k], requires_grad=False) for k in trial.changed)
+
+
+def _proxy_of(t: torch.Tensor) -> TensorProxy:
+    return TensorProxy(
+        shape=tuple(t.shape), device=devices.to_device(t.device), dtype=dtypes.to_dtype(t.dtype), requires_grad=False
+    )
+
+
+def _has_proxy(value: Any) -> bool:
+    return isinstance(value, TensorProxy) or (isinstance(value, list | tuple) and any(map(_has_proxy, value)))
+
+
+def _for_thunder(v: Any) -> Any:
+    if isinstance(v, torch.dtype):
+        return dtypes.to_dtype(v)
+    return devices.to_device(v) if isinstance(v, torch.device) else v
+
+
+def _name(function: Callable) -> str:
+    if getattr(function, "__name__", "") == "__get__":  # a property of torch.Tensor
+        return f"Tensor.{function.__self__.__name__}"
+    return getattr(function, "__name__", "operation")

@@ -1,0 +1,188 @@
+"""Forward mode: a program that pushes tangents along with its values.
+
+``evaluate_jvp`` walks a flat program and emits, for each operation, its result and the tangent of its result into the trace that is
+open.  A tangent of None is zero, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.core.langctxs import Languages, langctx
+from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.pytree import tree_flatten, tree_map
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, get_tracectx
+
+import thunder_norm.functions.elementwise  # noqa: F401 - registers the rules
+import thunder_norm.functions.jvp_rules  # noqa: F401 - registers the rules
+from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
+from thunder_norm.functions.acquisition import scope
+from thunder_norm.functions.decompositions import decomposed
+from thunder_norm.functions.opaque import derived, flat_proxies, is_whole, operation_of
+from thunder_norm.functions.registry import jvp_rules
+from thunder_norm.functions.replay import (
+    Values,
+    at_the_line_of,
+    detach,
+    is_bookkeeping,
+    is_detached,
+    is_differentiable,
+    returned,
+)
+from thunder_norm.tracing.locations import location_of
+
+
+@langctx(Languages.TORCH)
+def evaluate_jvp(
+    trace: TraceCtx, primals: Sequence[Any], tangents: Sequence[TensorProxy | None], *, renew: bool = True
+) -> tuple[tuple, tuple[TensorProxy | None, ...]]:
+    """The results of a flat program at `primals`, and how fast they move when the primals move with speeds `tangents`.
+
+    For a program f with arguments x: ``(f(x), (d/dt) f(x + t dx) at t = 0)``, in order of the program's results.  A tangent has the
+    shape and dtype of its primal; None stands for zero on both sides.
+
+    Args:
+        trace: a flat program.
+        primals: one value for each of ``trace.args``.
+        tangents: one tangent, or None, for each of them.
+        renew: whether results get new proxies; not if the program was recorded in the trace that is open, and runs there once.
+
+    Raises:
+        MissingTransformRuleError: an operation on the path has no rule, no decomposition and no implementation in torch.
+        DataDependentError: the value of a moving tensor is needed as a number.
+        TransformError: a rule returned a tangent of another shape than its result.
+    """
+    program = _Program(renew)
+    for p, value, tangent in zip(trace.args, primals, tangents, strict=True):
+        program.values[p] = value
+        if tangent is not None:
+            program.tangents[p] = tangent
+    program.run(trace.bound_symbols)
+    results = returned(trace)
+    return tuple(program.values.read(results)), tuple(program.tangents.get(p) if isinstance(p, Proxy) else None for p in results)
+
+
+class _Program:
+    """The values and the tangents of a program's proxies, while it runs."""
+
+    def __init__(self, renew: bool) -> None:
+        self.values = Values(renew=renew)
+        self.tangents = Values()
+
+    def run(self, bsyms: Sequence[BoundSymbol]) -> None:
+        for bsym in bsyms:
+            if is_bookkeeping(bsym) or (bsym.flat_proxy_outs and all(p in self.values for p in bsym.flat_proxy_outs)):
+                continue
+            moves = any(p in self.tangents for p in bsym.flat_proxy_args)
+            if _is_identity(bsym):
+                self.values[bsym.output] = self.values.read(bsym.args[0])
+                if moves:
+                    self.tangents[bsym.output] = self.tangents.get(bsym.args[0])
+            elif moves and bsym.sym.id is prims.PrimIDs.ITEM:
+                raise _item(bsym)
+            elif not moves or not any(map(is_differentiable, bsym.flat_proxy_outs)):
+                self.values.copy(bsym)
+            else:
+                self._push(bsym)
+
+    def _push(self, bsym: BoundSymbol) -> None:
+        rule = jvp_rules.find(bsym.sym)
+        if rule is not None and not any(p in self.tangents for p in flat_proxies(bsym.kwargs)):
+            self._write(bsym, lambda: rule(*self._dual(bsym.args), **self.values.read(bsym.kwargs)))
+        elif bsym.subsymbols and not is_whole(bsym):
+            self.run(bsym.subsymbols)
+        elif (parts := decomposed(bsym)) is not None:
+            self.run(parts)
+        else:
+            self._write(bsym, lambda: self._pushed_by_torch(bsym))
+
+    def _dual(self, args: tuple) -> tuple[tuple, tuple]:
+        """The values and the tangents of arguments."""
+        return self.values.read(args), tree_map(lambda v: self.tangents.get(v) if isinstance(v, Proxy) else None, args)
+
+    def _write(self, bsym: BoundSymbol, rule: Any) -> None:
+        with at_the_line_of(bsym):
+            with scope(get_tracectx()) as written:
+                out, tangent = rule()
+                results = tree_flatten(out)[0]
+                tangents = [None] * len(results) if tangent is None else _flat_tangents(tangent)
+                if len(tangents) != len(results):
+                    raise TransformError(
+                        with_details(
+                            f"the jvp rule of {bsym.sym.id} returned {len(tangents)} tangents for {len(results)} results",
+                            at=location_of(bsym),
+                        )
+                    )
+                pairs = zip(results, tangents, strict=True)
+                tangents = [_like(bsym, v, t) if t is not None and is_differentiable(v) else None for v, t in pairs]
+            swaps = self.values.bind(bsym, out, written)
+        for p, t in zip(tree_flatten(bsym.output)[0], tangents, strict=True):
+            if t is not None and isinstance(p, Proxy):
+                self.tangents[p] = swaps.get(variableify(t), t)
+        if is_detached(bsym):
+            detach(self.values.read(bsym.output), [self.tangents.get(p) for p in bsym.flat_proxy_outs])
+
+    def _pushed_by_torch(self, bsym: BoundSymbol) -> tuple[Any, list]:
+        operation = operation_of(bsym)
+        if operation is None:
+            raise MissingTransformRuleError(
+                with_details(
+                    f"{bsym.sym.name} has no jvp rule",
+                    operation=str(bsym.sym.id),
+                    at=location_of(bsym),
+                    to_add_one=f"@thunder_norm.transforms.register_jvp({str(bsym.sym.id)!r}); see CONTRIBUTING.md",
+                    or_else="x.detach() if it is not to move",
+                )
+            )
+        args, kwargs = self.values.read((bsym.args, bsym.kwargs))
+        tangents = [self.tangents.get(p) for p in flat_proxies((bsym.args, bsym.kwargs))]
+        made = iter(derived("jvp", operation)(args, kwargs, tuple(tangents)))
+        outputs = tree_flatten(bsym.output)[0]
+        out = [next(made) if isinstance(p, TensorProxy) else p for p in outputs]
+        return out, [next(made) if is_differentiable(p) else None for p in outputs]
+
+
+def _is_identity(bsym: BoundSymbol) -> bool:
+    """Whether an operation returns what it is given, and reverse mode may see that."""
+    if bsym.sym.id not in (prims.PrimIDs.SHALLOW_COPY, prims.PrimIDs.CONVERT_ELEMENT_TYPE) or is_detached(bsym):
+        return False
+    a, out = bsym.args[0], bsym.output
+    return isinstance(a, TensorProxy) and isinstance(out, TensorProxy) and a.dtype == out.dtype
+
+
+def _flat_tangents(tangent: Any) -> list:
+    """The tangents in what a rule returned; None counts."""
+    return [t for item in tangent for t in _flat_tangents(item)] if isinstance(tangent, tuple | list) else [tangent]
+
+
+def _like(bsym: BoundSymbol, value: TensorProxy, tangent: TensorProxy) -> TensorProxy:
+    """A tangent in the shape and dtype of its value: Thunder leaves the broadcast of a 0-dim operand to the kernel."""
+    if tangent.dtype != value.dtype:
+        tangent = ltorch.to(tangent, value.dtype)
+    if tuple(tangent.shape) == tuple(value.shape):
+        return tangent
+    if tangent.ndim == 0:
+        return prims.broadcast_in_dim(tangent, tuple(value.shape), ())
+    raise TransformError(
+        with_details(
+            f"the jvp rule of {bsym.sym.id} returned a tangent of another shape than its result",
+            tangent=tuple(tangent.shape),
+            result=tuple(value.shape),
+            at=location_of(bsym),
+        )
+    )
+
+
+def _item(bsym: BoundSymbol) -> DataDependentError:
+    return DataDependentError(
+        with_details(
+            "the value of a tensor that moves is needed as a number, in a function under jvp",
+            at=location_of(bsym),
+            why="a number has no tangent",
+            instead="keep it a tensor: x.sum() in place of x.sum().item()",
+        )
+    )

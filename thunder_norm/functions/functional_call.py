@@ -1,0 +1,115 @@
+"""``torch.func.functional_call`` in a traced function: a module with other tensors in place of its parameters and buffers.
+
+Torch swaps the tensors of the module and puts them back; Thunder's interpreter cannot follow that.  Here what the interpreter
+knows of each parameter stands for the given tensor while the module is interpreted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, wrap_const
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.errors import TransformError, with_details
+from thunder_norm.functions.acquisition import value_of, wrapped
+from thunder_norm.functions.levels import Levels
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
+
+
+@lookasides.instead_of(torch.func.functional_call)
+def _functional_call(
+    module: WrappedValue,
+    parameter_and_buffer_dicts: WrappedValue,
+    args: WrappedValue | None = None,
+    kwargs: WrappedValue | None = None,
+    *,
+    tie_weights: WrappedValue | None = None,
+    strict: WrappedValue | None = None,
+) -> Any:
+    given = value_of(parameter_and_buffer_dicts)
+    tensors: dict[str, Any] = {}
+    for mapping in given if isinstance(given, tuple | list) else (given,):
+        tensors.update(mapping)
+    is_tied = tie_weights is None or bool(tie_weights.value)
+    is_strict = strict is not None and bool(strict.value)
+    known = dict(_named_tensors(module.value))
+    try:
+        _check_names(tensors, known, is_strict)
+    except TransformError as e:
+        return do_raise(e)
+    replaced = {id(known[name]): p for name, p in tensors.items()} if is_tied else {}
+    replacement = {name: tensors.get(name, replaced.get(id(t))) for name, t in known.items()}
+
+    slots = []
+    for name, proxy in replacement.items():
+        if proxy is not None:
+            slot = _interpret_call(_attribute, module, wrap_const(name))
+            if slot is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+                return slot
+            slots.append((slot, proxy))
+    positional = () if args is None or args.value is None else value_of(args)
+    positional = positional if isinstance(positional, tuple) else (positional,)
+    keyword = {} if kwargs is None or kwargs.value is None else value_of(kwargs)
+    Levels.of(get_jit_ctx()).replaced.update(slot.value.name for slot, _ in slots if isinstance(slot.value, TensorProxy))
+    with _standing_for(slots):
+        result = _interpret_call(
+            module, *(wrapped(a, args) for a in positional), **{k: wrapped(v, kwargs) for k, v in keyword.items()}
+        )
+        if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not _holds_any(result, [slot for slot, _ in slots]):
+            return result
+        value = value_of(result)
+    return wrapped(value, module)  # a parameter that the module returns is what was given for it
+
+
+def _holds_any(result: WrappedValue, slots: list[WrappedValue]) -> bool:
+    if any(result is slot for slot in slots):
+        return True
+    if not isinstance(result.value, list | tuple | dict):
+        return False
+    result.track_items()
+    items = result.item_wrappers.values() if isinstance(result.item_wrappers, dict) else result.item_wrappers
+    return any(_holds_any(item, slots) for item in items)
+
+
+def _attribute(module: torch.nn.Module, name: str) -> Any:
+    """Interpreted: the tensor called `name`, found as the module's own code finds it."""
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+@contextlib.contextmanager
+def _standing_for(slots: list[tuple[WrappedValue, TensorProxy]]) -> Iterator[None]:
+    saved = [slot.value for slot, _ in slots]
+    for slot, proxy in slots:
+        slot.value = proxy
+    try:
+        yield
+    finally:
+        for (slot, _), value in zip(slots, saved, strict=True):
+            slot.value = value
+
+
+def _check_names(tensors: Mapping[str, Any], known: Mapping[str, torch.Tensor], is_strict: bool) -> None:
+    unknown = [name for name in tensors if name not in known]
+    missing = [name for name in known if name not in tensors] if is_strict else []
+    if unknown or missing:
+        raise TransformError(
+            with_details(
+                "functional_call: names do not fit the module",
+                unknown=", ".join(unknown) or None,
+                missing=", ".join(missing) or None,
+                at=location_of_user(),
+            )
+        )

@@ -1,0 +1,289 @@
+"""In-place operations of a program, as operations that make new tensors.
+
+Thunder records ``y.add_(x)`` as an addition and a copy into y.  In a program that is to be transformed the copy is left out, and
+what comes later uses the new value.  A copy into a view, ``y[0] += 1``, makes a new value of the tensor that it is a view of, and
+other views of that tensor are taken again where they are used later.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from thunder.core import prims
+from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, from_trace, get_tracectx
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from thunder_norm.errors import TransformError, with_details
+from thunder_norm.functions.opaque import Operation, flat_proxies, flat_tensors, operation_of, symbol_for, views_of
+from thunder_norm.functions.replay import scope
+from thunder_norm.tracing.locations import at_line_of, location_of
+
+VIEWS = frozenset(
+    {
+        prims.PrimIDs.BROADCAST_IN_DIM,
+        prims.PrimIDs.RESHAPE,
+        prims.PrimIDs.SLICE,
+        prims.PrimIDs.SQUEEZE,
+        prims.PrimIDs.TRANSPOSE,
+        prims.PrimIDs.VIEW,
+        prims.PrimIDs.SHALLOW_COPY,
+        prims.PrimIDs.UNFOLD,
+    }
+)
+
+# They return views whatever the strides of their argument, and no element twice: a change of the view is one of the argument.
+_EXACT = frozenset(
+    "H T adjoint diagonal getitem imag mH mT moveaxis movedim narrow permute ravel_view real select squeeze swapaxes "
+    "swapdims t transpose unsqueeze view view_as view_as_real __getitem__ "
+    "Tensor_H Tensor_T Tensor_imag Tensor_mH Tensor_mT Tensor_real".split()
+)
+
+
+def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceCtx:
+    """The same program without copies into tensors.
+
+    Args:
+        trace: a flat program.
+        keeps_foreign: leave copies into what the program did not make where they are.
+
+    Raises:
+        TransformError: it changes an argument or a tensor of the surroundings, unless they are left, or a tensor that may share
+            memory with another.
+    """
+    if not any(_copies(b) for b in trace.bound_symbols):
+        return trace
+    memory = _Memory(
+        foreign={p.name for p in trace.args if isinstance(p, Proxy)},
+        rewritten={c.args[1].name for b in trace.bound_symbols for c in _copies(b)},
+        keeps_foreign=keeps_foreign,
+    )
+    with scope(get_tracectx()) as kept:  # its names are different from those of the program's surroundings
+        for bsym in trace.bound_symbols:
+            with at_line_of(get_tracectx(), bsym):
+                kept.extend(memory.without_copies(bsym))
+    new = from_trace(trace)
+    new.bound_symbols = kept
+    new.names.update(p.name for b in kept for p in b.flat_proxy_outs)
+    return new
+
+
+@dataclass(frozen=True)
+class _View:
+    """The operation that made a view, which of its results it is, and the tensor it is a view of."""
+
+    bsym: BoundSymbol
+    index: int
+    base: TensorProxy
+
+
+@dataclass
+class _Memory:
+    """Which proxies of a program share memory, and what they stand for after the changes so far."""
+
+    foreign: set[str]  # what the program did not make
+    rewritten: set[str]  # names of tensors that are written somewhere
+    keeps_foreign: bool  # whether copies into what the program did not make stay
+    views: dict[str, _View] = field(default_factory=dict)
+    same: dict[str, TensorProxy] = field(default_factory=dict)  # results of copies, and the tensors that they are
+    values: dict[str, TensorProxy] = field(default_factory=dict)  # of tensors that were written, or taken again
+    versions: dict[str, int] = field(default_factory=dict)  # how often a tensor was written, itself or through its views
+    unclear: dict[str, tuple[_View, BoundSymbol]] = field(default_factory=dict)  # tensors that may have been changed, and by what
+    seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
+    writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
+
+    def without_copies(self, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
+        """An operation, or what is left of one that copies into tensors; what it depends on is written first."""
+        self.note_views(bsym)
+        renamed = self.renamed(bsym)
+        copies = _copies(bsym)
+        if self.keeps_foreign and all(self._root(c.args[1]) in self.foreign for c in copies):
+            self.foreign.update(c.output.name for c in copies)
+            return [renamed]
+        for copy in copies:
+            self.check_own(copy.args[1], bsym)
+        written = {copy.output.name for copy in copies}
+        get_tracectx().peek_scope().extend(
+            b for b in _flattened(renamed) if not any(p.name in written for p in b.flat_proxy_outs)
+        )
+        for copy in copies:
+            source, target = copy.args[:2]
+            self.write(target, self.kept(self.now(source)), bsym)
+            self.same[copy.output.name] = self.tensor(target)
+        return []
+
+    def note_views(self, bsym: BoundSymbol) -> None:
+        """Remember which results of an operation share memory with its arguments."""
+        args = {p.name: p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)}
+        outs = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)]
+        found = _views(bsym)
+        for i, out in enumerate(outs):
+            base = args.get(found.get(out.name, ""))
+            if base is not None and out.name not in args:
+                self.views[out.name] = _View(bsym, i, base)
+                self.seen[out.name] = self.versions.get(self._root(out), 0)
+
+    def tensor(self, p: TensorProxy) -> TensorProxy:
+        """The tensor that a proxy is: the result of a copy is what was copied into."""
+        return self.same.get(p.name, p)
+
+    def _root(self, p: TensorProxy) -> str:
+        p = self.tensor(p)
+        while p.name in self.views:
+            p = self.tensor(self.views[p.name].base)
+        return p.name
+
+    def now(self, p: TensorProxy) -> TensorProxy:
+        """What a proxy stands for after the changes so far."""
+        p = self.tensor(p)
+        root = self._root(p)
+        if root in self.unclear:
+            raise _unclear(*self.unclear[root])
+        if p.name == root:
+            return self.values.get(p.name, p)
+        if self.seen[p.name] != self.versions.get(root, 0):
+            self._take_again(p, root)
+        return self.values.get(p.name, p)
+
+    def _take_again(self, p: TensorProxy, root: str) -> None:
+        view = self.views[p.name]
+        if not _is_exact(view):
+            raise _unclear(view, self.writers[root])
+        outs = flat_proxies(_again(view, self.now(view.base)))
+        for out, value in zip(flat_proxies(view.bsym.output), outs, strict=True):
+            self.values[out.name] = value
+            self.seen[out.name] = self.versions[root]
+
+    def write(self, target: TensorProxy, value: TensorProxy, bsym: BoundSymbol) -> None:
+        """Let a tensor be `value`, and what it is a view of be what it is after that."""
+        target = self.tensor(target)
+        root = self._root(target)
+        view = self.views.get(target.name)
+        if view is not None and not _is_exact(view):  # of a copy, or of the tensor itself: then that must not be used any more
+            self.unclear[root] = view, bsym
+            del self.views[target.name]
+            self.versions[target.name] = self.versions.get(root, 0)
+            root, view = target.name, None
+        if view is None:
+            self.versions[root] = self.versions.get(root, 0) + 1
+            self.writers[root] = bsym
+        else:
+            self.write(view.base, _written(view, self.now(view.base), value), bsym)
+        self.values[target.name] = value
+        self.seen[target.name] = self.versions[self._root(target)]
+
+    def kept(self, value: TensorProxy) -> TensorProxy:
+        """A value under a name that will not stand for another one."""
+        return prims.shallow_copy(value) if value.name in self.rewritten else value
+
+    def renamed(self, bsym: BoundSymbol) -> BoundSymbol:
+        """An operation of what its arguments stand for."""
+        swaps: dict[Variable, Proxy] = {}
+        for p in bsym.flat_proxy_args:
+            if isinstance(p, TensorProxy) and (now := self.now(p)) is not p:
+                swaps[variableify(p)] = now
+        return bsym.from_bsym_swap_proxies(swaps, skip_output=bsym.sym.id is not prims.PrimIDs.RETURN)
+
+    def check_own(self, target: TensorProxy, bsym: BoundSymbol) -> None:
+        """Refuse to change what the program did not make."""
+        if self._root(target) in self.foreign:
+            raise TransformError(
+                with_details(
+                    f"{bsym.sym.name} changes in place a tensor that the transformed function did not make",
+                    at=location_of(bsym),
+                    why="the transformed function must leave its arguments and the tensors around it alone",
+                    instead="use the operation that returns a new tensor, or clone first",
+                )
+            )
+
+
+# As torch calls what Thunder has as primitives, in the attributes of its tensors
+_PRIMITIVES = {prims.PrimIDs.TRANSPOSE: torch.permute, prims.PrimIDs.SQUEEZE: torch.squeeze}
+
+
+def _operation(bsym: BoundSymbol) -> Operation | None:
+    function = _PRIMITIVES.get(bsym.sym.id)
+    return operation_of(bsym) if function is None else Operation(bsym.sym.name, function, bsym.sym.meta)
+
+
+def _is_exact(view: _View) -> bool:
+    operation = _operation(view.bsym)
+    tensors = flat_proxies((view.bsym.args, view.bsym.kwargs))
+    return view.bsym.sym.name in _EXACT and operation is not None and bool(tensors) and tensors[0].name == view.base.name
+
+
+def _unclear(view: _View, writer: BoundSymbol) -> TransformError:
+    return TransformError(
+        with_details(
+            f"{writer.sym.name} changes in place a tensor that may share memory with another: {view.bsym.sym.name} returned one of them",
+            at=location_of(writer),
+            why="whether the change is one of both depends on strides, which a program that is differentiated or transformed does not know",
+            instead="use the operation that returns a new tensor, or clone first",
+        )
+    )
+
+
+def _again(view: _View, base: TensorProxy) -> Any:
+    """Take the views of an operation again, of what their tensor is now."""
+    swapped = tree_map(
+        lambda v: base if isinstance(v, Proxy) and v.name == view.base.name else v, (view.bsym.args, view.bsym.kwargs)
+    )
+    return view.bsym.sym(*swapped[0], **swapped[1])
+
+
+def _written(view: _View, base: TensorProxy, value: TensorProxy) -> TensorProxy:
+    """`base` with `value` in the place of one of its views."""
+    args, kwargs = tree_map(
+        lambda v: base if isinstance(v, Proxy) and v.name == view.base.name else v, (view.bsym.args, view.bsym.kwargs)
+    )
+    return _writer(_operation(view.bsym), view.index)(value, *args, **kwargs)[0]
+
+
+@functools.cache
+def _writer(operation: Operation, index: int) -> Symbol:
+    def run(value: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        leaves, spec = tree_flatten((args, kwargs))
+        position = next(i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor))
+        base = leaves[position] = leaves[position].clone()
+        args, kwargs = tree_unflatten(leaves, spec)
+        flat_tensors(operation.run(*args, **kwargs))[index].copy_(value)
+        return (base,)
+
+    def meta(value: TensorProxy, *args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
+        return (TensorProxy(like=flat_proxies((args, kwargs))[0], requires_grad=False),)
+
+    return symbol_for(Operation(f"write_{operation.name}", run, meta))
+
+
+def _copies(bsym: BoundSymbol) -> list[BoundSymbol]:
+    if bsym.sym.id is prims.PrimIDs.COPY_:
+        return [bsym]
+    return [c for s in bsym.subsymbols for c in _copies(s)]
+
+
+def _flattened(bsym: BoundSymbol) -> Sequence[BoundSymbol]:
+    """The parts of an operation that holds a copy; the operations without one stay whole."""
+    if not _copies(bsym) or not bsym.subsymbols:
+        return [bsym]
+    return [b for s in bsym.subsymbols for b in _flattened(s)]
+
+
+def _views(bsym: BoundSymbol) -> dict[str, str]:
+    """The results of an operation that share memory with an argument, and with which."""
+    if bsym.sym.id in VIEWS:
+        return {o.name: a.name for o in bsym.flat_proxy_outs for a in bsym.flat_proxy_args[:1] if isinstance(a, TensorProxy)}
+    inside = views_of(bsym)
+    for sub in bsym.subsymbols:
+        inside |= _views(sub)
+    return {o.name: root for o in bsym.flat_proxy_outs if (root := _end(o.name, inside)) != o.name}
+
+
+def _end(name: str, base: dict[str, str]) -> str:
+    while name in base:
+        name = base[name]
+    return name

@@ -1,0 +1,221 @@
+"""grad, value_and_grad, vjp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import thunder.torch as ltorch
+from thunder.core import dtypes
+from thunder.core.proxies import TensorProxy
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+
+from thunder_norm.errors import TransformError, TransformTypeError, with_details
+from thunder_norm.functions.acquisition import outputs_of
+from thunder_norm.functions.complex_numbers import is_complex
+from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.functions.transformed import Call, Transformed, constructor, shared
+from thunder_norm.functions.wrappers import OpenWrapper
+
+Argnums = int | tuple[int, ...]
+
+
+class Grad(Transformed):
+    """The gradient of a function with a scalar result, with or without its value."""
+
+    def __init__(self, function: Callable, argnums: Argnums, has_aux: bool, with_value: bool):
+        self.name = "value_and_grad" if with_value else "grad"
+        super().__init__(function)
+        self.argnums = checked_argnums(argnums, self.name)
+        self.has_aux = has_aux
+        self.with_value = with_value
+
+    def emit(self, call: Call) -> Any:
+        """Write value and gradient."""
+        inputs = Differentiated(call, self.argnums)
+        program = call.acquire()
+        known = outputs_of(program.trace)
+        num_losses = _num_losses(split_aux(program.result(known), self.has_aux, self.name)[0], self.name)
+        num_captured = len(program.captured)
+        outs, pullback = evaluate_vjp(program.trace, [*call.tensors, *program.captured], [*inputs.wrt, *[False] * num_captured])
+        value, aux = split_aux(program.result(outs), self.has_aux, self.name)
+        losses, others = outs[:num_losses], outs[num_losses:]  # the loss is the first of the results
+        cotangents = [*map(ltorch.ones_like, losses), *[None] * len(others)]
+        gradient = inputs.collected(pullback(cotangents))
+        if self.with_value:
+            return ((value, aux), gradient) if self.has_aux else (value, gradient)
+        return (gradient, aux) if self.has_aux else gradient
+
+
+class Differentiated:
+    """The arguments with respect to which a call is differentiated."""
+
+    def __init__(self, call: Call, argnums: Argnums):
+        self.call = call
+        self.argnums = argnums
+        num_args = len(call.args)
+        chosen = [_position(n, num_args, call.name) for n in ((argnums,) if isinstance(argnums, int) else argnums)]
+        per_arg = [[v for v in tree_flatten(a)[0] if isinstance(v, TensorProxy)] for a in call.args]
+        starts = [sum(len(t) for t in per_arg[:i]) for i in range(num_args)]
+        self._indices = {i: range(starts[i], starts[i] + len(per_arg[i])) for i in chosen}
+        self._chosen = chosen
+        for i in chosen:
+            _check_differentiable(call.args[i], i, call.name)
+        wanted = {j for r in self._indices.values() for j in r}
+        self.wrt = [j in wanted for j in range(len(call.tensors))]
+
+    def collected(self, cotangents: Sequence[TensorProxy | None]) -> Any:
+        """Cotangents of the tensors as the structure of the arguments they belong to; zeros where there is none."""
+        found = []
+        for i in self._chosen:
+            spec = tree_flatten(self.call.args[i])[1]
+            grads = [zeros_if_none(cotangents[j], self.call.tensors[j]) for j in self._indices[i]]
+            found.append(tree_unflatten(grads, spec))
+        return found[0] if isinstance(self.argnums, int) else tuple(found)
+
+
+def zeros_if_none(cotangent: TensorProxy | None, like: TensorProxy) -> TensorProxy:
+    """A cotangent, zeros written out where there is none."""
+    return ltorch.zeros_like(like) if cotangent is None else cotangent
+
+
+def checked_argnums(argnums: Any, name: str) -> Argnums:
+    """The positions of the arguments to differentiate.
+
+    Raises:
+        TransformTypeError: they are neither an int nor a tuple of ints.
+        TransformError: there is none, or one is named twice.
+    """
+    if isinstance(argnums, list):
+        argnums = tuple(argnums)
+    numbers = argnums if isinstance(argnums, tuple) else (argnums,)
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise TransformTypeError(with_details(f"{name}: argnums must be an int or a tuple of ints", got=repr(argnums)))
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise TransformError(with_details(f"{name}: argnums must name different arguments, at least one", got=repr(argnums)))
+    return argnums
+
+
+def split_aux(result: Any, has_aux: bool, name: str) -> tuple[Any, Any]:
+    """The differentiable part of a function's result, and the rest.
+
+    Raises:
+        TransformTypeError: `has_aux` says that there are two parts, but there are not.
+    """
+    if not has_aux:
+        return result, None
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TransformTypeError(
+            with_details(
+                f"{name} with has_aux=True needs a function that returns a tuple (result, aux)", got=f"a {type(result).__name__}"
+            )
+        )
+    return result
+
+
+def _position(n: int, num_args: int, name: str) -> int:
+    if not -num_args <= n < num_args:
+        raise TransformError(
+            with_details(
+                f"{name}: argnums {n} is out of range",
+                got=f"{num_args} positional argument{'s' * (num_args != 1)}",
+                instead="give the arguments to differentiate by position, not by keyword",
+            )
+        )
+    return n % num_args
+
+
+def _check_differentiable(arg: Any, position: int, name: str) -> None:
+    for path, v in tree_flatten_with_path(arg)[0]:
+        what = f"argument {position}{keystr(path)}"
+        if not isinstance(v, TensorProxy):
+            raise TransformTypeError(
+                with_details(
+                    f"{name}: {what} is no tensor and cannot be differentiated",
+                    got=f"a {type(v).__name__}",
+                    instead="torch.tensor(...) for a number; name the arguments to differentiate in argnums",
+                )
+            )
+        if not dtypes.is_inexact_dtype(v.dtype):
+            raise TransformTypeError(
+                with_details(
+                    f"{name}: {what} is not floating point and cannot be differentiated",
+                    got=f"a tensor of {dtypes.to_torch_dtype(v.dtype)}, shape {tuple(v.shape)}",
+                    instead="name the arguments to differentiate in argnums, or convert it with .to(torch.float32)",
+                )
+            )
+
+
+def _num_losses(loss: Any, name: str) -> int:
+    """How many tensors a loss is: one, or the inner tensors of a wrapper, each with a cotangent of 1."""
+    if isinstance(loss, OpenWrapper):
+        if all(isinstance(p, TensorProxy) and p.ndim == 0 and dtypes.is_inexact_dtype(p.dtype) for p in loss.leaves):
+            return len(loss.leaves)
+        described = ", ".join(f"{dtypes.to_torch_dtype(p.dtype)} {tuple(p.shape)}" for p in loss.leaves)
+        raise TransformTypeError(
+            with_details(
+                f"{name} needs a function that returns a scalar",
+                got=f"a {loss.class_name} of {described}",
+                instead="return one of its inner tensors, reduced (.sum(), .mean())",
+            )
+        )
+    if not isinstance(loss, TensorProxy):
+        raise TransformTypeError(
+            with_details(
+                f"{name} needs a function that returns a scalar tensor",
+                got=f"a {type(loss).__name__}",
+                instead="has_aux=True if it returns (loss, aux)" if isinstance(loss, tuple) else None,
+            )
+        )
+    if loss.ndim != 0:
+        raise TransformError(
+            with_details(
+                f"{name} needs a function that returns a scalar",
+                got=f"a tensor of shape {tuple(loss.shape)}",
+                instead="reduce it (.sum(), .mean()), or use vjp with a cotangent, or jacrev",
+            )
+        )
+    if not dtypes.is_inexact_dtype(loss.dtype):
+        raise TransformTypeError(with_details(f"{name} needs a floating point loss", got=str(dtypes.to_torch_dtype(loss.dtype))))
+    if is_complex(loss):
+        raise TransformTypeError(
+            with_details(f"{name} needs a real loss", got=str(dtypes.to_torch_dtype(loss.dtype)), instead=".real, .abs(), or vjp")
+        )
+    return 1
+
+
+@constructor
+def grad(function: Callable, argnums: Argnums = 0, has_aux: bool = False) -> Callable:
+    """The gradient of a function with a scalar result.
+
+    ``grad(f)(x)`` has the structure and shapes of x: the derivatives of ``f(x)`` with respect to each entry.
+
+    Args:
+        function: takes tensors, in tuples, lists and dicts if it likes, and returns a 0-dim floating point tensor.
+        argnums: which positional arguments to differentiate: an int, or a tuple of ints for a tuple of gradients.
+        has_aux: `function` returns ``(loss, aux)``; the result is then ``(gradient, aux)``.
+
+    Raises:
+        TransformError: the result is no scalar, or `argnums` do not fit.
+        TransformTypeError: an argument to differentiate, or the result, is no floating point tensor.
+        DataDependentError: `function` makes a number of a tensor.
+        MissingTransformRuleError: an operation on the way has no rule.
+
+    >>> import torch
+    >>> grad(lambda x: (x / x.sum()).square().sum())(torch.tensor([1.0, 3.0]))
+    tensor([-0.3750,  0.1250])
+    """
+    return shared(Grad, function, argnums, has_aux, False)
+
+
+@constructor
+def value_and_grad(function: Callable, argnums: Argnums = 0, has_aux: bool = False) -> Callable:
+    """The value of a function with a scalar result together with its gradient: ``(value, gradient)``; see `grad`.
+
+    With `has_aux` it is ``((value, aux), gradient)``.
+
+    >>> import torch
+    >>> value_and_grad(lambda x: x**3)(torch.tensor(2.0))
+    (tensor(8.), tensor(12.))
+    """
+    return shared(Grad, function, argnums, has_aux, True)

@@ -1,0 +1,128 @@
+"""Gradients of jitted programs by our rules, where Thunder's are wrong, for real numbers only, or there are none.
+
+Thunder differentiates a jitted program itself.  An operation on complex numbers, or one that Thunder has no gradient for (round, lerp),
+becomes one of our own, which consists of it, so that executors run it as before, and is differentiated as `grad` would.  In-place
+operations on what the program made become operations that make new tensors: Thunder's backward would read what was written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thunder.core import prims
+from thunder.core.langctxs import Languages, langctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, from_trace, tracectx
+from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
+
+from thunder_norm.functions.acquisition import flat_program
+from thunder_norm.functions.complex_numbers import is_complex
+from thunder_norm.functions.functionalization import without_mutations
+from thunder_norm.functions.grouping import print_without_module, renewed_program, replayed
+from thunder_norm.functions.opaque import flat_proxies, is_opaque
+from thunder_norm.functions.replay import is_differentiable
+from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.tracing.cotangents import cotangents_of
+
+
+def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
+    """The same computation, whose operations on complex numbers, and those without a gradient of Thunder's, have gradients of ours.
+
+    Args:
+        trace: a computation that Thunder is going to differentiate.
+        executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
+    """
+    bsyms = with_gradients(trace.bound_symbols, executor)
+    if all(a is b for a, b in zip(bsyms, trace.bound_symbols, strict=True)):
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = bsyms
+    return new
+
+
+def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any) -> list[BoundSymbol]:
+    """The same operations; those that Thunder would not differentiate right, or not at all, have gradients of ours."""
+    return [_with_gradient(b, executor) if _is_concerned(b) else b for b in bsyms]
+
+
+def functional(trace: TraceCtx) -> TraceCtx:
+    """A computation that Thunder is going to differentiate, without copies into what it made: they would be in its backward's way."""
+    if not any(isinstance(p, TensorProxy) and p.requires_grad for p in trace.args):
+        return trace
+    with tracectx(from_trace(trace)):
+        return without_mutations(trace, keeps_foreign=True)
+
+
+def _is_concerned(bsym: BoundSymbol) -> bool:
+    if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
+        return False
+    tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
+    is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
+    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym)
+
+
+_NO_OPERATIONS = frozenset(
+    {prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UPDATE_ALIASES, prims.PrimIDs.COPY_, prims.PrimIDs.ITEM}
+)
+
+
+def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's gradient fails: of several results without dimensions, or of what it had registered for torch to run.
+
+    Of the latter it does for tensors given by name (``pos_weight``), for None among the results (attention without its weights), and
+    for integers without dimensions among them (``cholesky_ex``).
+    """
+    if _asks_for_what_may_be_unused(bsym):
+        return True
+    if not is_opaque(bsym):
+        return False
+    if any(map(is_differentiable, flat_proxies(bsym.kwargs))):
+        return True
+    outs = bsym.output if isinstance(bsym.output, Sequence) else (bsym.output,)
+    return any(map(is_differentiable, outs)) and not all(map(is_differentiable, outs))
+
+
+def _asks_for_what_may_be_unused(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's rule asks for the cotangents of several results, one of them without dimensions; see `cotangents_of`."""
+    if bsym.subsymbols and _get_gradfn_and_executor(bsym)[0] is None:
+        return any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
+    outs = [p for p in bsym.flat_proxy_outs if is_differentiable(p)]
+    return len(outs) > 1 and any(p.ndim == 0 for p in outs)
+
+
+def _lacks_gradient(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's differentiation would come to a primitive that it has no rule for, be it that there is no gradient (isfinite)."""
+    if bsym.sym.id in _NO_OPERATIONS or bsym.sym.id in augmented_forward_impls or _get_gradfn_and_executor(bsym)[0] is not None:
+        return False
+    if not any(map(is_differentiable, bsym.flat_proxy_args)) or not bsym.flat_proxy_outs:
+        return False
+    return any(map(_lacks_gradient, bsym.subsymbols)) if bsym.subsymbols else bsym.sym.is_prim
+
+
+def _with_gradient(bsym: BoundSymbol, executor: Any) -> BoundSymbol:
+    inputs = list({p.name: p for p in flat_proxies((bsym.args, bsym.kwargs))}.values())
+    program = flat_program(inputs, [bsym], flat_proxies(bsym.output))
+
+    @langctx(Languages.TORCH)
+    def meta(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+        return replayed(program, args)
+
+    @langctx(Languages.TORCH)
+    def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+        results, pullback = evaluate_vjp(renewed_program(program), args, list(map(is_differentiable, args)))
+        found = iter(cotangents_of([r for r in results if is_differentiable(r)]))
+        cotangents = [next(found) if is_differentiable(r) else None for r in results]
+        for a, g in zip(args, pullback(cotangents), strict=True):
+            if g is not None:
+                prims.put_grad(a, g)
+        return results
+
+    name = bsym.sym.name
+    symbol = Symbol(
+        name=name, meta=meta, id=f"thunder_norm.{name}.{len(executor.implmap)}", _bind_postprocess=print_without_module
+    )
+    executor.register_implementation(symbol, execution_transform=meta, grad_transform=joint)
+    outs = flat_proxies(bsym.output)
+    return bsym.from_bsym(sym=symbol, args=tuple(inputs), kwargs={}, output=outs, subsymbols=[bsym])

@@ -1,0 +1,528 @@
+"""Operations that Thunder cannot take apart: torch runs them, and torch.func transforms what torch runs.
+
+``derived("jvp", operation)`` is the symbol that runs ``torch.func.jvp`` of an operation; it is such an operation itself, so that
+transforms nest.  Its metadata follows from that of the operation, without running anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, tracectx
+from thunder.core.transforms import register_grad
+from thunder.extend import OperatorExecutor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from thunder_norm.errors import MissingTransformRuleError, with_details
+from thunder_norm.functions.complex_numbers import orders_complex
+from thunder_norm.functions.registry import VjpRule
+from thunder_norm.functions.replay import is_differentiable
+from thunder_norm.functions.thunder_rules import joint_of
+from thunder_norm.functions.trial import for_torch, try_out
+from thunder_norm.tracing.locations import location_of
+
+# Runs what is derived here.  Never in an executor list: only what is written here carries it.
+opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
+
+# They draw numbers, which a second run does not repeat.
+_RANDOM = frozenset(
+    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d empty_like feature_alpha_dropout "
+    "fractional_max_pool2d fractional_max_pool3d gumbel_softmax multinomial native_dropout normal poisson rand rand_like "
+    "randint randint_like randn randn_like randperm rrelu".split()
+)
+
+
+class Operation(NamedTuple):
+    """An operation that torch runs.
+
+    ``run(*args, **kwargs)`` takes torch tensors, ``meta(*args, **kwargs)`` proxies; the tensors of what both return, flattened,
+    correspond.  `views` are the results that share memory with an argument, by the positions of both.
+    """
+
+    name: str
+    run: Callable
+    meta: Callable
+    is_random: bool = False
+    views: tuple[tuple[int, int], ...] = ()
+
+
+class Derivation(NamedTuple):
+    """How a transform makes an operation of another one: `run` and `meta` take those of the other one first."""
+
+    run: Callable
+    meta: Callable
+
+
+_derivations: dict[str, Derivation] = {}
+_symbols: dict[tuple[str, Operation], Symbol] = {}  # what was derived, by transform and operation
+_operations: dict[Hashable, Operation] = {}  # what was derived, by the id of its symbol
+
+
+def derivation(transform: str, meta: Callable) -> Callable[[Callable], Callable]:
+    """Say what a transform makes of an operation, as a decorator of what runs it."""
+
+    def register(run: Callable) -> Callable:
+        _derivations[transform] = Derivation(run, meta)
+        return run
+
+    return register
+
+
+def derived(transform: str, operation: Operation) -> Symbol:
+    """The symbol for a transformed operation."""
+    found = _symbols.get((transform, operation))
+    return _register(transform, operation) if found is None else found
+
+
+def _register(transform: str, operation: Operation) -> Symbol:
+    how = _derivations[transform]
+    if any(word in operation.name for word in ("solve", "det")):
+        _wrong_forwards.add(operation.run)
+    run = functools.partial(how.run, operation.run)
+    meta = functools.partial(how.meta, operation.meta)
+    symbol = symbol_for(Operation(f"{transform}_{operation.name}", run, meta, operation.is_random))
+    _symbols[transform, operation] = symbol
+    return symbol
+
+
+def symbol_for(operation: Operation) -> Symbol:
+    """A symbol for an operation that torch runs and Thunder has no symbol for."""
+    names = itertools.chain([operation.name], (f"{operation.name}_{i}" for i in itertools.count(1)))
+    name = next(n for n in names if n not in opaque_executor.opmap)  # two operations may have one name
+    run = _on_torch_types(operation.run)
+    tags = [prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE] if operation.is_random else None
+    symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=_apart_from_autograd(name, run), tags=tags)
+    _operations[symbol.id] = operation._replace(name=name, run=run)
+    if not operation.is_random:  # for Thunder's own automatic differentiation of a program that holds it
+        register_grad(symbol, joint_of(_torchs_rule(symbol, _operations[symbol.id])))
+    return symbol
+
+
+def views_of(bsym: BoundSymbol) -> dict[str, str]:
+    """The results of an operation that share memory with an argument in torch, and the names of both."""
+    own = _operations.get(bsym.sym.id)
+    function = getattr(bsym.sym.meta, "__torchfn", None) or _torch_function(bsym.sym)
+    if own is not None:
+        views = own.views
+    elif function is not None:
+        try:
+            views = try_out(function, bsym.args, bsym.kwargs).views
+        except Exception:  # noqa: BLE001 - not the arguments that torch's function takes: what the operation consists of says it
+            return {}
+    else:
+        return {}
+    outs, tensors = flat_proxies(bsym.output), flat_proxies((bsym.args, bsym.kwargs))
+    return {outs[i].name: tensors[k].name for i, k in views if i < len(outs)}
+
+
+def operation_of(bsym: BoundSymbol) -> Operation | None:
+    """The operation that a bound symbol stands for, taken as a whole; None if torch is not what runs it."""
+    sym = bsym.sym
+    if sym.id in _operations:
+        return _operations[sym.id]
+    run = (
+        (bsym._call_ctx or {}).get(sym.name)
+        or getattr(sym.meta, "__torchfn", None)
+        or _torch_function(sym)
+        or _OF_PRIMS.get(sym.id)
+    )
+    if run is None:
+        return None
+    name = str(sym.id if isinstance(sym.id, str) else sym.name).replace(".", "_")
+    return _operation(name, run, sym.meta, sym.name in _RANDOM or _is_tagged_random(sym))
+
+
+def _embedding(
+    indices: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    padding_idx: int = -1,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    if max_norm is not None:
+        raise NotImplementedError("an embedding that renormalizes its weight is not differentiable")
+    return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+
+
+# Primitives of Thunder's that torch runs as a whole where we have no rule for their arguments.
+_OF_PRIMS: dict[Hashable, Callable] = {
+    prims.PrimIDs.EMBEDDING: _embedding,
+    prims.PrimIDs.EMBEDDING_BACKWARD: torch.ops.aten.embedding_backward,
+}
+
+
+@functools.cache
+def _operation(name: str, run: Callable, meta: Callable, is_random: bool) -> Operation:
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with tracectx(TraceCtx()):  # what Thunder would write for its parts is not wanted
+            found = meta(*args, **kwargs)
+        return tree_map(lambda v: TensorProxy(like=v) if isinstance(v, TensorProxy) else v, found)
+
+    return Operation(name, _on_torch_types(_by_name_where_needed(run, meta)), alone, is_random)
+
+
+def _by_name_where_needed(run: Callable, meta: Callable) -> Callable:
+    """`run`, which may take by name alone what Thunder's symbol takes by position, as torch.argsort does ``stable``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except TypeError as e:
+            if "positional argument" not in str(e) or not args:
+                raise
+        names = list(inspect.signature(meta).parameters)
+        return run(args[0], **dict(zip(names[1:], args[1:], strict=False)), **kwargs)
+
+    return call
+
+
+def _is_tagged_random(sym: Symbol) -> bool:
+    return prims.OpTags.RANDOM_OP in (sym.tags or ())
+
+
+@functools.cache
+def _by_id() -> dict[Hashable, Callable]:
+    """Torch's functions by the id of their symbols; a function of a module before a method of torch.Tensor."""
+    known = [
+        (f, s)
+        for f, s in ltorch._torch_to_thunder_function_map.items()
+        if isinstance(s, Symbol) and s.id is not None and callable(f)  # a few have names instead
+    ]
+    known.sort(key=lambda pair: str(pair[1].id).rpartition(".")[2] != getattr(pair[0], "__name__", ""))
+    found: dict[Hashable, Callable] = {}
+    for function, symbol in known:
+        found.setdefault(symbol.id, function)
+    return found
+
+
+def _torch_function(sym: Symbol) -> Callable | None:
+    if not isinstance(sym.id, str):
+        return None
+    value: Any = torch
+    for part in sym.id.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value if callable(value) and sym.id.startswith("torch.") and value is not torch else _by_id().get(sym.id)
+
+
+def _on_torch_types(run: Callable) -> Callable:
+    """`run` for arguments in which Thunder's dtypes and devices may stand, as they do after all passes but one."""
+
+    def on_torch_types(*args: Any, **kwargs: Any) -> Any:
+        return run(*tree_map(for_torch, args), **tree_map(for_torch, kwargs))
+
+    return on_torch_types
+
+
+def _apart_from_autograd(name: str, run: Callable) -> Callable:
+    """`run` as a computation of its own, of which torch's autograd records nothing, though it may enable gradients inside.
+
+    It raises MissingTransformRuleError where torch has no formula.
+    """
+
+    def apart(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(_detached, (args, kwargs))
+        try:
+            return tree_map(_of_its_own, run(*args, **kwargs))
+        except (NotImplementedError, RuntimeError) as e:
+            if not any(reason in str(e) for reason in _HAS_NO_DERIVATIVE):
+                raise
+            raise MissingTransformRuleError(
+                with_details(
+                    f"{name}: torch has no derivative of this operation",
+                    why=str(e),
+                    to_add_one="thunder_norm.transforms.register_vjp and register_jvp; see CONTRIBUTING.md",
+                )
+            ) from e
+
+    return apart
+
+
+# what torch says
+_HAS_NO_DERIVATIVE = (
+    "not implemented",
+    "not differentiable",
+    "is not supported",
+    "Trying to use forward AD",
+    "has been modified by an inplace operation",
+    "which is not computed when mode",  # linalg.qr without Q
+    "it is ill-defined",  # a loss that depends on the phases of eigenvectors
+    "input_is_complex == grad_is_complex",  # a formula that returns a complex gradient of a real tensor
+)
+
+
+def _of_its_own(value: Any) -> Any:
+    """A result as any tensor: forward mode returns zeros without memory, which Thunder asks for the address of."""
+    if isinstance(value, torch.Tensor) and value._is_zerotensor():
+        return torch.zeros_like(value, memory_format=torch.contiguous_format)
+    return _detached(value)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
+
+
+def flat_tensors(tree: Any, kind: type = torch.Tensor) -> tuple:
+    """The tensors in a tree, in order."""
+    return tuple(v for v in tree_flatten(tree)[0] if isinstance(v, kind))
+
+
+def flat_proxies(tree: Any) -> tuple[TensorProxy, ...]:
+    """The tensor proxies in a tree, in order."""
+    return flat_tensors(tree, TensorProxy)
+
+
+def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:
+    """The operations of a transformed trace that are transformed by torch.func when they run, with the user's line.
+
+    >>> import thunder, torch
+    >>> fallbacks(thunder.trace()(lambda x: x + 1, torch.ones(2)))
+    []
+    """
+    found = []
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id in _operations:
+            found.append((bsym.sym.name, location_of(bsym)))
+    return found
+
+
+# Whether what runs is being differentiated.
+_is_differentiated: contextvars.ContextVar[bool] = contextvars.ContextVar("is_differentiated", default=False)
+
+
+@contextlib.contextmanager
+def _differentiated() -> Iterator[None]:
+    token = _is_differentiated.set(True)
+    try:
+        yield
+    finally:
+        _is_differentiated.reset(token)
+
+
+# What runs the operations of which torch's forward mode is wrong where it is differentiated, or in a batch of batches.
+_wrong_forwards: set[Callable] = set()
+# How many batches what runs is in.
+_num_batches: contextvars.ContextVar[int] = contextvars.ContextVar("num_batches", default=0)
+
+
+# Their annotations do not say that what they return depends on has_aux.
+_jvp: Any = torch.func.jvp
+_vjp: Any = torch.func.vjp
+
+
+def _is_float(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _meta_jvp(meta: Callable, args: tuple, kwargs: dict, tangents: Sequence[TensorProxy | None]) -> tuple[TensorProxy, ...]:
+    results = flat_proxies(meta(*args, **kwargs))
+    return *results, *(TensorProxy(like=p) for p in results if is_differentiable(p))
+
+
+@derivation("jvp", _meta_jvp)
+def _run_jvp(run: Callable, args: tuple, kwargs: dict, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    """All results, then the tangents of the floating ones; `tangents` has one, or None, for each tensor in (args, kwargs)."""
+    points = flat_tensors((args, kwargs))
+    moving = tuple(i for i, t in enumerate(tangents) if t is not None)
+    function = _function_of(run, (args, kwargs), moving)
+    is_backwards = run in _wrong_forwards and (_is_differentiated.get() or _num_batches.get() >= 2)
+    results, pushed = _push(function, tuple(points[i] for i in moving), tuple(tangents[i] for i in moving), is_backwards)
+    return *results, *pushed
+
+
+def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence[int]) -> Callable:
+    """`run` as a function of the tensors at some positions: (its floating results, all its results)."""
+    leaves, spec = tree_flatten(arguments)
+    positions = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+
+    def function(*values: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        given = list(leaves)
+        for i, v in zip(varying, values, strict=True):
+            given[positions[i]] = v
+        args, kwargs = tree_unflatten(given, spec)
+        results = flat_tensors(run(*args, **kwargs))
+        return tuple(t for t in results if _is_float(t)), results
+
+    return function
+
+
+def _push(function: Callable, points: tuple, directions: tuple, is_backwards: bool) -> tuple[tuple, tuple]:
+    """Results and tangents; by two reverse modes where torch has no forward mode, or where that is wrong.
+
+    The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
+    derivatives of its forward mode, in either direction, are wrong for them, and so is its forward mode in a batch of batches. Others
+    go forwards: reverse over reverse of logcumsumexp is NaN, and for directions that leave the symmetric matrices the two modes of
+    cholesky differ.
+
+    Programs run with gradients disabled, under which some of torch's formulas for gradients (``linalg_det_backward``,
+    ``linalg_solve_backward``) choose variants that cannot be differentiated: of a function that is a gradient they would be.
+    """
+    with torch.enable_grad():
+        first, second = (_push_backwards, _push_forwards) if is_backwards else (_push_forwards, _push_backwards)
+        try:
+            return first(function, points, directions)
+        except (NotImplementedError, RuntimeError) as e:
+            try:
+                return second(function, points, directions)
+            except (NotImplementedError, RuntimeError):
+                raise e from None
+
+
+def _push_forwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
+    with _differentiated():
+        _, pushed, results = _jvp(function, points, directions, has_aux=True)
+    return results, pushed
+
+
+def _push_backwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
+    with _differentiated():
+        floating, pull, results = _vjp(function, *points, has_aux=True)
+    _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
+    return results, push(directions)[0]
+
+
+def _meta_vjp(
+    meta: Callable, args: tuple, kwargs: dict, cotangents: Sequence[TensorProxy | None], wanted: Sequence[bool]
+) -> tuple[TensorProxy, ...]:
+    inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
+    return tuple(TensorProxy(like=p) for p, w in zip(inputs, wanted, strict=True) if w)
+
+
+@derivation("vjp", _meta_vjp)
+def _run_vjp(
+    run: Callable, args: tuple, kwargs: dict, cotangents: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of the floating tensors in (args, kwargs) that are wanted; `cotangents` has one, or None, for each floating result.
+
+    Results without a cotangent are left out: torch's formulas for the eigenvectors give NaN for zeros where those of the eigenvalues
+    alone are finite.
+    """
+    points = flat_tensors((args, kwargs))
+    floating = [i for i, t in enumerate(points) if _is_float(t)]
+    varying = tuple(i for i, w in zip(floating, wanted, strict=True) if w)
+    function = _function_of(run, (args, kwargs), varying)
+
+    def used(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(t for t, g in zip(function(*values)[0], cotangents, strict=True) if g is not None)
+
+    with torch.enable_grad(), _differentiated():  # see `_push`: the other variants are wrong in a batch of batches as well
+        _, pull = _vjp(used, *(points[i] for i in varying))
+        return pull(tuple(g for g in cotangents if g is not None))
+
+
+def _meta_vmap(
+    meta: Callable, axis_size: int, randomness: str, in_dims: Sequence[int | None], args: tuple, kwargs: dict
+) -> tuple[TensorProxy, ...]:
+    leaves, spec = tree_flatten((args, kwargs))
+    dims = iter(in_dims)
+    samples = [_sample(v, next(dims)) if isinstance(v, TensorProxy) else v for v in leaves]
+    sample_args, sample_kwargs = tree_unflatten(samples, spec)
+    results = flat_proxies(meta(*sample_args, **sample_kwargs))
+    return tuple(TensorProxy(like=p, shape=(axis_size, *p.shape)) for p in results)
+
+
+def _sample(p: TensorProxy, dim: int | None) -> TensorProxy:
+    return p if dim is None else TensorProxy(like=p, shape=(*p.shape[:dim], *p.shape[dim + 1 :]))
+
+
+@derivation("vmap", _meta_vmap)
+def _run_vmap(
+    run: Callable, axis_size: int, randomness: str, in_dims: Sequence[int | None], args: tuple, kwargs: dict
+) -> tuple[torch.Tensor, ...]:
+    """All results, with the batch dimension first; `in_dims` has one, or None, for each tensor in (args, kwargs).
+
+    One sample after the other where torch has no batching rule.
+    """
+    tensors = flat_tensors((args, kwargs))
+    batched = tuple(i for i, d in enumerate(in_dims) if d is not None)
+    function = _function_of(run, (args, kwargs), batched)
+    dims, values = tuple(in_dims[i] for i in batched), tuple(tensors[i] for i in batched)
+    token = _num_batches.set(_num_batches.get() + 1)
+    try:
+        return torch.func.vmap(lambda *values: function(*values)[1], dims, randomness=randomness)(*values)
+    except RuntimeError as e:
+        if "random operation" in str(e):
+            raise
+    finally:
+        _num_batches.reset(token)
+    results = [function(*(v.select(d, i) for v, d in zip(values, dims, strict=True)))[1] for i in range(axis_size)]
+    return tuple(torch.stack(column) for column in zip(*results, strict=True))
+
+
+def is_opaque(bsym: BoundSymbol) -> bool:
+    """Whether an operation is one that Thunder or we had registered for torch to run: it has neither parts nor rules of its own.
+
+    Relies on ``thunder.torch.meta_adaptor`` keeping the function it stands for.
+    """
+    return bsym.sym.id in _operations or (not bsym.subsymbols and hasattr(bsym.sym.meta, "__torchfn"))
+
+
+# Thunder's parts of these multiply padding of minus infinity with zeros.
+_WHOLE = frozenset(f"torch.nn.functional.max_pool{n}d" for n in (1, 2, 3))
+
+
+def is_whole(bsym: BoundSymbol) -> bool:
+    """Whether an operation is not what its parts compute, so that all of it is torch's to run and to transform."""
+    return bsym.sym.id in _WHOLE or orders_complex(bsym)
+
+
+def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
+    """The vjp rule of an operation that torch runs: torch's formula, run by ``torch.func``; None if torch is not what runs it.
+
+    It gives gradients to the tensors named in `active`: torch refuses to differentiate by some arguments of some operations.
+
+    Raises:
+        MissingTransformRuleError: it draws numbers, and torch's formula would draw others.
+    """
+    operation = operation_of(bsym)
+    if operation is None:
+        return None
+    if operation.is_random:
+        raise MissingTransformRuleError(
+            with_details(
+                f"{bsym.sym.name} draws numbers and has no vjp rule",
+                operation=str(bsym.sym.id),
+                at=location_of(bsym),
+                why="torch's formula for its gradient would run it again, with other numbers",
+                to_add_one=f"thunder_norm.transforms.register_vjp({str(bsym.sym.id)!r})(forward, backward); see CONTRIBUTING.md",
+            )
+        )
+    return _torchs_rule(bsym.sym, operation, active)
+
+
+class _TorchsRule(VjpRule):
+    """Its gradients come with the tensors they are for."""
+
+    takes_missing = True
+
+    def paired(self, args: tuple, kwargs: dict, gradients: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return list(gradients)
+
+
+def _torchs_rule(symbol: Symbol, operation: Operation, active: Container[str] | None = None) -> VjpRule:
+    def forward(*args: Any, **kwargs: Any) -> tuple[Any, tuple]:
+        result = symbol(*args, **kwargs)
+        return result, (args, kwargs, tuple(map(is_differentiable, flat_proxies(result))))
+
+    def backward(saved: tuple, *cotangents: TensorProxy) -> list[tuple[TensorProxy, TensorProxy]]:
+        args, kwargs, mask = saved
+        inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
+        wanted = tuple(active is None or p.name in active for p in inputs)
+        received = tuple(ct for ct, m in zip(cotangents, mask, strict=True) if m)
+        gradients = derived("vjp", operation)(args, kwargs, received, wanted)
+        return list(zip([p for p, w in zip(inputs, wanted, strict=True) if w], gradients, strict=True))
+
+    return _TorchsRule(forward, backward)

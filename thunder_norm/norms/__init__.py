@@ -1,0 +1,1 @@
+"""Norms through programs: eager and traced, norm maps, inference of kinds."""

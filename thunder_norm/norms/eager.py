@@ -1,0 +1,170 @@
+"""Normed mode without Thunder: a model runs in plain PyTorch, and its parameters are lifted where they are consumed.
+
+The same rules and the same policy for parameters as in a trace; `norm_report` runs this way, because it wants to see every
+operation with its values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from thunder_norm.core import context
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.model_state.undisturbed import undisturbed
+from thunder_norm.norms.eager_environment import EagerEnvironment
+from thunder_norm.norms.inference import Candidate, RunWith, Wanted, choose
+from thunder_norm.norms.parameters import Policy, call_with, tensor_names
+from thunder_norm.norms.plain_operations import Functions
+
+
+@contextlib.contextmanager
+def module_hooks(enter: Callable, leave: Callable) -> Iterator[None]:
+    """Call ``enter(module, args)`` and ``leave(module, args, result)`` around the forward of every module, also of one that raises."""
+    handles = [
+        torch.nn.modules.module.register_module_forward_pre_hook(enter),
+        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _module_paths(model: torch.nn.Module, environment: EagerEnvironment) -> Iterator[None]:
+    """Keep track of the module whose forward is running."""
+    names = {id(m): name for name, m in model.named_modules()}
+
+    def enter(module: torch.nn.Module, _: Any) -> None:
+        environment.module_path.append(names.get(id(module), environment.module_path[-1]))
+
+    def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
+        environment.module_path.pop()
+
+    with module_hooks(enter, leave):
+        yield
+
+
+def run_eagerly(
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    *,
+    policy: Policy,
+    mode: context.Mode,
+    sensitivity: context.Sensitivity = "global",
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    perturbed: bool = False,
+    otherwise: str = "measured",
+) -> tuple[Any, EagerEnvironment]:
+    """Run a model in normed mode in plain PyTorch; its result, and everything that was seen on the way.
+
+    Args:
+        model: any module.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        policy: as `NormTransform`'s parameters.
+        mode: the mode of the rules.
+        sensitivity: which sensitivities they state.
+        tensors: tensors to run with in place of the model's own parameters and buffers.
+        perturbed: whether lifted parameters carry a perturbation_size that requires grad.
+        otherwise: what holds for parameters that a mapping does not name.
+
+    Raises:
+        MissingNormRuleError: an operation has no rule.
+        NormMismatchError: the uses of a parameter disagree about its norm, and none fits all.
+    """
+    run = _Run(model, args, kwargs, policy, mode, {**tensor_names(model), **(tensors or {})}, otherwise, sensitivity)
+    result, environment = run(perturbed=perturbed)
+    chosen = run.choose(environment)
+    if not chosen:
+        return result, environment
+    result, environment = run(perturbed=perturbed, inferred={name: wanted for name, (wanted, _) in chosen.items()})
+    environment.candidates = {name: candidates for name, (_, candidates) in chosen.items()}
+    return result, environment
+
+
+def chosen_norms(
+    model: torch.nn.Module, args: tuple, kwargs: dict, *, policy: Policy, mode: context.Mode, otherwise: str = "measured"
+) -> dict[str, Wanted]:
+    """The norms of parameters of given size and no stated kind whose uses disagree, by a run that leaves nothing behind.
+
+    Nothing is known (and nothing chosen) where the program does not run eagerly.
+
+    Raises:
+        NormMismatchError: none of the norms that the uses of a parameter want fits all of them.
+    """
+    run = _Run(model, args, kwargs, policy, mode, tensor_names(model), otherwise).on_copies()
+    try:
+        _, environment = run()
+    except Exception:  # noqa: BLE001 - whatever it is, the trace about to be acquired meets it too, at the user's line
+        return {}
+    return {name: wanted for name, (wanted, _) in run.choose(environment).items()}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A program and its arguments."""
+
+    model: torch.nn.Module
+    args: tuple
+    kwargs: dict
+    policy: Policy
+    mode: context.Mode
+    tensors: Mapping[str, torch.Tensor]
+    otherwise: str
+    sensitivity: context.Sensitivity = "global"
+
+    def __call__(self, *, perturbed: bool = False, inferred: Mapping[str, Wanted] | None = None) -> tuple[Any, EagerEnvironment]:
+        environment = EagerEnvironment(
+            self.tensors, self.policy, self.model, perturbed=perturbed, otherwise=self.otherwise, inferred=inferred
+        )
+        with (
+            undisturbed(self.model, self.args, self.kwargs),
+            context.norm_mode(self.mode),
+            context.norm_sensitivity(self.sensitivity),
+            context.environment(environment),
+            _module_paths(self.model, environment),
+            Functions(environment),
+        ):
+            return call_with(self.model, self.tensors, self.args, self.kwargs), environment
+
+    def choose(self, environment: EagerEnvironment) -> dict[str, tuple[Wanted, tuple[Candidate, ...]]]:
+        """A norm for each parameter whose uses disagree, in the order in which they are used."""
+        chosen: dict[str, tuple[Wanted, tuple[Candidate, ...]]] = {}
+        for name, wants in environment.disagreements().items():
+            decided = {other: wanted for other, (wanted, _) in chosen.items()}
+            uses = environment.uses[name]
+            chosen[name] = choose(name, environment.tensors[name], uses, wants, self._with_norms(environment), decided)
+        return chosen
+
+    def on_copies(self) -> _Run:
+        """The same program on detached parameters, and on copies of buffers, which it may change."""
+        buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        copies = {id(t): t.detach().clone() if name in buffers else t.detach() for name, t in self.tensors.items()}
+        return replace(self, tensors={name: copies[id(t)] for name, t in self.tensors.items()})
+
+    def _with_norms(self, environment: EagerEnvironment) -> RunWith:
+        """The program with inputs and parameters of norm 1 but for those given."""
+        args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))
+        stated = {name: environment.stated(name, t) for name, t in environment.tensors.items()}
+        others = {name: w.kind(1.0, elem_dims=w.elem_dims) for name, w in stated.items() if w is not None}
+        # which norm is chosen does not depend on the data
+        copy = replace(self.on_copies(), args=args, kwargs=kwargs, otherwise="unit", sensitivity="global")
+
+        def run(norms: Mapping[str, NormedTensor]) -> Any:
+            with torch.enable_grad():
+                return replace(copy, policy={**others, **norms})()[0]
+
+        return run
+
+
+def _of_norm_1(x: Any) -> Any:
+    return type(x)._wrap(x.backing, torch.ones_like(x.norm_size), None, x.elem_dims) if isinstance(x, NormedTensor) else x

@@ -1,0 +1,209 @@
+"""Derivatives of norms beyond the first, through jitted functions.
+
+Thunder's connection to torch.autograd is differentiable once; asked for more it gives detached gradients without a word.  The
+scalars of a normed program pass through `Twice`, whose backward is Thunder's own, except when a graph of the backward is
+asked for (``create_graph=True``): then the program is run again by torch, under autograd, and differentiated by torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import thunder
+import torch
+from thunder.core.proxies import ProxyTag, TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace, tracectx
+from thunder.core.transform_common import dce
+from thunder.executors.passes import transform_for_execution
+from thunder.executors.pythonex import ex as pythonex
+from thunder.executors.torchex import ex as torchex
+
+from thunder_norm.norms.scalar_fusion import as_function_of_floats
+from thunder_norm.subclass.trace import OperationId
+from thunder_norm.tracing.bindable import bindable
+
+
+class Replay:
+    """A computation trace, restricted to some of its outputs, as a differentiable function run by torch."""
+
+    def __init__(self, trace: TraceCtx, outputs: Sequence[TensorProxy]):
+        self.trace = trace
+        self.outputs = tuple(outputs)
+        self._function: Callable | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run on the computation's inputs, in order."""
+        if self._function is None:
+            self._function = self._compile()
+        with torch.enable_grad():
+            return self._function(*inputs)
+
+    def gradients(self, inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Vector-Jacobian products with a graph, one for each input (None where there is none)."""
+        with torch.enable_grad():  # one tensor may be given as several inputs: each gets its own share
+            inputs = [t.view_as(t) if t.requires_grad else t for t in inputs]
+        outputs = self(*inputs)
+        wanted = [t for t in inputs if t.requires_grad]
+        differentiable = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+        found = torch.autograd.grad(
+            [o for o, _ in differentiable],
+            wanted,
+            [g for _, g in differentiable],
+            create_graph=True,
+            allow_unused=True,
+        )
+        by_input = iter(found)
+        return [next(by_input) if t.requires_grad else None for t in inputs]
+
+    def _compile(self) -> Callable:
+        new = from_trace(self.trace)
+        *body, returned = self.trace.bound_symbols
+        body, outputs = _detaching(new, body, self.outputs)
+        new.bound_symbols = [*body, returned.from_bsym(args=(outputs,), output=outputs)]
+        return _executable(dce(new)).python_callable(include_decorators=False)
+
+
+def _detaching(trace: TraceCtx, bsyms: Sequence[BoundSymbol], outputs: tuple) -> tuple[list[BoundSymbol], tuple]:
+    """A program that detaches what it makes under `torch.no_grad`, where Thunder only has tags; torch runs it."""
+    found: list[BoundSymbol] = []
+    detached: dict[Any, TensorProxy] = {}
+    for bsym in _opened(bsyms):
+        found.append(bsym.from_bsym_swap_proxies(detached))
+        made = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags]
+        if made:
+            with tracectx(trace):
+                copies = tuple(TensorProxy(like=p) for p in made)
+            found.append(bindable("detach", lambda *tensors: tuple(t.detach() for t in tensors))(*made, output=copies))
+            detached |= {variableify(p): copy for p, copy in zip(made, copies, strict=True)}
+    return found, tuple(detached.get(variableify(p), p) for p in outputs)
+
+
+def _opened(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Operations with our composites replaced by what they are made of."""
+    for bsym in bsyms:
+        if isinstance(bsym.sym.id, OperationId):
+            yield from _opened(bsym.subsymbols)
+        else:
+            yield bsym
+
+
+@thunder._with_cache_info_ctx
+def _executable(trace: TraceCtx) -> TraceCtx:
+    """The trace with every operation run by torch; factories ask the surrounding call for the defaults."""
+    defaults = {"default_dtype": torch.get_default_dtype(), "default_device": torch.get_default_device()}
+    thunder._get_cache_info().update(defaults, is_autocast_enabled=False)
+    return transform_for_execution(trace, executors_list=(torchex, pythonex))
+
+
+class Twice(torch.autograd.Function):
+    """The identity on scalars, whose backward can itself be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, replay: Replay, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`tensors` are `count` scalars and then the inputs of the computation they came from."""
+        ctx.replay, ctx.count = replay, count
+        ctx.save_for_backward(*tensors[count:])
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        """Thunder's gradients, or torch's own with a graph if one is asked for."""
+        inputs = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return (None, None, *grads, *(None for _ in inputs))
+        return (None, None, *(None for _ in grads), *ctx.replay.gradients(inputs, grads))
+
+
+class RunCompiled(torch.autograd.Function):
+    """A compiled computation of scalars, whose backward is the compiled one and can itself be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, entry: Any, replay: Replay, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`entry` is Thunder's cache entry for the computation of `inputs`."""
+        for_autograd, (saved_tensors, saved_other) = entry.computation_fn(*inputs)
+        ctx.entry, ctx.replay, ctx.saved_other, ctx.num_saved = entry, replay, saved_other, len(saved_tensors)
+        ctx.save_for_backward(*saved_tensors, *inputs)
+        return tuple(for_autograd["output"])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        """The compiled gradients, or torch's own with a graph if one is asked for."""
+        tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (None, None, *ctx.replay.gradients(tensors[ctx.num_saved :], grads))
+        return (None, None, *ctx.entry.backward_fn([list(tensors[: ctx.num_saved]), ctx.saved_other], list(grads)))
+
+
+class Scalars:
+    """A compiled computation all of whose inputs, outputs and intermediates are numbers."""
+
+    def __init__(self, forward: Callable, backward: Callable | None):
+        self.forward = forward
+        self.backward = backward
+
+    @staticmethod
+    def of(entry: Any) -> Scalars | None:
+        """That of Thunder's cache entry, or None if it handles anything but CPU scalars."""
+        forward = as_function_of_floats(entry.computation_traces[-1])
+        backward = None if entry.backward_fn is None else as_function_of_floats(entry.backward_traces[-1])
+        if forward is None or entry.backward_fn is not None and backward is None:
+            return None
+        return Scalars(forward, backward)
+
+    def __call__(self, replay: Replay, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run on 0-dim tensors, connected to autograd if there is a backward."""
+        if self.backward is not None:
+            return RunScalars.apply(self, replay, *inputs)
+        return _tensors(self.forward(*map(_item, inputs)))
+
+
+class RunScalars(torch.autograd.Function):
+    """`RunCompiled` for `Scalars`: what is saved for the backward are numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, scalars: Scalars, replay: Replay, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs for `inputs`."""
+        values = tuple(map(_item, inputs))
+        for_autograd, saved = scalars.forward(*values)
+        ctx.scalars, ctx.replay, ctx.saved, ctx.values = scalars, replay, saved, values
+        ctx.inputs = inputs  # none of them is an output: no cycle
+        return _tensors(for_autograd["output"])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        """The compiled gradients, or torch's own with a graph if one is asked for.
+
+        Raises:
+            RuntimeError: a graph is asked for, and an input was changed in place meanwhile.
+        """
+        if not torch.is_grad_enabled():
+            found = ctx.scalars.backward(ctx.saved, tuple(map(_item, grads)))
+            tensors = iter(_tensors([g for g in found if g is not None]))
+            return (None, None, *(None if g is None else next(tensors) for g in found))
+        if tuple(map(_item, ctx.inputs)) != ctx.values:
+            raise RuntimeError(
+                "a norm_size was modified by an inplace operation after the norm that is differentiated was computed"
+            )
+        return (None, None, *ctx.replay.gradients(ctx.inputs, grads))
+
+
+_item = torch.Tensor.item
+
+
+def _tensors(values: Sequence[float]) -> tuple[torch.Tensor, ...]:
+    """0-dim float64 tensors, all made at once."""
+    if len(values) == 1:
+        return (torch.tensor(values[0], dtype=torch.float64),)
+    return torch.tensor(values, dtype=torch.float64).unbind()
+
+
+def differentiable_twice(
+    replay: Replay, scalars: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """`scalars` with derivatives of any order with respect to `inputs`."""
+    if not any(s.requires_grad for s in scalars):
+        return tuple(scalars)
+    with torch.enable_grad():
+        return Twice.apply(replay, len(scalars), *scalars, *inputs)

@@ -1,0 +1,286 @@
+"""Norm maps: (norms of inputs, norms of parameters) -> norms of outputs, as a function of scalars.
+
+A norm map is the normed program of a model with everything but the norms cut away.  It is acquired once per kinds of its
+arguments, through the same interpreter and rules as ``thunder.jit(model, transforms=[NormTransform()])``, needs no data and no
+weights, and a call costs little more than the scalar arithmetic it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import thunder
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from thunder_norm.core.context import Mode, check_mode, perturbations_recorded, records_program
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
+from thunder_norm.model_state.undisturbed import undisturbed
+from thunder_norm.norms import norm_map_trace
+from thunder_norm.norms.annotations import named_annotations
+from thunder_norm.norms.dynamic_shapes import DynamicDims, parse_dynamic_shapes
+from thunder_norm.norms.higher_order import RunCompiled, Scalars
+from thunder_norm.norms.normed_mode import normed
+from thunder_norm.norms.parameters import Policy, check_names, check_policy, tensor_names
+from thunder_norm.norms.sizes import Sizes
+
+
+def build_norm_map(
+    model: torch.nn.Module,
+    *example_args: Any,
+    dynamic_shapes: Any = None,
+    parameters: Policy | None = None,
+    mode: Mode = "bound",
+    **example_kwargs: Any,
+) -> NormMap:
+    """The norm map of a model: ``norm_map(*normed_args, normed_state_dict=None, **normed_kwargs) -> normed outputs``.
+
+    Args:
+        model: any module (or function) that Thunder can trace.
+        *example_args: arguments that say shapes and dtypes; tensors may live on the meta device, no weights are touched then.
+        dynamic_shapes: dimensions that may change between calls without a new acquisition, as for ``torch.export``: one
+            entry for each argument (a tuple or list in order, or a dict by name), each a dict from dimension to a name or
+            `torch.export.Dim`, or None.
+        parameters: sizes of parameters `normed_state_dict` does not name: "measured" (exact norm of the actual parameter),
+            "unit", or a mapping.  If None they are measured when no normed_state_dict is given, and required when it is.
+        mode: "bound", "typical" or "modula".
+        **example_kwargs: as `example_args`, by name.
+
+    Returns:
+        A `NormMap`.  Its outputs have meta backings; norm sizes are differentiable through torch.autograd, to any order.
+
+    Raises:
+        NormMismatchError: dynamic_shapes do not fit the arguments, or an unknown mode or policy.
+        NormMapKeyError: `parameters` or an annotation names a parameter the model does not have.
+    """
+    leaves, spec = tree_flatten((example_args, example_kwargs))
+    if isinstance(model, torch.nn.Module):
+        named_annotations(model)  # mistakes in them are errors now
+    dims = parse_dynamic_shapes(model, example_args, example_kwargs, dynamic_shapes, leaves)
+    policy = None if parameters is None else check_policy(parameters)
+    if isinstance(policy, Mapping):
+        check_names(policy, model, "build_norm_map(parameters=...)")
+    return NormMap(model, leaves, spec, dims, policy, check_mode(mode))
+
+
+@dataclass
+class NormMap:
+    """See `build_norm_map`."""
+
+    model: Callable
+    example_leaves: list[Any]
+    example_spec: TreeSpec
+    dynamic_dims: DynamicDims
+    parameters: Policy | None
+    mode: Mode
+    _programs: dict[Any, Program] = field(default_factory=dict, repr=False)
+    _last: Program | None = field(default=None, repr=False)
+    _last_key: Any = field(default=None, repr=False)
+    _last_call: tuple[list[Any], Mapping[str, Any] | None] | None = field(default=None, repr=False)
+
+    def __call__(self, *normed_args: Any, normed_state_dict: Mapping[str, Any] | None = None, **normed_kwargs: Any) -> Any:
+        """Map norms of inputs and parameters to norms of outputs.
+
+        Args:
+            *normed_args: in the structure of the example arguments; a NormedTensor (unfinalized or not) for each floating
+                tensor.  A plain tensor stands for itself: its exact norm is taken.
+            normed_state_dict: parameter or buffer name -> NormedTensor, number or 0-dim tensor.
+            **normed_kwargs: as `normed_args`, by name.
+
+        Raises:
+            NormMismatchError: arguments differ from the example in structure or shape.
+            NormMapKeyError: normed_state_dict names an unknown parameter, or misses one that is needed.
+        """
+        leaves, spec = tree_flatten((normed_args, normed_kwargs))
+        if spec != self.example_spec:
+            raise NormMismatchError(
+                with_details("arguments differ in structure from the example arguments", expected=self.example_spec, got=spec)
+            )
+        sizes = self.dynamic_dims.sizes(leaves, self.example_leaves)
+        norms = self._norms_in_call(normed_state_dict)
+        given = self.sizes_given(normed_state_dict)
+        key = (
+            tuple(map(self._signature, range(len(leaves)), leaves)),
+            (normed_state_dict is None, tuple(norms), given.signature),
+        )
+        if self._last is None or key != self._last_key:
+            if key not in self._programs:
+                self._programs[key] = self._acquire(leaves, normed_state_dict)
+            self._last, self._last_key = self._programs[key], key
+        self._last_call = leaves, normed_state_dict
+        return self._last(leaves, given, sizes)
+
+    def sizes_given(self, normed_state_dict: Mapping[str, Any] | None) -> Sizes:
+        """The sizes of the norms given for parameters, in this call and when the norm map was built."""
+        return Sizes(self._norms_in_call(normed_state_dict).values())
+
+    def _norms_in_call(self, normed_state_dict: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The norms given for parameters, in this call and when the norm map was built."""
+        if isinstance(self.parameters, Mapping):
+            return {**self.parameters, **(normed_state_dict or {})}
+        return normed_state_dict or {}
+
+    def _signature(self, position: int, value: Any) -> Any:
+        """What a program relies on about one argument, besides its norm."""
+        if isinstance(value, NormedTensor):
+            d = value.perturbation_size
+            dims = value.elem_dims
+            if not value.finalized and isinstance(example := self.example_leaves[position], torch.Tensor):
+                dims = value._canonical(value.default_elem_dims(example.ndim) if dims is None else dims, example.ndim)
+            return (
+                type(value),
+                dims,
+                value.norm_size.requires_grad,
+                value.norm_size.device,
+                None if d is None else d.requires_grad,
+            )
+        if isinstance(value, torch.Tensor):
+            shape = self.dynamic_dims.without(position, value)
+            return ("plain", value.dtype, value.requires_grad, value.device, shape)
+        return type(value), value
+
+    @property
+    def last_trace(self) -> Any:
+        """The execution trace of the last call's program: readable Python on scalars."""
+        return self.last_program.trace
+
+    @property
+    def last_program(self) -> Program:
+        """The program of the last call.
+
+        Raises:
+            NormMismatchError: the norm map has not been called yet.
+        """
+        if self._last is None:
+            raise NormMismatchError("this norm map has not been called yet")
+        return self._last
+
+    @property
+    def last_call(self) -> tuple[list[Any], Mapping[str, Any] | None]:
+        """The flattened arguments and the normed_state_dict of the last call.
+
+        Raises:
+            NormMismatchError: the norm map has not been called yet.
+        """
+        if self._last_call is None:
+            raise NormMismatchError("this norm map has not been called yet")
+        return self._last_call
+
+    def placeholders(self, leaves: list[Any]) -> list[Any]:
+        """The arguments over backings without memory, on the device of the model's parameters."""
+        found: list[Any] = []
+        for leaf, example in zip(leaves, self.example_leaves, strict=True):
+            x = norm_map_trace.placeholder(leaf, example, self.model)
+            is_repeated = isinstance(x, torch.Tensor) and any(x is y for y in found)
+            found.append(x.view_as(x) if is_repeated else x)  # the next call may give two tensors
+        return found
+
+    def _acquire(self, leaves: list[Any], normed_state_dict: Mapping[str, Any] | None) -> Program:
+        # which of its results are differentiated is decided when it is called
+        with undisturbed(self.model, leaves), torch.inference_mode(False), torch.enable_grad():
+            return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
+
+    def _acquired(self, policy: norm_map_trace.Given, inputs: list[Any]) -> Program:
+        program = Program.acquire(self.model, inputs, self.example_spec, policy, self.mode)
+        for other in self.dynamic_dims.variants(inputs):
+            try:
+                variant = Program.acquire(self.model, other.inputs, self.example_spec, policy, self.mode)
+            except ThunderNormError:
+                raise
+            except Exception as e:
+                raise NormMismatchError(
+                    f"the model does not run with the dynamic dimension {other.name!r} of size {other.other_size} in place of "
+                    f"{other.size}: leave it out of dynamic_shapes"
+                ) from e
+            program.generalize(variant, other)
+        return program
+
+    def given(self, normed_state_dict: Mapping[str, Any] | None) -> norm_map_trace.Given:
+        """The norms given for parameters in a call, and what holds for the others.
+
+        Raises:
+            NormMapKeyError: a name the model does not have.
+            NormMismatchError: a norm of another shape than the parameter.
+        """
+        norms = self._norms_in_call(normed_state_dict)
+        if normed_state_dict is not None:
+            check_names(normed_state_dict, self.model, "normed_state_dict")
+        names = tensor_names(self.model) if isinstance(self.model, torch.nn.Module) else {}
+        for name, value in norms.items():
+            if isinstance(value, NormedTensor) and value.finalized and value.shape != names[name].shape:
+                raise NormMismatchError(
+                    f"normed_state_dict[{name!r}] has shape {list(value.shape)}, the model's has {list(names[name].shape)}"
+                )
+        policy = self.parameters
+        otherwise = policy if isinstance(policy, str) else "required" if normed_state_dict is not None else "measured"
+        return norm_map_trace.Given(norms, otherwise, tuple(norms))
+
+
+@dataclass
+class Program:
+    """One acquired norm map, for one choice of kinds: a compiled function of scalars."""
+
+    entry: Any
+    plan: norm_map_trace.Plan
+    static_epilogue_inputs: tuple
+    scalars: Scalars | None  # the same computation on numbers
+
+    @staticmethod
+    def acquire(model: Callable, inputs: list[Any], spec: TreeSpec, policy: norm_map_trace.Given, mode: Mode) -> Program:
+        """Trace the model with `inputs` in place of its arguments."""
+        transform = norm_map_trace.NormMapTransform(policy, mode, inputs)
+        jitted = thunder.jit(model, transforms=[transform])
+        run = normed(jitted)
+
+        args, kwargs = tree_unflatten(inputs, spec)
+        entry, static = norm_map_trace.capture(jitted, lambda: run(*args, **kwargs), transform.planned)
+        return Program(entry, transform.plan, static, Scalars.of(entry))
+
+    @property
+    def trace(self) -> Any:
+        """The last computation trace."""
+        return self.entry.computation_traces[-1]
+
+    @property
+    def lifted_parameters(self) -> list[Any]:
+        """Which parameter was taken for which kind."""
+        return self.plan.lifted_parameters
+
+    def generalize(self, variant: Program, other: Any) -> None:
+        """Learn from an acquisition at other sizes which output dimensions follow, and that no norm does.
+
+        Raises:
+            NormMismatchError: a norm depends on the size of a dynamic dimension.
+        """
+        if self.plan.fingerprint != variant.plan.fingerprint:
+            raise NormMismatchError(
+                f"the norm depends on the size of the dynamic dimension {other.name!r}: leave it out of dynamic_shapes"
+            )
+        for own, theirs in zip(self.plan.outputs, variant.plan.outputs, strict=True):
+            own.learn(theirs, other)
+
+    def inputs(self, leaves: list[Any], given: Sizes | None) -> list[torch.Tensor]:
+        """What the compiled computation takes, in order; under `torch.no_grad` only perturbations have a derivative."""
+        pool = [] if given is None else [*given.norm_sizes, *given.perturbation_sizes]
+        found = [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
+        if records_program():
+            return found
+        return [t if moves else t.detach() for t, moves in zip(found, self.plan.moves, strict=True)]
+
+    def __call__(self, leaves: list[Any], given: Sizes | None, sizes: dict[str, int]) -> Any:
+        """Run on the scalars of the arguments."""
+        with perturbations_recorded():
+            inputs = self.inputs(leaves, given)
+            if self.scalars is not None:
+                result = self.scalars(self.plan.replay, inputs)
+            elif self.entry.backward_fn is None:
+                result = self.entry.computation_fn(*inputs)
+            else:
+                result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
+            if not records_program():
+                result = [t if moves else t.detach() for t, moves in zip(result, self.plan.moved, strict=True)]
+        with norm_map_trace.sizes_of_call(sizes):
+            return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)

@@ -1,0 +1,392 @@
+"""Cutting a normed program down to its norms: the transform behind `build_norm_map`."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import thunder
+import torch
+from thunder.core import prims
+from thunder.core.devices import Device, DeviceType
+from thunder.core.module import ThunderModule
+from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace
+from torch.utils._pytree import tree_map
+
+from thunder_norm.core.context import Mode, setting
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.norms.higher_order import Replay
+from thunder_norm.norms.normed_mode import LiftedParameter, NormAcquisition, parameter_name
+from thunder_norm.norms.parameters import size_tensors, tensor_names
+from thunder_norm.subclass import boundary_operators, boundary_passes
+from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
+from thunder_norm.subclass.activity import depending
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.side_effects import is_side_effect
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
+
+# One input of the computation: a position among the sizes given in the call (all norm sizes, then all perturbation sizes), or a
+# function of the call's flattened arguments.
+Source = int | Callable[[Sequence[Any]], torch.Tensor]
+
+_sizes: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("thunder_norm_dynamic_sizes", default=None)
+
+
+def sizes_of_call(sizes: dict[str, int]) -> contextlib.AbstractContextManager[None]:
+    """Outputs wrapped inside the block get these sizes in their dynamic dimensions."""
+    return setting(_sizes, sizes)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Norms given for parameters, and what holds for the others: "measured", "unit" or "required"."""
+
+    norms: Mapping[str, Any]
+    otherwise: str
+    in_call: tuple[str, ...] = ()  # the names whose norms are given anew in each call, in order
+
+
+def placeholder(leaf: Any, example: Any, model: Callable) -> Any:
+    """What stands for one argument while the program is acquired: norms over a backing without memory.
+
+    Raises:
+        NormMismatchError: a NormedTensor in place of something that is not a floating tensor.
+    """
+    if not isinstance(example, torch.Tensor):
+        if isinstance(leaf, NormedTensor):
+            raise NormMismatchError(f"a {type(leaf).__name__} was given in place of {example!r}, which is not a tensor")
+        return leaf
+    device = _device(example, model)
+    if isinstance(leaf, NormedTensor):
+        if not example.is_floating_point():
+            raise NormMismatchError(f"a {type(leaf).__name__} was given in place of a tensor of {example.dtype}")
+        backing = torch.zeros((), dtype=example.dtype, device=device).expand(example.shape)
+        return type(leaf)._wrap(backing, leaf.norm_size, leaf.perturbation_size, leaf.elem_dims)
+    if isinstance(leaf, torch.Tensor) and leaf.device == device:
+        return leaf
+    return torch.zeros((), dtype=example.dtype, device=device).expand(example.shape)
+
+
+def _device(example: torch.Tensor, model: Callable) -> torch.device:
+    """Where the program runs: with the parameters, if they are all elsewhere."""
+    devices = [t.device for t in tensor_names(model).values()] if isinstance(model, torch.nn.Module) else []
+    return example.device if example.device in devices or not devices else devices[0]
+
+
+@dataclass
+class OutputShape:
+    """Shape and dtype of one normed output, with the dimensions that follow a dynamic one."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    follows: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # dim -> (name, factor, offset)
+    _backing: torch.Tensor | None = None
+
+    def learn(self, other: OutputShape, variant: Any) -> None:
+        """Find the dimensions that changed with one dynamic dimension: ``size = factor * dynamic + offset``."""
+        step = variant.other_size - variant.size
+        for d, (a, b) in enumerate(zip(self.shape, other.shape, strict=True)):
+            if a != b:
+                factor = (b - a) // step
+                self.follows[d] = (variant.name, factor, a - factor * variant.size)
+
+    def backing(self) -> torch.Tensor:
+        """A meta tensor of this shape for the call at hand."""
+        if not self.follows:
+            if self._backing is None:
+                self._backing = torch.empty(self.shape, dtype=self.dtype, device="meta")
+            return self._backing
+        sizes = _sizes.get() or {}
+        shape = list(self.shape)
+        for d, (name, factor, offset) in self.follows.items():
+            if name in sizes:
+                shape[d] = factor * sizes[name] + offset
+        return torch.empty(shape, dtype=self.dtype, device="meta")
+
+
+@dataclass
+class Plan:
+    """Where the inputs of the compiled computation come from, and what its outputs are."""
+
+    sources: list[Source]
+    moves: list[bool]  # which of them are perturbations
+    moved: list[bool]  # which results depend on those
+    outputs: list[OutputShape]
+    fingerprint: str
+    lifted_parameters: list[LiftedParameter]
+    replay: Replay
+    num_results: int
+
+
+class GivenAcquisition(NormAcquisition):
+    """An acquisition in which parameters without a given norm may be an error."""
+
+    def __init__(self, given: Given, mode: Mode, model: torch.nn.Module | None):
+        super().__init__(given.norms, mode, model)
+        self.otherwise = given.otherwise
+
+    @property
+    def is_unit(self) -> bool:
+        """Parameters without a given norm have norm 1."""
+        return self.otherwise == "unit"
+
+    @property
+    def measures(self) -> bool:
+        """Whether parameters without a given norm are measured."""
+        return self.otherwise == "measured"
+
+    def is_measured(self, t: torch.Tensor) -> bool:
+        """No parameter is where norms are required."""
+        return self.otherwise != "required" and super().is_measured(t)
+
+    def check_measurable(self, name: str) -> None:
+        """Refuse to measure a parameter that was required, or that has no data."""
+        if self.otherwise == "required":
+            raise NormMapKeyError(
+                with_details(
+                    f"normed_state_dict has no norm for {name!r}",
+                    at=location_of_user(),
+                    instead="add it, or build the norm map with parameters='measured' or 'unit'",
+                )
+            )
+
+
+class NormMapTransform(NormTransform):
+    """`NormTransform` that keeps only what the norms of the outputs need."""
+
+    def __init__(self, given: Given, mode: Mode, inputs: Sequence[Any]):
+        super().__init__(parameters=given.norms, mode=mode)
+        self._given = given
+        self._inputs = list(inputs)
+        self.plan: Plan
+
+    def planned(self) -> Plan:
+        """What the acquired program is.
+
+        Raises:
+            NormMismatchError: no NormedTensor was met in it.
+        """
+        if not hasattr(self, "plan"):
+            raise NormMismatchError("nothing in the model has a norm: give a NormedTensor for one of its arguments")
+        return self.plan
+
+    def transform_module(self, model: ThunderModule) -> None:
+        """Remember the module; names were checked by the norm map."""
+        self._model = model._model
+
+    def new_acquisition(self) -> NormAcquisition:
+        """The state for one acquisition."""
+        return GivenAcquisition(self._given, self.mode, self._model)
+
+    def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
+        """Return only norms, drop what they do not need, and give outputs meta backings."""
+        prologue, computation, epilogue = traces
+        computed = computation.bound_symbols[-1].args[0]["output"]
+        received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
+        epilogue = _without_side_effects(boundary_passes.without_detaching(epilogue), received)
+        kept = {p.name for p in epilogue.args if isinstance(p, TensorProxy)}
+        backings = {b.args[0].name for b in epilogue.bound_symbols if _wraps_normed(b)}
+        norms = [p for p, r in zip(computed, received, strict=True) if is_norm_scalar(p) and r.name in kept - backings]
+        computation = _with_values(boundary_passes.computing_only(computation, norms))
+        outputs: list[OutputShape] = []
+        epilogue = _wrap_norms_only(epilogue, outputs)
+        sources = [self._source(acquisition, p) for p in computation.args]
+        moves = [_is_perturbation(acquisition.origins.get(p.name)) for p in computation.args]
+        prologue = _return_only(prologue, computation.args)
+        fingerprint = "\n".join(str(b) for b in computation.bound_symbols)
+        results = computation.bound_symbols[-1].args[0]["output"]
+        active = depending(computation, {p.name for p, is_moving in zip(computation.args, moves, strict=True) if is_moving})
+        self.plan = Plan(
+            sources,
+            moves,
+            [p.name in active for p in results],
+            outputs,
+            fingerprint,
+            list(acquisition.lifted_parameters),
+            Replay(computation, results),
+            len(results),
+        )
+        return prologue, computation, epilogue
+
+    def _source(self, acquisition: NormAcquisition, p: TensorProxy) -> Source:
+        origin = acquisition.origins.get(p.name)
+        if isinstance(origin, LeafOrigin):
+            return self._source_of_given(origin)
+        if isinstance(origin, WrapperOrigin):
+            position = next(i for i, v in enumerate(self._inputs) if v is origin.wrapper)
+            attribute = origin.leaf_name
+            if attribute == "backing":
+                raise self._depends_on_data("the values of an input", p)
+            return lambda leaves: getattr(leaves[position], attribute)
+        found = parameter_name(p)
+        if found is not None and self._model is not None:
+            tensor = tensor_names(self._model)[found[1]]
+            if tensor.device.type == "meta":
+                raise self._depends_on_data(f"the values of {found[1]!r}, which is on the meta device", p)
+            return lambda leaves: tensor
+        position = self._position_of(acquisition.real_input(p))
+        if position is None or self._inputs[position].device.type == "meta":
+            raise self._depends_on_data("the values of a plain tensor", p)
+        return lambda leaves: leaves[position]
+
+    def _source_of_given(self, origin: LeafOrigin) -> Source:
+        name, index = origin.name, origin.index
+        if name in self._given.in_call:
+            return self._given.in_call.index(name) + index * len(self._given.in_call)
+        return lambda leaves: size_tensors(self._given.norms[name])[index]
+
+    def _position_of(self, t: torch.Tensor | None) -> int | None:
+        return None if t is None else next((i for i, v in enumerate(self._inputs) if v is t), None)
+
+    def _depends_on_data(self, what: str, p: TensorProxy) -> NormMismatchError:
+        return NormMismatchError(
+            with_details(
+                f"the norm of an output depends on {what}",
+                tensor=f"{p.name}: {p.type_string()}",
+                instead="give a NormedTensor for it (as an argument or in normed_state_dict), or real data",
+            )
+        )
+
+
+def _is_perturbation(origin: LeafOrigin | WrapperOrigin | None) -> bool:
+    if isinstance(origin, LeafOrigin):
+        return origin.index == 1
+    return origin is not None and origin.leaf_name == "perturbation_size"
+
+
+def _with_values(trace: TraceCtx) -> TraceCtx:
+    """The trace with constants that it makes on the meta device made on the CPU: there they have values."""
+    made = {p.name: p for b in trace.bound_symbols for p in _all_outputs(b) if p.device.devicetype is DeviceType.META}
+    if not made:
+        return trace
+    swapped = {variableify(p): _on_cpu(p) for p in made.values()}
+
+    def rewritten(bsym: BoundSymbol) -> BoundSymbol:
+        new = bsym.from_bsym_swap_proxies(swapped)
+        args, kwargs = tree_map(_on_cpu, (new.args, new.kwargs))
+        return new.from_bsym(args=args, kwargs=kwargs, subsymbols=tuple(map(rewritten, bsym.subsymbols)))
+
+    new = from_trace(trace)
+    *body, returned = trace.bound_symbols
+    new.bound_symbols = [
+        *(b if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL else rewritten(b) for b in body),
+        returned.from_bsym_swap_proxies(swapped),
+    ]
+    return new
+
+
+def _all_outputs(bsym: BoundSymbol) -> Iterator[TensorProxy]:
+    if bsym.sym.id != prims.PrimIDs.UNPACK_TRIVIAL:
+        yield from (p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy))
+        for sub in bsym.subsymbols:
+            yield from _all_outputs(sub)
+
+
+def _on_cpu(value: Any) -> Any:
+    """A proxy, a device or anything else, on the CPU if it is on meta."""
+    cpu = Device("cpu")
+    if isinstance(value, Device):
+        return cpu if value.devicetype is DeviceType.META else value
+    if isinstance(value, str | torch.device) and str(value) == "meta":
+        return torch.device("cpu")
+    if not isinstance(value, TensorProxy) or value.device.devicetype is not DeviceType.META:
+        return value
+    moved = copy.copy(value)  # of the same name
+    moved._device = cpu
+    return moved
+
+
+def _return_only(trace: TraceCtx, arguments: Sequence[Any]) -> TraceCtx:
+    new = from_trace(trace)
+    *body, returned = trace.bound_symbols
+    (_, to_epilogue) = returned.args[0]
+    new.bound_symbols = [*body, returned.from_bsym(args=((tuple(arguments), to_epilogue),))]
+    return new
+
+
+def _without_side_effects(trace: TraceCtx, received: Sequence[Any]) -> TraceCtx:
+    """The epilogue without what the program writes into its module, and what is `received` for that: a norm map has norms only."""
+    body = [b for b in trace.bound_symbols if not is_side_effect(b)]
+    used = {p.name for b in body for p in b.flat_proxy_args if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL}
+    body = [b for b in body if not _wraps_normed(b) or b.output.name in used]
+    used = {p.name for b in body for p in b.flat_proxy_args if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL}
+    unused = {p.name for p in received if isinstance(p, TensorProxy)} - used
+    new = from_trace(trace)
+    new.bound_symbols = [b for b in body if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in unused]
+    new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in unused)
+    boundary_passes.declare_arguments(new, "epilogue")
+    return new
+
+
+def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
+    """The epilogue with each output wrapped around a meta backing, and plain tensor outputs refused."""
+    new = from_trace(trace)
+    new.bound_symbols = []
+    dropped: set[str] = set()
+    for bsym in trace.bound_symbols:
+        if _wraps_normed(bsym):
+            backing, *leaves = bsym.args
+            dropped.add(backing.name)
+            new.bound_symbols.append(boundary_operators.wrap_output(bsym.output, leaves, _wrapper_of_norms(bsym.output, outputs)))
+        else:
+            new.bound_symbols.append(bsym)
+    needed = {p.name for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL for p in b.flat_proxy_args}
+    plain = [p for p in trace.args if isinstance(p, TensorProxy) and not is_norm_scalar(p) and p.name in needed]
+    if plain:
+        raise NormMismatchError(
+            "the model returns plain tensors as well as normed ones; a norm map has no data to compute them from: "
+            + ", ".join(p.type_string() for p in plain)
+        )
+    new.bound_symbols = [
+        b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in dropped - needed
+    ]
+    new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in dropped - needed)
+    boundary_passes.declare_arguments(new, "epilogue")
+    return new
+
+
+def _wraps_normed(bsym: BoundSymbol) -> bool:
+    """Whether an operation of an epilogue makes a NormedTensor, of its backing (which may be 0-dim float64 too) and its sizes."""
+    return isinstance(bsym.output, SubclassProxy) and isinstance(bsym.output.fake, NormedTensor) and bool(bsym.args)
+
+
+def _wrapper_of_norms(proxy: SubclassProxy, outputs: list[OutputShape]) -> Callable[..., NormedTensor]:
+    fake = proxy.fake
+    shape = OutputShape(tuple(fake.shape), fake.dtype)
+    outputs.append(shape)
+    kind, dims = type(fake), fake.elem_dims
+
+    def wrap(norm_size: torch.Tensor, perturbation_size: torch.Tensor | None = None) -> NormedTensor:
+        return kind._wrap(shape.backing(), norm_size, perturbation_size, dims)
+
+    return wrap
+
+
+def capture(jitted: Callable, run: Callable[[], Any], plan: Callable[[], Plan]) -> tuple[Any, tuple]:
+    """Compile by running once; the cache entry, and what its prologue sends past the computation to the epilogue.
+
+    The latter is seen by running once more with an epilogue that looks at its arguments.
+    """
+    run()
+    cache = thunder.compile_stats(jitted).interpreter_cache
+    entry = cache[-1]
+    seen: list[tuple] = []
+
+    def spy(*args: Any) -> Any:
+        seen.append(args)
+        return entry.epilogue_fn(*args)
+
+    cache[-1] = entry._replace(epilogue_fn=spy)
+    try:
+        run()
+    finally:
+        cache[-1] = entry
+    return entry, seen[0][: len(seen[0]) - plan().num_results]

@@ -1,0 +1,79 @@
+"""Sensitivities: how far the output can move when a leaf does, and derivatives of norms of any order.
+
+Values travel in `norm_size`, perturbations in `perturbation_size`, linearly: ``d_out = sum_i L_i(n) d_i``.  So the sensitivity
+of an output to a leaf is the derivative of one perturbation_size by another, and itself a function of all norm sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from thunder_norm.core.context import perturbations_recorded
+from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError
+
+
+def sensitivities(outputs: Any, leaves: Any) -> Any:
+    """``S_k = d perturbation_size(outputs) / d perturbation_size(leaf k)``, differentiable in every norm size.
+
+    To first order, moving each leaf k by ``||Delta_k|| <= d_k`` moves the output by at most ``sum_k S_k d_k``, in the output's
+    norm (Theorem 1: induction over the graph with the mean value inequality).  For several outputs it is the sum of their norms.
+
+    Args:
+        outputs: a NormedTensor, or any nested structure of them.
+        leaves: the NormedTensors to differentiate by, in any nested structure; each must carry a perturbation_size that
+            requires grad.
+
+    Returns:
+        The structure of `leaves` with a 0-dim tensor for each; 0 for a leaf the outputs do not depend on, NaN where the norm of
+        an output is NaN.
+
+    Raises:
+        NormMismatchError: a leaf carries no perturbation_size that requires grad, or there is no NormedTensor in `outputs`.
+    """
+    flat_leaves, structure = tree_flatten(leaves)
+    for i, leaf in enumerate(flat_leaves):
+        if not isinstance(leaf, NormedTensor):
+            raise NormMismatchError(f"leaf {i} of sensitivities must be a NormedTensor, got {type(leaf).__name__}")
+        if leaf.perturbation_size is None or not leaf.perturbation_size.requires_grad:
+            raise NormMismatchError(
+                f"leaf {i} of sensitivities carries no perturbation_size that requires grad: construct it with "
+                "perturbation_size=torch.zeros((), dtype=torch.float64, requires_grad=True), or use with_perturbation"
+            )
+    normed = [y for y in tree_flatten(outputs)[0] if isinstance(y, NormedTensor)]
+    if not normed:
+        raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
+    sizes = [leaf.perturbation_size for leaf in flat_leaves]
+    with perturbations_recorded():
+        moving = [movement(y) for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
+        if not moving or not sizes:
+            return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
+        grads = torch.autograd.grad(sum(moving), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
+    return tree_unflatten(list(grads), structure)
+
+
+def movement(y: NormedTensor) -> torch.Tensor:
+    """y's perturbation_size, NaN if its norm is: what is not a number moves by no number."""
+    assert y.perturbation_size is not None
+    return y.perturbation_size * bounded(1.0, y.norm_size)
+
+
+def with_perturbation(x: NormedTensor) -> NormedTensor:
+    """`x` carrying a perturbation_size of 0 that requires grad: a leaf for `sensitivities`.
+
+    Raises:
+        NormMismatchError: x is not a NormedTensor, or carries a perturbation already.
+    """
+    if not isinstance(x, NormedTensor):
+        raise NormMismatchError(f"with_perturbation needs a NormedTensor, got {type(x).__name__}")
+    if x.perturbation_size is not None:
+        raise NormMismatchError("with_perturbation: the tensor carries a perturbation_size already")
+    with perturbations_recorded():
+        zero = torch.zeros((), dtype=x.norm_size.dtype, device=x.norm_size.device, requires_grad=True)
+    out = type(x)._wrap(x.backing, x.norm_size, zero, x.elem_dims)
+    out._is_leaf_value = True
+    return out

@@ -1,0 +1,1 @@
+"""``norm_report`` and its views."""

@@ -1,0 +1,318 @@
+"""The report: every operation of a normed program with its norm, its sensitivity and how tight the bound is."""
+
+from __future__ import annotations
+
+import difflib
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from thunder_norm.core.context import Mode, Sensitivity
+from thunder_norm.core.op_names import op_key
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.norms.eager import run_eagerly
+from thunder_norm.norms.eager_environment import Noted
+from thunder_norm.norms.inference import Inferred
+from thunder_norm.norms.norm_map import NormMap
+from thunder_norm.norms.parameters import Policy, tensor_names
+from thunder_norm.norms.sensitivity import movement, with_perturbation
+from thunder_norm.report import views as report_views
+from thunder_norm.report.explanation import explain_row
+from thunder_norm.report.views import ReportRow
+
+# Rows of a report that is printed; `table(max_rows=None)` has all.
+MAX_ROWS = 200
+
+
+@dataclass(frozen=True, repr=False)
+class NormReport:
+    """What `norm_report` returns.
+
+    Attributes:
+        rows: the operations in order of execution.
+        parameters: the same for parameters, by name.
+        inferred: for each parameter its kind, what uses it, and why it has that kind.
+        explains: whether the printed report has explanations under the table.
+        scope: whether sensitivities are "global", or "local": to first order, at the data of this run.
+    """
+
+    rows: tuple[ReportRow, ...]
+    parameters: Mapping[str, ReportRow]
+    inferred: Mapping[str, Inferred] = field(default_factory=dict)
+    explains: bool = False
+    scope: Sensitivity = "global"
+
+    def __iter__(self) -> Iterator[ReportRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def first_nan(self) -> ReportRow | None:
+        """The first operation whose result's norm, or data, is NaN."""
+        return next((r for r in self.rows if report_views.is_nan(r)), None)
+
+    @property
+    def first_infinite(self) -> ReportRow | None:
+        """The first operation whose result's norm, or data, is infinite."""
+        return next((r for r in self.rows if report_views.is_infinite(r)), None)
+
+    def without_data(self) -> NormReport:
+        """The same without actual norms: for a program whose inputs are placeholders."""
+        return replace(self, rows=tuple(replace(r, actual=None, tightness=None) for r in self.rows))
+
+    def select(self, module: str) -> NormReport:
+        """The part of the report that a module and its submodules make, by dotted path.
+
+        Raises:
+            NormMapKeyError: there is nothing of that module in the report.
+        """
+
+        def is_inside(path: str) -> bool:
+            return path == module or path.startswith(f"{module}.") or module == ""
+
+        rows = tuple(r for r in self.rows if is_inside(r.module))
+        parameters = {name: r for name, r in self.parameters.items() if is_inside(name)}
+        if not rows and not parameters:
+            known = sorted({r.module for r in self.rows})
+            close = difflib.get_close_matches(module, known, n=3)
+            raise NormMapKeyError(
+                with_details(
+                    f"no operation of the report is in module {module!r}", did_you_mean=", ".join(map(repr, close)) or None
+                )
+            )
+        inferred = {
+            name: i for name, i in self.inferred.items() if name in parameters or any(is_inside(u.module) for u in i.uses)
+        }
+        return replace(self, rows=rows, parameters=parameters, inferred=inferred)
+
+    def explain(self, *, max_rows: int | None = None) -> str:
+        """In words: the kind of each parameter and why, then each operation with its rule, formulas and conversions.
+
+        Args:
+            max_rows: how many operations to explain, half of them from the end; all if None.
+
+        Raises:
+            NormMismatchError: max_rows is negative.
+        """
+        warnings = [i.warning for i in self.inferred.values() if i.warning is not None]
+        parts = [i.explain() for i in self.inferred.values()]
+        if warnings:
+            parts.insert(
+                0, f"{len(warnings)} of {len(parts)} parameters have uses that disagree about their norm, see the warnings."
+            )
+        for n, row in report_views.shortened(self.rows, max_rows):
+            parts.append(f"... {n} more operations" if row is None else explain_row(n, row))
+        return "\n\n".join(parts)
+
+    def table(self, *, width: int = 160, max_rows: int | None = None) -> str:
+        """The operations as a text table.
+
+        Args:
+            width: in characters; a narrow table has fewer columns.
+            max_rows: how many operations to show, half of them from the end; all if None.
+
+        Raises:
+            NormMismatchError: max_rows is negative.
+        """
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=width)
+        console.print(report_views.rich_table(self, max_rows, width))
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    def __str__(self) -> str:
+        table = self.table(max_rows=MAX_ROWS)
+        return f"{table}\n{self.explain(max_rows=MAX_ROWS)}\n" if self.explains else table
+
+    def __repr__(self) -> str:
+        return f"<NormReport of {len(self.rows)} operations and {len(self.parameters)} parameters>"
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield report_views.rich_table(self, MAX_ROWS, options.max_width)
+        if self.explains:
+            yield Text(self.explain(max_rows=MAX_ROWS))
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with a row for each operation (needs pandas, the extra `dataframe`).
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return report_views.dataframe(self)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw norm, actual norm, sensitivity and tightness by depth (needs matplotlib, the extra `plot`).
+
+        Args:
+            path: where to save the picture; if None it is only returned.
+
+        Returns:
+            The matplotlib figure: norms and sensitivity above, tightness below if there are actual norms.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figure = report_views.figure(self)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+
+def norm_report(target: Any, *args: Any, explain: bool = False, **kwargs: Any) -> NormReport:
+    """Norm, sensitivity and tightness of every operation of a normed program.
+
+    Args:
+        target: a function or module jitted with `NormTransform`, or a norm map.
+        *args: the arguments to run it with; for a norm map those of its last call if none are given.
+        explain: print explanations under the table: why each parameter has its kind, and the rule of each operation.
+        **kwargs: as `args`, by name (for a norm map `normed_state_dict` too).
+
+    Raises:
+        NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
+            its norm and no norm fits all of them.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        report = _report_of(target, args, kwargs)
+    return replace(report, explains=True) if explain else report
+
+
+def _report_of(target: Any, args: tuple, kwargs: dict) -> NormReport:
+    if isinstance(target, NormMap):
+        return _of_norm_map(target, args, kwargs)
+    transform = _transform_of(target)
+    if not args and not kwargs:
+        raise NormMismatchError("norm_report of a jitted function needs the arguments to run it with: norm_report(jm, *args)")
+    model = getattr(target, "_model", None)
+    if model is None:
+        model = _AsModule(target._lc_cd.fn)
+        own: dict[str, torch.Tensor] = {}
+    else:
+        own = {**target._overrides_parameters, **target._overrides_buffers}
+    return _report(model, args, kwargs, transform.parameters, transform.mode, own, scope=transform.sensitivity)
+
+
+def _transform_of(target: Any) -> Any:
+    from thunder_norm.transforms.norm import NormTransform
+
+    for transform in getattr(target, "_lc_transforms", ()):
+        if isinstance(transform, NormTransform):
+            return transform
+    raise NormMismatchError(f"norm_report needs a norm map or a function jitted with NormTransform, got {type(target).__name__}")
+
+
+class _AsModule(torch.nn.Module):
+    """A function as a module without parameters."""
+
+    def __init__(self, fn: Callable):
+        super().__init__()
+        self.forward = fn
+
+
+def _of_norm_map(norm_map: NormMap, args: tuple, kwargs: dict) -> NormReport:
+    state = kwargs.pop("normed_state_dict", None)
+    if args or kwargs:
+        leaves, _ = tree_flatten((args, kwargs))
+    else:
+        leaves, state = norm_map.last_call
+    given = norm_map.given(state)
+    inputs = norm_map.placeholders(leaves)
+    call_args, call_kwargs = tree_unflatten(inputs, norm_map.example_spec)
+    policy: Policy = given.norms if given.norms else ("unit" if given.otherwise == "unit" else "measured")
+    model = norm_map.model if isinstance(norm_map.model, torch.nn.Module) else _AsModule(norm_map.model)
+    otherwise = "unit" if given.otherwise == "unit" else "measured"
+    report = _report(model, call_args, call_kwargs, policy, norm_map.mode, {}, otherwise)
+    has_data = {id(v) for v in leaves if isinstance(v, torch.Tensor) and not isinstance(v, NormedTensor)}
+    return report if has_data and not any(isinstance(v, NormedTensor) for v in leaves) else report.without_data()
+
+
+def _report(
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    policy: Policy,
+    mode: Mode,
+    own: Mapping[str, torch.Tensor],
+    otherwise: str = "measured",
+    scope: Sensitivity = "global",
+) -> NormReport:
+    tensors = {**tensor_names(model), **own}
+    # one detached tensor for each: only norm scalars are differentiated
+    detached = {id(t): t.detach() for t in tensors.values()}
+    args, kwargs = tree_map(_perturbed, (args, kwargs))
+    result, environment = run_eagerly(
+        model,
+        args,
+        kwargs,
+        policy=policy,
+        mode=mode,
+        sensitivity=scope,
+        tensors={name: detached[id(t)] for name, t in tensors.items()},
+        perturbed=True,
+        otherwise=otherwise,
+    )
+    rows = environment.noted
+    moving = [movement(y) for y in tree_flatten(result)[0] if isinstance(y, NormedTensor) and _moves(y)]
+    parameters = list(environment.lifted.items())
+    targets = [n.out for n in rows] + [p for _, p in parameters]
+    gains = _gains(moving, targets)
+    reported = tuple(_row(n, g) for n, g in zip(rows, gains, strict=False))
+    by_name = {
+        name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g)
+        for (name, p), g in zip(parameters, gains[len(rows) :], strict=True)
+    }
+    return NormReport(reported, by_name, environment.infer(), scope=scope)
+
+
+def _parameter() -> None:
+    """Stands in for the operation in the rows of parameters."""
+
+
+def _perturbed(x: Any) -> Any:
+    return with_perturbation(x) if isinstance(x, NormedTensor) and x.perturbation_size is None else x
+
+
+def _moves(y: NormedTensor) -> bool:
+    return y.perturbation_size is not None and y.perturbation_size.requires_grad
+
+
+def _gains(moving: list[torch.Tensor], targets: list[NormedTensor]) -> list[float]:
+    wanted = [i for i, t in enumerate(targets) if _moves(t)]
+    gains = [0.0] * len(targets)
+    if moving and wanted:
+        grads = torch.autograd.grad(sum(moving), [targets[i].perturbation_size for i in wanted], allow_unused=True)
+        for i, g in zip(wanted, grads, strict=True):
+            gains[i] = 0.0 if g is None else g.item()
+    return gains
+
+
+def _row(noted: Noted, gain: float) -> ReportRow:
+    out = noted.out
+    size = out.norm_size.item()
+    actual = None
+    if out.backing.device.type != "meta":
+        actual = type(out).of(out.backing, out.elem_dims).norm_size.item()
+    key = op_key(noted.func)
+    return ReportRow(
+        op="parameter" if noted.func is _parameter else key if isinstance(key, str) else noted.func.__name__,
+        module=noted.module,
+        location=noted.location,
+        kind=type(out).__name__,
+        elem_dims=out.elem_dims,
+        shape=tuple(out.shape),
+        norm_size=size,
+        sensitivity=gain,
+        actual=actual,
+        tightness=None if actual is None or size == 0 else actual / size,
+        rule=noted.rule,
+        arguments=noted.arguments,
+    )

@@ -1,0 +1,204 @@
+"""A row of a report, and the report as a table for rich, as a data frame, and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.norms.eager_environment import Argument
+
+if TYPE_CHECKING:
+    from thunder_norm.report.norm_report import NormReport
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """One operation.
+
+    Attributes:
+        op: the operation.
+        module: dotted path of the module whose forward called it.
+        location: ``file.py:line:  text`` of the user's call.
+        kind: which norm.
+        elem_dims: the dimensions it runs over.
+        shape: of the result.
+        norm_size: bound on the result's norm.
+        sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it).
+        actual: the result's own norm, where there is data.
+        tightness: actual / norm_size, at most 1 in mode "bound"; NaN where either is.
+        rule: the rule that gave the norm.
+        arguments: its normed arguments, with the factors of their conversions.
+    """
+
+    op: str
+    module: str
+    location: str
+    kind: str
+    elem_dims: tuple[int, ...]
+    shape: tuple[int, ...]
+    norm_size: float
+    sensitivity: float
+    actual: float | None
+    tightness: float | None
+    rule: Callable | None = None
+    arguments: tuple[Argument, ...] = ()
+
+
+def is_nan(row: ReportRow) -> bool:
+    """Whether the norm of a result, or its data, is NaN."""
+    return math.isnan(row.norm_size) or row.actual is not None and math.isnan(row.actual)
+
+
+def is_infinite(row: ReportRow) -> bool:
+    """Whether the norm of a result, or its data, is infinite."""
+    return math.isinf(row.norm_size) or row.actual is not None and math.isinf(row.actual)
+
+
+def nonfinite(report: NormReport) -> list[str]:
+    """Where what is not finite appeared first: a line for NaN and one for infinity."""
+    lines = []
+    for what, first, test in (("NaN", report.first_nan, is_nan), ("infinite", report.first_infinite, is_infinite)):
+        names = [name for name, row in report.parameters.items() if test(row)]
+        if first is not None:
+            where = f"{first.op} in {first.module or 'the model'}"
+            lines.append(f"first {what}: {where}" + (f", {short_location(first.location)}" if first.location else ""))
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            lines.append(f"{what} parameters: {', '.join(names[:4])}{more}")
+    return lines
+
+
+def shortened(rows: Sequence[ReportRow], max_rows: int | None) -> Iterator[tuple[int, ReportRow | None]]:
+    """Rows with their numbers; (how many, None) in place of those that are left out in the middle."""
+    if max_rows is not None and max_rows < 0:
+        raise NormMismatchError(f"max_rows must be >= 0, got {max_rows}")
+    numbered = list(enumerate(rows, 1))
+    if max_rows is None or len(rows) <= max_rows:
+        yield from numbered
+        return
+    first = (max_rows + 1) // 2
+    last = max_rows - first
+    yield from numbered[:first]
+    yield len(rows) - max_rows, None
+    yield from numbered[len(rows) - last :]
+
+
+# Columns of the table, and how wide a console must be to have them: on 80 characters no number is cut.
+_COLUMNS = {"module": 0, "op": 0, "line": 120, "kind": 100, "shape": 120}
+_NUMBERS = ("norm", "sensitivity", "actual", "tightness")
+
+
+def rich_table(report: NormReport, max_rows: int | None = None, width: int = 160) -> Any:
+    """The operations as a `rich.table.Table`; how tight a bound is shows in its colour."""
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [name for name, least in _COLUMNS.items() if width >= least]
+    captions = nonfinite(report)
+    if report.scope == "local":
+        captions.append("sensitivities are local: to first order, at the data of this run")
+    caption = Text("\n".join(captions)) if captions else None
+    table = Table(caption=caption, header_style="bold", row_styles=["", "dim"])
+    for name in columns:
+        table.add_column(name, overflow="fold", no_wrap=name != "module", min_width=10 if name == "module" else None)
+    for name in _NUMBERS:
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    for count, row in shortened(report.rows, max_rows):
+        if row is None:
+            table.add_row(f"... {count} more operations")
+            continue
+        cells = {
+            "module": row.module,
+            "op": row.op,
+            "line": short_location(row.location),
+            "kind": f"{row.kind}{list(row.elem_dims)}",
+            "shape": "x".join(map(str, row.shape)),
+        }
+        numbers = [_number(v) for v in (row.norm_size, row.sensitivity, row.actual)]
+        # Text, because rich would take the dims in brackets for markup
+        table.add_row(
+            *(Text(cells[name]) for name in columns),
+            *map(Text, numbers),
+            Text(_number(row.tightness), style=_colour(row.tightness)),
+        )
+    return table
+
+
+def _colour(tightness: float | None) -> str:
+    """Green for a tight bound, yellow for a loose one, red where the data is outside (a given norm, or a rule, is wrong) or NaN."""
+    if tightness is None:
+        return ""
+    if math.isnan(tightness) or tightness > 1 + 1e-4:
+        return "bold red"
+    return "green" if tightness >= 0.5 else "yellow" if tightness >= 0.01 else ""
+
+
+def dataframe(report: NormReport) -> Any:
+    """See `NormReport.to_dataframe`."""
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as e:
+        raise ImportError("NormReport.to_dataframe needs pandas: pip install 'thunder_norm[dataframe]'") from e
+    columns = [f.name for f in dataclasses.fields(ReportRow) if f.name not in ("rule", "arguments")]
+    data = {name: [getattr(row, name) for row in report.rows] for name in columns}
+    return pandas.DataFrame({**data, "rule": [None if row.rule is None else row.rule.__name__ for row in report.rows]})
+
+
+def figure(report: NormReport) -> Any:
+    """See `NormReport.plot`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise ImportError("NormReport.plot needs matplotlib: pip install 'thunder_norm[plot]'") from e
+    rows = report.rows
+    has_data = any(r.tightness is not None for r in rows)
+    drawn = Figure(figsize=(10, 6.5 if has_data else 4.5), layout="constrained")
+    heights = [2, 1] if has_data else [1]
+    axes, *below = drawn.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    depth = range(len(rows))
+    axes.plot(depth, [_positive(r.norm_size) for r in rows], label="norm_size (bound)", color="tab:blue")
+    if any(r.actual is not None for r in rows):
+        axes.plot(depth, [_positive(r.actual) for r in rows], ".", label="actual norm", color="tab:orange", ms=3)
+    axes.plot(depth, [_positive(r.sensitivity) for r in rows], label="sensitivity of the output", color="tab:green", lw=1)
+    axes.set(yscale="log", ylabel="norm", title="Norms by depth")
+    axes.legend()
+    for tightness in below:
+        values = [math.nan if r.tightness is None else r.tightness for r in rows]
+        tightness.plot(depth, [_positive(v) for v in values], label="tightness", color="tab:purple", lw=1)
+        tightness.axhline(1, color="gray", lw=0.5)
+        tightness.set(yscale="log", ylabel="tightness")
+    (axes, *below)[-1].set(xlabel="operation")
+    for part in (axes, *below):
+        _mark_modules(part, rows)
+        part.grid(alpha=0.3)
+    return drawn
+
+
+def short_location(location: str) -> str:
+    """``model.py:41`` of ``/path/to/model.py:41:  text``."""
+    path, _, rest = location.partition(":")
+    return f"{Path(path).name}:{rest.partition(':')[0]}" if location else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _positive(value: float | None) -> float:
+    return value if value is not None and value > 0 else math.nan
+
+
+def _mark_modules(axes: Any, rows: tuple[ReportRow, ...]) -> None:
+    """A faint line where a numbered block (h.0, layer.3, ...) begins."""
+    previous = None
+    for i, row in enumerate(rows):
+        block = next((part for part in row.module.split(".") if part.isdigit()), None)
+        if block is not None and block != previous:
+            axes.axvline(i, color="gray", lw=0.5, alpha=0.5)
+        previous = block
