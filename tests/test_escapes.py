@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thunder_norm import RMSTensor
 from thunder_norm.errors import EscapeError
-from thunder_norm.subclass.escapes import check_nothing_escapes, stand_in
+from thunder_norm.model_state.escapes import check_nothing_escapes, stand_in
 
 Pair = namedtuple("Pair", "first second")
 

@@ -306,3 +306,28 @@ def test_kernels_in_other_dtypes(layer: str, dtype: torch.dtype) -> None:
         found, wanted = transformed(T), transformed(torch.func)
         assert found.dtype == wanted.dtype
         torch.testing.assert_close(found, wanted, **tolerance)
+
+
+def test_a_backward_that_uses_nothing_of_what_was_saved():
+    def writes(x):
+        out = torch.zeros_like(x)
+        for i in range(3):
+            out[i] = x[i] * i
+        return out
+
+    def tangent(x):
+        return T.jvp(writes, (x,), (x * 0.5,))[1]
+
+    f = T.custom_vjp(tangent)
+    f.defvjp(lambda x: (tangent(x), (x,)), lambda saved, ct: T.vjp(tangent, *saved)[1](ct))
+    x = torch.randn(3, dtype=torch.complex128, requires_grad=True)
+    (found,) = torch.autograd.grad(thunder.jit(f, transforms=[T.NormTransform()])(x).real.sum(), x)
+    torch.testing.assert_close(found, torch.tensor([0, 0.5, 1.0], dtype=torch.complex128))
+
+
+@pytest.mark.parametrize("f", [lambda x: torch.std_mean(x)[1], lambda x: torch.linalg.slogdet(x)[1], lambda x: torch.var_mean(x)[0]])
+def test_results_without_dimensions_that_nothing_uses(f):
+    x = torch.randn(3, 3, dtype=torch.float64).requires_grad_()
+    (wanted,) = torch.autograd.grad(f(x), x)
+    (found,) = torch.autograd.grad(thunder.jit(f, transforms=[T.SubclassTransform()])(x), x)
+    torch.testing.assert_close(found, wanted)

@@ -21,8 +21,8 @@ from thunder_norm import RMSTensor, build_norm_map, norm_report
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.reachable import Reachable
-from thunder_norm.model_state.undisturbed import undisturbed
 from thunder_norm.modular import ModularNorm, ModularOptimizer
+from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.transforms import NormTransform, profile
 
 GLOBAL: dict[str, torch.Tensor] = {}

@@ -30,8 +30,8 @@ from thunder_norm.core.tensors import (
 )
 from thunder_norm.norms.annotations import annotate
 from thunder_norm.norms.norm_map import build_norm_map
-from thunder_norm.norms.normed_mode import normed
 from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
+from thunder_norm.norms.transform import normed
 from thunder_norm.report.norm_report import norm_report
 
 __all__ = [

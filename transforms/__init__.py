@@ -6,20 +6,20 @@ from thunder_norm.functions.custom import custom_vjp
 from thunder_norm.functions.gradients import grad, value_and_grad
 from thunder_norm.functions.jacobians import hessian, jacfwd, jacrev
 from thunder_norm.functions.logging import log
-from thunder_norm.functions.norm_maps import function_of_sizes
 from thunder_norm.functions.pullbacks import vjp
 from thunder_norm.functions.registry import register_batching, register_jvp, register_vjp, self_adjoint
+from thunder_norm.functions.subclasses import SubclassTransform
 from thunder_norm.functions.tangents import jvp
 from thunder_norm.functions.vmap import vmap
+from thunder_norm.norms.function_of_sizes import function_of_sizes
+from thunder_norm.norms.transform import NormTransform
 from thunder_norm.profiling.flops import register_flop_rule
 from thunder_norm.profiling.roofline import DEVICES, Device, measure_cpu
 from thunder_norm.profiling.shapes import register_shape_rule
 from thunder_norm.transforms.biases import SplitBiasTransform, split_bias
 from thunder_norm.transforms.checkpointing import CheckpointTransform, checkpoint, checkpoint_functions
 from thunder_norm.transforms.lookasides import register_lookaside
-from thunder_norm.transforms.norm import NormTransform
 from thunder_norm.transforms.profiling import ProfileTransform, profile
-from thunder_norm.transforms.subclass import SubclassTransform
 
 __all__ = [
     "CheckpointTransform",

@@ -19,7 +19,7 @@ from thunder.core.trace import TraceCtx
 
 from thunder_norm import progress
 from thunder_norm.errors import ProfileError
-from thunder_norm.model_state.undisturbed import undisturbed
+from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.profiling import eager, trace
 from thunder_norm.profiling.flops import COUNTS, Count
 from thunder_norm.profiling.memory import Kind

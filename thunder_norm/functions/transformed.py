@@ -23,7 +23,6 @@ from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.transforms.autocast import disable_autocast
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import ThunderNormError, TransformError, TransformTypeError, with_details
 from thunder_norm.functions import (  # noqa: F401 - some register lookasides
     acquisition,
@@ -84,6 +83,20 @@ class _Ours(hooks.Participant):
         return plain.about_plain(None, fn, args) or hooks.lookaside_for(fn, *args, **kwargs)
 
 
+# What compiles a function whose arguments have wrappers in them, by a class of those.
+_interpreters: dict[type[torch.Tensor], type[hooks.Participant]] = {}
+
+
+def compiles(cls: type[torch.Tensor]) -> Callable[[type[hooks.Participant]], type[hooks.Participant]]:
+    """Have a transform compile the functions under function transforms that are given a `cls`; the most derived class decides."""
+
+    def enter(transform: type[hooks.Participant]) -> type[hooks.Participant]:
+        _interpreters[cls] = transform
+        return transform
+
+    return enter
+
+
 class Transformed:
     """A function of tensors made from another one by a transform.
 
@@ -99,6 +112,7 @@ class Transformed:
                 with_details(f"{self.name} takes a function, got {type(function).__name__}", instead=f"{self.name}(f)(x)")
             )
         self.function = function
+        self._programs: dict[type[hooks.Participant], Callable] = {}
         self.result_specs: list[TreeSpec] = []  # the structures of results, by their number in what `_run` returns
         hooks.install()
 
@@ -106,39 +120,27 @@ class Transformed:
         """Write the program for a call into the open trace and return the result, proxies in place of tensors."""
         raise NotImplementedError
 
-    @functools.cached_property
-    def _compiled(self) -> Callable:
-        return self._jitted([_Ours()])
+    def _compiled(self, transform: type[hooks.Participant]) -> Callable:
+        found = self._programs.get(transform)
+        if found is None:
 
-    @functools.cached_property
-    def _compiled_with_wrappers(self) -> Callable:
-        from thunder_norm.transforms.subclass import SubclassTransform  # it imports what uses this
+            def program(*args: Any, **kwargs: Any) -> Any:
+                return _run(self, *args, **kwargs)
 
-        return self._jitted([SubclassTransform()])
-
-    @functools.cached_property
-    def _compiled_with_norms(self) -> Callable:
-        from thunder_norm.transforms.norm import NormTransform
-
-        return self._jitted([NormTransform()])
-
-    def _jitted(self, transforms: list) -> Callable:
-        def program(*args: Any, **kwargs: Any) -> Any:
-            return _run(self, *args, **kwargs)
-
-        return thunder.jit(program, transforms=transforms, disable_torch_autograd=True)  # `autograd` does that
+            found = thunder.jit(program, transforms=[transform()], disable_torch_autograd=True)  # `autograd` does that
+            self._programs[transform] = found
+        return found
 
     def compiled_for(self, wrappers: Sequence[torch.Tensor]) -> Callable:
         """The compiled function for arguments with these wrappers in them: subclasses are interpreted where there are some."""
         function = self.function
         while isinstance(function, Transformed):
             function = function.function
-        if any(isinstance(v, NormedTensor) for v in wrappers):
-            self._last = self._compiled_with_norms
-        elif wrappers or (isinstance(function, types.FunctionType) and may_construct_wrappers(function)):
-            self._last = self._compiled_with_wrappers
-        else:
-            self._last = self._compiled
+        may_construct = isinstance(function, types.FunctionType) and may_construct_wrappers(function)
+        classes = {cls for v in wrappers for cls in type(v).__mro__} | ({torch.Tensor} if may_construct else set())
+        fitting = [cls for cls in _interpreters if cls in classes]
+        chosen = _interpreters[max(fitting, key=lambda cls: len(cls.__mro__))] if fitting else _Ours
+        self._last = self._compiled(chosen)
         return self._last
 
     def __getattr__(self, name: str) -> Any:

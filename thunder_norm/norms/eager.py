@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.model_state.undisturbed import undisturbed
 from thunder_norm.norms.eager_environment import EagerEnvironment
 from thunder_norm.norms.inference import Candidate, RunWith, Wanted, choose
 from thunder_norm.norms.parameters import Policy, call_with, tensor_names
 from thunder_norm.norms.plain_operations import Functions
+from thunder_norm.norms.undisturbed import undisturbed
 
 
 @contextlib.contextmanager

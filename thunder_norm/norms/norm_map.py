@@ -18,14 +18,14 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from thunder_norm.core.context import Mode, check_mode, perturbations_recorded, records_program
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
-from thunder_norm.model_state.undisturbed import undisturbed
 from thunder_norm.norms import norm_map_trace
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.dynamic_shapes import DynamicDims, parse_dynamic_shapes
 from thunder_norm.norms.higher_order import RunCompiled, Scalars
-from thunder_norm.norms.normed_mode import normed
 from thunder_norm.norms.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.norms.sizes import Sizes
+from thunder_norm.norms.transform import normed
+from thunder_norm.norms.undisturbed import undisturbed
 
 
 def build_norm_map(

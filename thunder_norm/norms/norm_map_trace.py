@@ -25,13 +25,13 @@ from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.normed_mode import LiftedParameter, NormAcquisition, parameter_name
 from thunder_norm.norms.parameters import size_tensors, tensor_names
+from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.side_effects import is_side_effect
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.transforms.norm import NormTransform, is_norm_scalar
 
 # One input of the computation: a position among the sizes given in the call (all norm sizes, then all perturbation sizes), or a
 # function of the call's flattened arguments.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -456,26 +455,3 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _is_proxy(value: Any) -> bool:
     return isinstance(value, TensorProxy)
-
-
-def normed(jitted: Callable) -> Callable:
-    """A callable that runs a jitted function or module in normed mode, whatever its inputs.
-
-    A model whose inputs are token ids has nothing to wrap; ``normed(jm)(ids)`` lifts its parameters where they are consumed
-    and returns NormedTensors.  It shares parameters, cache and ``thunder.last_traces(jm)`` with `jitted`.
-
-    Raises:
-        NormMismatchError: `jitted` was not made by ``thunder.jit(..., transforms=[NormTransform()])``.
-    """
-    from thunder_norm.transforms import NormTransform
-
-    if not any(isinstance(t, NormTransform) for t in getattr(jitted, "_lc_transforms", ())):
-        raise NormMismatchError(
-            f"normed() needs a function made by thunder.jit(..., transforms=[NormTransform()]), got {type(jitted).__name__}"
-        )
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with normed_call():
-            return jitted(*args, **kwargs)
-
-    return functools.update_wrapper(call, jitted, updated=()) if hasattr(jitted, "__name__") else call

@@ -22,6 +22,7 @@ from thunder_norm.norms.inference import Inferred
 from thunder_norm.norms.norm_map import NormMap
 from thunder_norm.norms.parameters import Policy, tensor_names
 from thunder_norm.norms.sensitivity import movement, with_perturbation
+from thunder_norm.norms.transform import NormTransform
 from thunder_norm.report import views as report_views
 from thunder_norm.report.explanation import explain_row
 from thunder_norm.report.views import ReportRow
@@ -202,8 +203,6 @@ def _report_of(target: Any, args: tuple, kwargs: dict) -> NormReport:
 
 
 def _transform_of(target: Any) -> Any:
-    from thunder_norm.transforms.norm import NormTransform
-
     for transform in getattr(target, "_lc_transforms", ()):
         if isinstance(transform, NormTransform):
             return transform

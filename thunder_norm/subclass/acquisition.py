@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.core.context import Environment, environment
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.model_state.escapes import tracing_mode
 from thunder_norm.subclass import activity
-from thunder_norm.subclass.escapes import tracing_mode
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.locations import location_of_user

@@ -10,9 +10,9 @@ from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 
-from thunder_norm.subclass import escapes
+from thunder_norm.model_state import escapes
+from thunder_norm.model_state.escapes import check_inner
 from thunder_norm.subclass.differentiation import Joint
-from thunder_norm.subclass.escapes import check_inner
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable, executor

@@ -23,10 +23,10 @@ from thunder.core.trace import TraceCtx, tracectx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from thunder_norm.model_state.escapes import escape
 from thunder_norm.model_state.reachable import Place, Reachable
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.escapes import escape
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable, guard
 

@@ -55,6 +55,7 @@ from thunder.core.transform_common import Transform
 from thunder_norm.errors import TransformError, VersionError
 from thunder_norm.tracing import attributes, guards, lookasides, named_results, native, standard_library, torch_semantics
 from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.saved_tensors import releasing_saved
 
 _LEADER = "_thunder_norm_leader"  # of a JitCtx: the participant that is asked
 _FUNCTIONS = "_thunder_norm_functions"  # of a JitCtx: what to ask inside each function that is being transformed
@@ -102,6 +103,10 @@ class Participant(Transform):
 
     def acquired(self, found: Any) -> None:
         """Called with the traces just acquired, before any transform."""
+
+    def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
+        """The program that runs, forward or backward; a backward lets go of what was saved for nothing."""
+        return releasing_saved(computation_trace)
 
 
 def participants() -> list[Participant]:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.model_state.escapes import stand_in
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.model_state.tensor_data import Leaves, WriteLog
-from thunder_norm.subclass.escapes import stand_in
 
 
 @contextlib.contextmanager

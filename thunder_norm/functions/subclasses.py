@@ -8,6 +8,7 @@ import torch
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.functions.jitted_gradients import functional, with_missing_gradients
+from thunder_norm.functions.transformed import compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.broadcast import broadcast_scalars
@@ -19,6 +20,7 @@ from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.tracing import hooks
 
 
+@compiles(torch.Tensor)
 class SubclassTransform(interception.Interpreting):
     """Interpret every traceable wrapper subclass while the trace is acquired.
 
@@ -72,6 +74,7 @@ class SubclassTransform(interception.Interpreting):
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
         """Tidy up the program that runs; leave those without wrappers alone."""
+        computation_trace = super().transform_trace_post_optimization(computation_trace, **kwargs)
         return without_copies(computation_trace) if interception.is_interpreted() else computation_trace
 
     def transform_lowered(self, acquisition: Acquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,19 +13,21 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 
 from thunder_norm.core.context import Mode, Sensitivity, check_mode, check_sensitivity
-from thunder_norm.core.tensors import NORM_DTYPE
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.functions.subclasses import SubclassTransform
+from thunder_norm.functions.transformed import compiles
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.higher_order import Replay, differentiable_twice
-from thunder_norm.norms.normed_mode import NormAcquisition
+from thunder_norm.norms.normed_mode import NormAcquisition, normed_call
 from thunder_norm.norms.parameters import Policy, check_names, check_policy
 from thunder_norm.norms.scalar_fusion import fuse_scalars
 from thunder_norm.subclass import boundary_passes
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.interception import is_interpreted
-from thunder_norm.transforms.subclass import SubclassTransform
 
 
+@compiles(NormedTensor)
 class NormTransform(SubclassTransform):
     """Carry norms on NormedTensors; leave programs on plain tensors as they are.
 
@@ -99,6 +102,27 @@ class NormTransform(SubclassTransform):
 
     def __repr__(self) -> Any:
         return f"NormTransform(parameters={self.parameters!r}, mode={self.mode!r})"
+
+
+def normed(jitted: Callable) -> Callable:
+    """A callable that runs a jitted function or module in normed mode, whatever its inputs.
+
+    A model whose inputs are token ids has nothing to wrap; ``normed(jm)(ids)`` lifts its parameters where they are consumed
+    and returns NormedTensors.  It shares parameters, cache and ``thunder.last_traces(jm)`` with `jitted`.
+
+    Raises:
+        NormMismatchError: `jitted` was not made by ``thunder.jit(..., transforms=[NormTransform()])``.
+    """
+    if not any(isinstance(t, NormTransform) for t in getattr(jitted, "_lc_transforms", ())):
+        raise NormMismatchError(
+            f"normed() needs a function made by thunder.jit(..., transforms=[NormTransform()]), got {type(jitted).__name__}"
+        )
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with normed_call():
+            return jitted(*args, **kwargs)
+
+    return functools.update_wrapper(call, jitted, updated=()) if hasattr(jitted, "__name__") else call
 
 
 def _detached(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
