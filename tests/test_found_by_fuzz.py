@@ -325,7 +325,9 @@ def test_a_backward_that_uses_nothing_of_what_was_saved():
     torch.testing.assert_close(found, torch.tensor([0, 0.5, 1.0], dtype=torch.complex128))
 
 
-@pytest.mark.parametrize("f", [lambda x: torch.std_mean(x)[1], lambda x: torch.linalg.slogdet(x)[1], lambda x: torch.var_mean(x)[0]])
+@pytest.mark.parametrize(
+    "f", [lambda x: torch.std_mean(x)[1], lambda x: torch.linalg.slogdet(x)[1], lambda x: torch.var_mean(x)[0]]
+)
 def test_results_without_dimensions_that_nothing_uses(f):
     x = torch.randn(3, 3, dtype=torch.float64).requires_grad_()
     (wanted,) = torch.autograd.grad(f(x), x)

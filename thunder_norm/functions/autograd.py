@@ -8,32 +8,37 @@ asks for, and gradients of any order are those of the transforms.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-import thunder.torch as ltorch
 import torch
-from thunder.core import dtypes
-from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.acquisition import outputs_of
-from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.wrappers import OpenWrapper, is_open, proxies_of
+from thunder_norm.errors import TransformError
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 
-if TYPE_CHECKING:
-    from thunder_norm.functions.transformed import Call, Transformed
+
+class Differentiable(Protocol):
+    """A transformed function, as torch's autograd has to know it."""
+
+    result_specs: list[TreeSpec]
+
+    @property
+    def backward(self) -> Callable:
+        """Its vjp: cotangents of the results, whether wrappers are open, then the arguments."""
+        ...
+
+    def compiled_for(self, wrappers: Sequence[torch.Tensor]) -> tuple[Callable, bool]:
+        """The compiled function, and whether gradients go to inner tensors whatever these require."""
+        ...
 
 
 @dataclass
 class _EagerCall:
     """One call of a transformed function on tensors."""
 
-    transformed: Transformed
+    transformed: Differentiable
     spec: TreeSpec
     leaves: list[Any]  # of the arguments; those that autograd keeps are None
     positions: list[int]  # of what autograd keeps among them
@@ -43,11 +48,11 @@ class _EagerCall:
     is_connected: list[bool]  # of each result: not those that the function returns as it found them
 
 
-def run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
+def run(transformed: Differentiable, args: tuple, kwargs: dict) -> Any:
     """Call a transformed function on tensors."""
     tensors = _tensors_in(args, kwargs)
     wrappers = [t for t in tensors if type(t) not in _PLAIN and is_wrapper(t)]
-    compiled = transformed.compiled_for(wrappers)
+    compiled, goes_inside = transformed.compiled_for(wrappers)
     if not torch.is_grad_enabled():
         found, number, *_ = compiled(*args, **kwargs)
         return tree_unflatten(found, transformed.result_specs[number])
@@ -59,7 +64,7 @@ def run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
     with torch.no_grad():
         found, number, captured, is_random, refusal = compiled(*args, **kwargs)
     result = tree_unflatten(found, transformed.result_specs[number])
-    opens = _opens(wrappers)
+    opens = _opens(wrappers, goes_inside)
     inputs = [inner for t in tensors for inner in _inner(t)] if opens else tensors
     if refusal:
         raise TransformError(refusal)
@@ -75,11 +80,11 @@ def run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _opens(wrappers: Sequence[torch.Tensor]) -> bool:
-    """Whether gradients flow into inner tensors: those of some wrapper require grad, and no wrapper does; or they are norms."""
+def _opens(wrappers: Sequence[torch.Tensor], goes_inside: bool) -> bool:
+    """Whether gradients flow into inner tensors: those of some wrapper require grad, or all are asked for, and no wrapper does."""
     if not wrappers or any(t.requires_grad for t in wrappers):
         return False
-    return any(isinstance(t, NormedTensor) or any(inner.requires_grad for inner in _inner(t)) for t in wrappers)
+    return goes_inside or any(inner.requires_grad for t in wrappers for inner in _inner(t))
 
 
 def _inner(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -154,7 +159,7 @@ class _Node(torch.autograd.Function):
         given = iter(cotangents)
         of_results = tuple(next(given) if connects else None for connects in call.is_connected)
         with _rng_restored(call.rng_states):
-            of_args, of_captured, found, _ = _backward_of(call.transformed)(of_results, call.opens, *args, **kwargs)
+            of_args, of_captured, found, _ = call.transformed.backward(of_results, call.opens, *args, **kwargs)
         by_identity = {id(t): g for t, g in zip(found, of_captured, strict=True)}
         gradients = [*of_args, *(by_identity.get(id(t)) for t in captured)]
         return None, None, *(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[2:], strict=True))
@@ -165,78 +170,6 @@ def _is_plain(call: _EagerCall) -> list[bool]:
     found = []
     for i, v in enumerate(call.leaves):
         found += [True] if i in call.positions else [False] * len(_inner(v)) if isinstance(v, torch.Tensor) else []
-    return found
-
-
-def _backward_of(transformed: Transformed) -> Any:
-    found = transformed.__dict__.get("_backward")
-    if found is None:
-        found = transformed.__dict__["_backward"] = _make_backward(transformed)
-    return found
-
-
-def _make_backward(transformed: Transformed) -> Any:
-    from thunder_norm.functions.transformed import Transformed
-
-    class Backward(Transformed):
-        """Cotangents of the results, then the arguments, to those of the arguments and of what the function uses beside them.
-
-        Wrappers have wrappers as cotangents, or, if the second argument says so, one for each inner tensor.
-        """
-
-        name = transformed.name
-        num_own_arguments = 2
-
-        def emit(self, call: Call) -> Any:
-            program = call.acquire()
-            cotangents, opens = call.own
-            inputs = [*call.tensors, *program.captured]
-            given = tree_flatten((call.args, call.kwargs), is_leaf=is_open)[0]
-            wrt = [p.requires_grad or _requires_grad(v) for v in given for p in proxies_of(v)]
-            wrt = [w and dtypes.is_inexact_dtype(p.dtype) for w, p in zip(wrt, call.tensors, strict=True)]
-            wrt += [isinstance(p, TensorProxy) and p.requires_grad and dtypes.is_inexact_dtype(p.dtype) for p in program.captured]
-            outs, pullback = evaluate_vjp(program.trace, inputs, wrt)
-            results = tree_flatten(program.result(outputs_of(program.trace)), is_leaf=is_open)[0]
-            found = iter(pullback(cotangents if opens else _opened_like(results, cotangents)))
-            gradients: list[Any] = []
-            for v in given:
-                own = [next(found) for _ in proxies_of(v)]
-                gradients += own if opens or not is_open(v) else [_wrapped(v, own)]
-            captured = [(p, g) for p, g, w in zip(program.captured, found, wrt[len(call.tensors) :], strict=True) if w]
-            # the results keep every operation that draws numbers, in the order of the forward
-            return tuple(gradients), tuple(g for _, g in captured), tuple(p for p, _ in captured), outs
-
-    return Backward(transformed)
-
-
-def _requires_grad(v: Any) -> bool:
-    return is_open(v) and v.structure.spec.requires_grad
-
-
-def _wrapped(wrapper: OpenWrapper, gradients: Sequence[TensorProxy | None]) -> OpenWrapper | None:
-    """The gradient of a wrapper; zeros where an inner tensor has none."""
-    if not _requires_grad(wrapper):
-        return None
-    filled = [ltorch.zeros_like(p) if g is None else g for g, p in zip(gradients, wrapper.leaves, strict=True)]
-    return OpenWrapper(filled, wrapper.structure)
-
-
-def _opened_like(results: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """A cotangent for each tensor of the results, of those for each tensor or wrapper."""
-    given = iter(cotangents)
-    found: list[Any] = []
-    for v in results:
-        if is_open(v):
-            ct = next(given)
-            if ct is not None and not (is_open(ct) and len(ct.leaves) == len(v.leaves)):
-                raise TransformError(
-                    with_details(
-                        f"the gradient that reached a {v.class_name} is none", got=f"a {getattr(ct, 'class_name', 'tensor')}"
-                    )
-                )
-            found += [None] * len(v.leaves) if ct is None else ct.leaves
-        elif isinstance(v, TensorProxy):
-            found.append(next(given))
     return found
 
 

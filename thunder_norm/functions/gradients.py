@@ -12,9 +12,11 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import outputs_of
+from thunder_norm.functions.call import Call
+from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.complex_numbers import is_complex
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.transformed import Call, Transformed, constructor, shared
+from thunder_norm.functions.transformed import Transformed, shared
 from thunder_norm.functions.wrappers import OpenWrapper
 
 Argnums = int | tuple[int, ...]

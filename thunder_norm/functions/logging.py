@@ -14,8 +14,10 @@ from thunder.core.symbol import BoundSymbol
 
 from thunder_norm.errors import TransformTypeError, with_details
 from thunder_norm.functions.acquisition import operations_of, outputs_of
+from thunder_norm.functions.call import Call
+from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.replay import Values
-from thunder_norm.functions.transformed import Call, Transformed, constructor
+from thunder_norm.functions.transformed import Transformed
 
 
 class Log(Transformed):

@@ -13,10 +13,12 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import outputs_of, program_of
+from thunder_norm.functions.call import Call
+from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.gradients import Differentiated, split_aux
 from thunder_norm.functions.replay import Values, returned
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.transformed import Call, Transformed, constructor, shared
+from thunder_norm.functions.transformed import Transformed, shared
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
+from thunder_norm.functions.call import Call
+from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.forward import evaluate_jvp
 from thunder_norm.functions.gradients import split_aux
-from thunder_norm.functions.transformed import Call, Transformed, constructor, shared
+from thunder_norm.functions.transformed import Transformed, shared
 
 
 class Jvp(Transformed):

@@ -15,7 +15,9 @@ from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
 from thunder_norm.functions.batch_dims import with_batch
 from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap
-from thunder_norm.functions.transformed import Call, Transformed, constructor, shared
+from thunder_norm.functions.call import Call
+from thunder_norm.functions.calls import constructor
+from thunder_norm.functions.transformed import Transformed, shared
 
 Dims = Any  # an int, None, or a tree of them that is a prefix of the arguments or of the result
 

@@ -47,6 +47,8 @@ class NormTransform(SubclassTransform):
         NormMapKeyError: (when a module is jitted) a name the module does not have, given or in an annotation.
     """
 
+    goes_inside = True
+
     def __init__(self, *, parameters: Policy = "measured", mode: Mode = "bound", sensitivity: Sensitivity = "global"):
         super().__init__()
         self.parameters = check_policy(parameters)

@@ -79,6 +79,7 @@ class Participant(Transform):
     """
 
     interprets_subclasses = False
+    goes_inside = False  # whether function transforms differentiate inner tensors of wrappers that do not require grad
 
     def __init__(self) -> None:
         install()

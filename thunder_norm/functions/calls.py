@@ -1,0 +1,184 @@
+"""Calls of transformed functions that Thunder's interpreter meets: their programs are written into the trace being acquired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thunder.core import prims
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.transforms.autocast import disable_autocast
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm.errors import ThunderNormError, TransformError, with_details
+from thunder_norm.functions import acquisition, control_flow, functional_call  # noqa: F401 - two register lookasides
+from thunder_norm.functions.acquisition import Interrupted
+from thunder_norm.functions.call import Call
+from thunder_norm.functions.jitted_gradients import with_gradients
+from thunder_norm.functions.levels import active_level
+from thunder_norm.functions.readability import tidied
+from thunder_norm.functions.transformed import Transformed, run_interpreted
+from thunder_norm.functions.wrappers import announce, closed, is_open
+from thunder_norm.subclass.broadcast import broadcast_scalars_of
+from thunder_norm.subclass.interception import current_acquisition
+from thunder_norm.subclass.trace import leaf_proxies
+from thunder_norm.tracing import hooks, lookasides
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.named_results import without_fields
+
+
+@lookasides.for_our(Transformed.__call__)
+def _call(transformed: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    return _written(transformed, args, kwargs, _for_program, _for_thunders_autograd)
+
+
+@lookasides.for_our(run_interpreted)
+def _call_outermost(transformed: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    interpreted = current_acquisition()
+    if interpreted is not None:
+        interpreted.is_transformed = True
+    with acquisition.grad_enabled():  # the call records nothing, which does not make constants of what it writes
+        return _written(transformed, args, kwargs, _with_surroundings)
+
+
+def _for_program(call: Call, bsyms: Sequence[BoundSymbol], result: Any) -> Any:
+    """The result of a call in a user's program, which Thunder can return."""
+    return result if active_level() is not None else without_fields(result)
+
+
+def _for_thunders_autograd(bsyms: list[BoundSymbol]) -> list[BoundSymbol]:
+    """The operations of a call as Thunder differentiates them right, if it is going to."""
+    cd = get_compile_data()
+    if active_level() is not None or cd.disable_torch_autograd_support or not cd.is_grad_enabled:
+        return bsyms
+    if not any(p.requires_grad for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy)):
+        return bsyms
+    return with_gradients(broadcast_scalars_of(bsyms, get_jit_ctx().computation_trace), get_jit_ctx().ad_hoc_executor)
+
+
+def _with_surroundings(call: Call, bsyms: Sequence[BoundSymbol], result: Any) -> Any:
+    given = {p.name for p in call.tensors}
+    used_at_all = {p.name for b in bsyms for p in b.flat_proxy_args} | {
+        p.name for p in tree_flatten(result)[0] if isinstance(p, TensorProxy)
+    }
+    acquisition.forget_replaced(used_at_all | given)
+    used = {p.name: p for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy) and p.history is not None}
+    used |= {p.name: p for p in tree_flatten(result)[0] if isinstance(p, TensorProxy) and p.history is not None}
+    captured = tuple(p for p in used.values() if p.requires_grad and p.name not in given)
+    leaves, spec = tree_flatten(result, is_leaf=is_open)
+    call.result_specs.append(spec)
+    return tuple(leaves), len(call.result_specs) - 1, captured, any(draws_numbers(b) for b in bsyms), _hidden_wrappers(call)
+
+
+def _hidden_wrappers(call: Call) -> str | None:
+    """Wrappers that require grad and are no arguments: there is no telling what of the result depends on them."""
+    interpreted = current_acquisition()
+    if interpreted is None:
+        return None
+    given = {p.name for p in call.tensors}
+    for proxy in interpreted.subclass_proxies():
+        spec = interpreted.input_specs.get(id(proxy.fake))
+        if spec is not None and spec.requires_grad and not {p.name for p in leaf_proxies(interpreted, proxy.fake)} <= given:
+            return with_details(
+                f"a function under {call.name} uses a {spec.cls.__name__} that requires grad and is not among its arguments",
+                why="the result would not be connected to it",
+                instead="pass it as an argument, or .detach() it, or call the function under torch.no_grad()",
+            )
+    return None
+
+
+def _check_not_torchs() -> None:
+    """Refuse to transform what torch's autograd differentiates: its operations are constants to any other transform."""
+    interpreted = current_acquisition()
+    if interpreted is not None and interpreted.differentiates:
+        raise TransformError(
+            with_details(
+                "a transformed function in a program with wrappers that require grad",
+                why="gradients of the program are torch's, through the wrappers' own formulas, and those of the function would not be",
+                instead="call the transformed function outside thunder.jit, or the program with wrappers detached or under torch.no_grad()",
+            )
+        )
+
+
+def _written(
+    transformed: WrappedValue,
+    args: tuple,
+    kwargs: dict,
+    finish: Callable[[Call, Sequence[BoundSymbol], Any], Any],
+    prepare: Callable[[list[BoundSymbol]], list[BoundSymbol]] = lambda bsyms: bsyms,
+) -> Any:
+    """Write the program of a call into the open trace; its result, for the interpreter."""
+    trace = get_jit_ctx().computation_trace
+    try:
+        with acquisition.scope(trace) as bsyms, disable_autocast():
+            _check_not_torchs()
+            call = Call(transformed, args, kwargs)
+            result = transformed.value.emit(call)
+            _check_not_torchs()  # the function may have met the first such wrapper
+            bsyms, result = tidied(bsyms, result)
+            bsyms = prepare(bsyms)
+            acquisition.name_printably(tree_flatten((call.own, call.tensors))[0])
+    except Interrupted:
+        return INTERPRETER_SIGNALS.EXCEPTION_RAISED
+    except ThunderNormError as e:
+        return do_raise(_with_line(e))
+    except Exception as e:  # of a rule, or of Thunder's own checks: the user's to see, not a crash of the interpreter
+        return do_raise(e)
+    result = finish(call, bsyms, result)
+    try:
+        shown = closed(result)
+    except ThunderNormError as e:
+        return do_raise(_with_line(e))
+    announce(shown, bsyms)
+    trace.peek_scope().extend(bsyms)
+    acquisition.reopen([*tree_flatten(result)[0], *(p for b in bsyms for p in b.flat_proxy_outs)])
+    return acquisition.wrapped(shown, transformed)
+
+
+def constructor(function: Callable) -> Callable:
+    """Let the interpreter call what makes a transformed function instead of interpreting it."""
+    use = hooks.first_use(function)
+
+    @lookasides.for_our(use)
+    @lookasides.for_our(function)
+    def lookaside(target: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        values, options = acquisition.values_of(args, kwargs)
+        try:
+            made = acquisition.wrapped(function(target.value, *values, **options), target)
+        except ThunderNormError as e:
+            return do_raise(_with_line(e))
+        _remember_function(made, target)
+        return made
+
+    return use
+
+
+def _remember_function(made: WrappedValue, target: WrappedValue) -> None:
+    """Have the interpreter know the user's function, where it comes from and what it closes over, as that of a transformed function.
+
+    A transformed function may be one of a transformed function of the user's, as a Hessian is.
+    """
+    acquisition.keep(made)
+    function = made.value.function
+    if function is target.value:
+        made.attribute_wrappers["function"] = target
+        return
+    inner = acquisition.wrapped(function, target)
+    made.attribute_wrappers["function"] = inner
+    _remember_function(inner, target)
+
+
+def draws_numbers(bsym: BoundSymbol) -> bool:
+    """Whether an operation draws random numbers."""
+    return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or any(draws_numbers(s) for s in bsym.subsymbols)
+
+
+def _with_line(error: ThunderNormError) -> ThunderNormError:
+    location = location_of_user()
+    if location is not None and "\n  at " not in str(error):
+        error.args = (f"{error}\n  at  {location}", *error.args[1:])
+    return error
