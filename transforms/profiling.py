@@ -25,8 +25,9 @@ from thunder_norm.profiling.flops import COUNTS, Count
 from thunder_norm.profiling.memory import Kind
 from thunder_norm.profiling.places import Watch
 from thunder_norm.profiling.recorder import Recorder
-from thunder_norm.profiling.report import TARGETS, Profile, Target
+from thunder_norm.profiling.report import Profile
 from thunder_norm.profiling.stand_ins import StandIns
+from thunder_norm.profiling.totals import TARGETS, Target
 from thunder_norm.subclass import values
 from thunder_norm.subclass.interception import Watching
 from thunder_norm.tracing import hooks

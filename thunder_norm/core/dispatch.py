@@ -26,6 +26,7 @@ from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
 from thunder_norm.core.op_names import op_key, op_name
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
+from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor, describe, describe_call
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 
@@ -340,3 +341,6 @@ def missing_rule(func: Callable, args: tuple, kwargs: dict, decomposition: str |
             to_add_one=f'@thunder_norm.normed_op({op_name(func)}).register_norm   -- see CONTRIBUTING.md, "Adding a rule"',
         )
     )
+
+
+run_by(Runner(torch_function, torch_dispatch, run_real))

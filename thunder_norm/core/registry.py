@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_any
 from thunder_norm.core import conversions
 from thunder_norm.core.context import Mode, check_mode, current_mode, lift
 from thunder_norm.core.op_names import METADATA, is_in_place, op_key
+from thunder_norm.core.running import runner
 from thunder_norm.core.tensors import NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 
@@ -206,9 +207,7 @@ class NormedOp:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if tree_any(lambda v: isinstance(v, NormedTensor), (args, kwargs)):
-            from thunder_norm.core import dispatch
-
-            return dispatch.torch_function(self, args, kwargs)
+            return runner().torch_function(self, args, kwargs)
         return self.body(*args, **kwargs)
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_any
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.running import runner
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError
 
 # Norm sizes are float64: the product of 24 layers' worst sensitivities (1 / sqrt(eps) = 316 each) is 1e60, beyond float32.
@@ -193,15 +194,11 @@ class NormedTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        from thunder_norm.core import dispatch
-
-        return dispatch.torch_function(func, args, kwargs or {})
+        return runner().torch_function(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        from thunder_norm.core import dispatch
-
-        return dispatch.torch_dispatch(func, args, kwargs or {})
+        return runner().torch_dispatch(func, args, kwargs or {})
 
     def aliases(self) -> list[NormedTensor]:
         """The other normed tensors in its storage, as far as they are alive."""
@@ -327,12 +324,10 @@ class RMSToRMSTensor(NormedTensor):
 
     @classmethod
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        from thunder_norm.core.context import run_real
-
         entry = t.abs().amax()
         is_finite = entry < math.inf
         # no algorithm takes NaN or infinite entries: the norm is then theirs
-        largest = run_real(torch.linalg.matrix_norm, (torch.where(is_finite, t, 0.0), 2, elem_dims), {}).amax()
+        largest = runner().run_real(torch.linalg.matrix_norm, (torch.where(is_finite, t, 0.0), 2, elem_dims), {}).amax()
         return torch.where(is_finite, largest, entry) * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thunder_norm.profiling.roofline import Roofline, Timed
-
-if TYPE_CHECKING:
-    from thunder_norm.profiling.report import Profile
+from thunder_norm.profiling.totals import Measured
 
 _SHORTEST = 1e-3  # microseconds: what takes no time is drawn as well
 
 
-def trace(report: Profile, timed: Roofline) -> dict[str, Any]:
+def trace(report: Measured, timed: Roofline) -> dict[str, Any]:
     """Complete events for modules and operations, counters for memory; times in microseconds."""
     names = {0: "modules", 1: "operations"}
     events: list[dict[str, Any]] = [

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from thunder_norm.profiling.totals import Measured
 from thunder_norm.profiling.views import flops_text
 
-if TYPE_CHECKING:
-    from thunder_norm.profiling.report import Profile
 
-
-def figure(report: Profile) -> Any:
+def figure(report: Measured) -> Any:
     """See `Profile.plot`."""
     try:
         from matplotlib.figure import Figure
@@ -23,7 +21,7 @@ def figure(report: Profile) -> Any:
     return drawn
 
 
-def _draw_memory(axes: Any, report: Profile) -> None:
+def _draw_memory(axes: Any, report: Measured) -> None:
     rows = report.schedule
     unit, name = _unit(report.peak_bytes)
     steps = range(len(rows))
@@ -45,7 +43,7 @@ def _unit(largest: int) -> tuple[int, str]:
     return 1, "bytes"
 
 
-def _draw_flops(axes: Any, report: Profile) -> None:
+def _draw_flops(axes: Any, report: Measured) -> None:
     """Modules over their submodules, as wide as their share."""
     totals = {name: t.forward_flops + t.backward_flops for name, t in report.by_module().items()}
     children: dict[str, list[str]] = {}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thunder_norm.errors import ProfileError
 from thunder_norm.profiling.rows import ProfileRow
-from thunder_norm.report.views import short_location, shortened
-
-if TYPE_CHECKING:
-    from thunder_norm.profiling.report import Profile
+from thunder_norm.profiling.totals import Measured
+from thunder_norm.tables import short_location, shortened
 
 # Columns of the table, and how wide a console must be to have them: no number is cut.
 _TEXTS = {"module": 0, "op": 0, "line": 110, "shape": 140, "dtype": 200}
@@ -29,7 +27,7 @@ _NUMBERS = {
 }
 
 
-def rich_table(report: Profile, max_rows: int | None, width: int, backward: bool) -> Any:
+def rich_table(report: Measured, max_rows: int | None, width: int, backward: bool) -> Any:
     """The operations as a `rich.table.Table`, the peak stands out."""
     from rich.table import Table
     from rich.text import Text
@@ -75,7 +73,7 @@ def _cells(row: ProfileRow) -> dict[str, str]:
     }
 
 
-def summary(report: Profile) -> str:
+def summary(report: Measured) -> str:
     """The totals of a profile."""
     program = "PyTorch's eager program" if report.target == "eager" else "Thunder's program"
     lines = [
@@ -108,7 +106,7 @@ def _scaled(n: int, base: int, units: tuple[str, ...]) -> str:
     return f"{value:.{digits}f} {units[i]}"
 
 
-def dataframe(report: Profile) -> Any:
+def dataframe(report: Measured) -> Any:
     """See `Profile.to_dataframe`."""
     try:
         pandas = importlib.import_module("pandas")

@@ -6,10 +6,8 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from thunder_norm.report.views import ReportRow
+from thunder_norm.report.rows import ReportRow
 
 
 @dataclass(frozen=True)

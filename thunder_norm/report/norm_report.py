@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +18,22 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.eager_environment import Noted
-from thunder_norm.norms.inference import Inferred
 from thunder_norm.norms.norm_map import NormMap
 from thunder_norm.norms.parameters import Policy, tensor_names
 from thunder_norm.norms.sensitivity import movement, with_perturbation
 from thunder_norm.norms.transform import NormTransform
 from thunder_norm.report import views as report_views
 from thunder_norm.report.explanation import explain_row
-from thunder_norm.report.views import ReportRow
+from thunder_norm.report.rows import Findings, ReportRow
+from thunder_norm.tables import shortened
 
 # Rows of a report that is printed; `table(max_rows=None)` has all.
 MAX_ROWS = 200
 
 
 @dataclass(frozen=True, repr=False)
-class NormReport:
-    """What `norm_report` returns.
-
-    Attributes:
-        rows: the operations in order of execution.
-        parameters: the same for parameters, by name.
-        inferred: for each parameter its kind, what uses it, and why it has that kind.
-        explains: whether the printed report has explanations under the table.
-        scope: whether sensitivities are "global", or "local": to first order, at the data of this run.
-    """
-
-    rows: tuple[ReportRow, ...]
-    parameters: Mapping[str, ReportRow]
-    inferred: Mapping[str, Inferred] = field(default_factory=dict)
-    explains: bool = False
-    scope: Sensitivity = "global"
-
-    def __iter__(self) -> Iterator[ReportRow]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def first_nan(self) -> ReportRow | None:
-        """The first operation whose result's norm, or data, is NaN."""
-        return next((r for r in self.rows if report_views.is_nan(r)), None)
-
-    @property
-    def first_infinite(self) -> ReportRow | None:
-        """The first operation whose result's norm, or data, is infinite."""
-        return next((r for r in self.rows if report_views.is_infinite(r)), None)
+class NormReport(Findings):
+    """What `norm_report` returns: `Findings`, and ways to look at them."""
 
     def without_data(self) -> NormReport:
         """The same without actual norms: for a program whose inputs are placeholders."""
@@ -109,7 +79,7 @@ class NormReport:
             parts.insert(
                 0, f"{len(warnings)} of {len(parts)} parameters have uses that disagree about their norm, see the warnings."
             )
-        for n, row in report_views.shortened(self.rows, max_rows):
+        for n, row in shortened(self.rows, max_rows):
             parts.append(f"... {n} more operations" if row is None else explain_row(n, row))
         return "\n\n".join(parts)
 

@@ -1,66 +1,17 @@
-"""A row of a report, and the report as a table for rich, as a data frame, and as a picture."""
+"""A report as a table for rich, as a data frame, and as a picture."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from thunder_norm.errors import NormMismatchError
-from thunder_norm.norms.eager_environment import Argument
-
-if TYPE_CHECKING:
-    from thunder_norm.report.norm_report import NormReport
+from thunder_norm.report.rows import Findings, ReportRow, is_infinite, is_nan
+from thunder_norm.tables import short_location, shortened
 
 
-@dataclass(frozen=True)
-class ReportRow:
-    """One operation.
-
-    Attributes:
-        op: the operation.
-        module: dotted path of the module whose forward called it.
-        location: ``file.py:line:  text`` of the user's call.
-        kind: which norm.
-        elem_dims: the dimensions it runs over.
-        shape: of the result.
-        norm_size: bound on the result's norm.
-        sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it).
-        actual: the result's own norm, where there is data.
-        tightness: actual / norm_size, at most 1 in mode "bound"; NaN where either is.
-        rule: the rule that gave the norm.
-        arguments: its normed arguments, with the factors of their conversions.
-    """
-
-    op: str
-    module: str
-    location: str
-    kind: str
-    elem_dims: tuple[int, ...]
-    shape: tuple[int, ...]
-    norm_size: float
-    sensitivity: float
-    actual: float | None
-    tightness: float | None
-    rule: Callable | None = None
-    arguments: tuple[Argument, ...] = ()
-
-
-def is_nan(row: ReportRow) -> bool:
-    """Whether the norm of a result, or its data, is NaN."""
-    return math.isnan(row.norm_size) or row.actual is not None and math.isnan(row.actual)
-
-
-def is_infinite(row: ReportRow) -> bool:
-    """Whether the norm of a result, or its data, is infinite."""
-    return math.isinf(row.norm_size) or row.actual is not None and math.isinf(row.actual)
-
-
-def nonfinite(report: NormReport) -> list[str]:
+def nonfinite(report: Findings) -> list[str]:
     """Where what is not finite appeared first: a line for NaN and one for infinity."""
     lines = []
     for what, first, test in (("NaN", report.first_nan, is_nan), ("infinite", report.first_infinite, is_infinite)):
@@ -74,27 +25,12 @@ def nonfinite(report: NormReport) -> list[str]:
     return lines
 
 
-def shortened(rows: Sequence[ReportRow], max_rows: int | None) -> Iterator[tuple[int, ReportRow | None]]:
-    """Rows with their numbers; (how many, None) in place of those that are left out in the middle."""
-    if max_rows is not None and max_rows < 0:
-        raise NormMismatchError(f"max_rows must be >= 0, got {max_rows}")
-    numbered = list(enumerate(rows, 1))
-    if max_rows is None or len(rows) <= max_rows:
-        yield from numbered
-        return
-    first = (max_rows + 1) // 2
-    last = max_rows - first
-    yield from numbered[:first]
-    yield len(rows) - max_rows, None
-    yield from numbered[len(rows) - last :]
-
-
 # Columns of the table, and how wide a console must be to have them: on 80 characters no number is cut.
 _COLUMNS = {"module": 0, "op": 0, "line": 120, "kind": 100, "shape": 120}
 _NUMBERS = ("norm", "sensitivity", "actual", "tightness")
 
 
-def rich_table(report: NormReport, max_rows: int | None = None, width: int = 160) -> Any:
+def rich_table(report: Findings, max_rows: int | None = None, width: int = 160) -> Any:
     """The operations as a `rich.table.Table`; how tight a bound is shows in its colour."""
     from rich.table import Table
     from rich.text import Text
@@ -139,7 +75,7 @@ def _colour(tightness: float | None) -> str:
     return "green" if tightness >= 0.5 else "yellow" if tightness >= 0.01 else ""
 
 
-def dataframe(report: NormReport) -> Any:
+def dataframe(report: Findings) -> Any:
     """See `NormReport.to_dataframe`."""
     try:
         pandas = importlib.import_module("pandas")
@@ -150,7 +86,7 @@ def dataframe(report: NormReport) -> Any:
     return pandas.DataFrame({**data, "rule": [None if row.rule is None else row.rule.__name__ for row in report.rows]})
 
 
-def figure(report: NormReport) -> Any:
+def figure(report: Findings) -> Any:
     """See `NormReport.plot`."""
     try:
         from matplotlib.figure import Figure
@@ -178,12 +114,6 @@ def figure(report: NormReport) -> Any:
         _mark_modules(part, rows)
         part.grid(alpha=0.3)
     return drawn
-
-
-def short_location(location: str) -> str:
-    """``model.py:41`` of ``/path/to/model.py:41:  text``."""
-    path, _, rest = location.partition(":")
-    return f"{Path(path).name}:{rest.partition(':')[0]}" if location else ""
 
 
 def _number(value: float | None) -> str:

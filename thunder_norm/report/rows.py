@@ -1,0 +1,89 @@
+"""What a report consists of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from thunder_norm.core.context import Sensitivity
+from thunder_norm.norms.eager_environment import Argument
+from thunder_norm.norms.inference import Inferred
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """One operation.
+
+    Attributes:
+        op: the operation.
+        module: dotted path of the module whose forward called it.
+        location: ``file.py:line:  text`` of the user's call.
+        kind: which norm.
+        elem_dims: the dimensions it runs over.
+        shape: of the result.
+        norm_size: bound on the result's norm.
+        sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it).
+        actual: the result's own norm, where there is data.
+        tightness: actual / norm_size, at most 1 in mode "bound"; NaN where either is.
+        rule: the rule that gave the norm.
+        arguments: its normed arguments, with the factors of their conversions.
+    """
+
+    op: str
+    module: str
+    location: str
+    kind: str
+    elem_dims: tuple[int, ...]
+    shape: tuple[int, ...]
+    norm_size: float
+    sensitivity: float
+    actual: float | None
+    tightness: float | None
+    rule: Callable | None = None
+    arguments: tuple[Argument, ...] = ()
+
+
+def is_nan(row: ReportRow) -> bool:
+    """Whether the norm of a result, or its data, is NaN."""
+    return math.isnan(row.norm_size) or row.actual is not None and math.isnan(row.actual)
+
+
+def is_infinite(row: ReportRow) -> bool:
+    """Whether the norm of a result, or its data, is infinite."""
+    return math.isinf(row.norm_size) or row.actual is not None and math.isinf(row.actual)
+
+
+@dataclass(frozen=True, repr=False)
+class Findings:
+    """What a report has found.
+
+    Attributes:
+        rows: the operations in order of execution.
+        parameters: the same for parameters, by name.
+        inferred: for each parameter its kind, what uses it, and why it has that kind.
+        explains: whether the printed report has explanations under the table.
+        scope: whether sensitivities are "global", or "local": to first order, at the data of this run.
+    """
+
+    rows: tuple[ReportRow, ...]
+    parameters: Mapping[str, ReportRow]
+    inferred: Mapping[str, Inferred] = field(default_factory=dict)
+    explains: bool = False
+    scope: Sensitivity = "global"
+
+    def __iter__(self) -> Iterator[ReportRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def first_nan(self) -> ReportRow | None:
+        """The first operation whose result's norm, or data, is NaN."""
+        return next((r for r in self.rows if is_nan(r)), None)
+
+    @property
+    def first_infinite(self) -> ReportRow | None:
+        """The first operation whose result's norm, or data, is infinite."""
+        return next((r for r in self.rows if is_infinite(r)), None)
