@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.core import context, conversions, dispatch, op_names
+from thunder_norm.core import context, conversions, op_names
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.annotations import named_annotations
@@ -21,8 +18,7 @@ from thunder_norm.norms.constants import Constants
 from thunder_norm.norms.inference import Candidate, Inferred, Use, Wanted, disagree
 from thunder_norm.norms.parameters import Derived, Leaves, Policy, canonical_dims, derivations, derived_norm, stated_kind
 from thunder_norm.norms.plain_operations import Functions, Operations, Unknown
-
-LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, dispatch) if m.__file__)
+from thunder_norm.user_code import user_line
 
 
 @dataclass(frozen=True)
@@ -393,14 +389,3 @@ def _natural(op: Any, call: tuple[tuple, dict], normed: NormedTensor) -> Wanted 
         return None
     kind, dims = rule.wanted(name, t, dict(bound.arguments))
     return Wanted(kind, canonical_dims(kind, dims, t.ndim))
-
-
-def user_line() -> str | None:
-    """``file.py:line:  text`` of the innermost Python frame outside torch and thunder_norm."""
-    frame = sys._getframe()  # from here outwards: the whole stack, with its lines, is long
-    while frame is not None:
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        if not file.startswith(LIBRARIES) and not file.startswith("<"):
-            return f"{file}:{line}:  {linecache.getline(file, line, frame.f_globals).strip()}"
-        frame = frame.f_back
-    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import linecache
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,12 +15,12 @@ from thunder_norm.core import registry
 from thunder_norm.core.op_names import op_key
 from thunder_norm.errors import ProfileError, ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.norms.eager import module_hooks
-from thunder_norm.norms.eager_environment import LIBRARIES, user_line
 from thunder_norm.profiling import flops, shapes
 from thunder_norm.profiling.memory import tensors_of
 from thunder_norm.profiling.recorder import Recorder, Step
 from thunder_norm.profiling.rows import NOWHERE, Place
 from thunder_norm.profiling.stand_ins import StandIns, note_inputs, without_gradients_kept
+from thunder_norm.user_code import user_line, user_line_of
 
 
 def record(
@@ -188,18 +187,7 @@ def _explained() -> Iterator[None]:
         raise UnsupportedOpError(
             with_details(
                 f"{getattr(e, 'func', e)} needs the values of its arguments, and a profile has none",
-                at=_line_of(e),
+                at=user_line_of(e),
                 instead="branch on shapes; for an operation of your own, thunder_norm.transforms.register_shape_rule",
             )
         ) from e
-
-
-def _line_of(e: BaseException) -> str | None:
-    found = None
-    traceback = e.__traceback__
-    while traceback is not None:
-        file, line = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
-        if not file.startswith(LIBRARIES) and not file.startswith("<"):
-            found = f"{file}:{line}:  {linecache.getline(file, line).strip()}"
-        traceback = traceback.tb_next
-    return found

@@ -6,22 +6,17 @@ that come the user's own line and the module whose forward runs.  Tags of a boun
 
 from __future__ import annotations
 
-import linecache
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import thunder
 import torch
 from thunder.core.interpreter import get_interpreterruntimectx, unwrap
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
-from thunder_norm.norms import eager_environment
 from thunder_norm.profiling.rows import Place
-
-LIBRARIES = (*eager_environment.LIBRARIES, str(Path(thunder.__file__).parent))
+from thunder_norm.user_code import is_users, shown_line
 
 
 class Origin(NamedTuple):
@@ -76,9 +71,8 @@ class Watch:
         modules = []
         for frame in reversed(get_interpreterruntimectx().frame_stack):
             file = frame.code.co_filename
-            if location is None and not file.startswith(LIBRARIES) and not file.startswith("<"):
-                line = frame.positions.lineno if frame.positions is not None else None
-                location = f"{file}:{line}:  {linecache.getline(file, line or 0).strip()}"
+            if location is None and is_users(file):
+                location = shown_line(file, frame.positions.lineno if frame.positions is not None else None)
             if frame.code.co_varnames[:1] == ("self",) and frame.localsplus:
                 owner = _value(frame.localsplus[0])
                 if isinstance(owner, torch.nn.Module):

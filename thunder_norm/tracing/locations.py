@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 from collections.abc import Iterator
 
@@ -11,6 +10,8 @@ import thunder
 from thunder.core.interpreter import get_interpreterruntimectx, unwrap
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
+
+from thunder_norm.user_code import shown_line
 
 _THUNDER = os.path.dirname(thunder.__file__) + os.sep
 _NOT_USER = ("thunder", "torch", "thunder_norm")
@@ -23,7 +24,7 @@ def location_of(bsym: BoundSymbol) -> str | None:
         return None
     if bsym.source_filename.startswith(_THUNDER):
         return None
-    return _formatted(bsym.source_filename, positions.lineno)
+    return shown_line(bsym.source_filename, positions.lineno)
 
 
 def location_of_user() -> str | None:
@@ -35,7 +36,7 @@ def location_of_user() -> str | None:
     for frame in reversed(runtime.frame_stack):
         module = unwrap(frame.globals).get("__name__", "")
         if module.split(".")[0] not in _NOT_USER and frame.positions is not None and frame.positions.lineno is not None:
-            return _formatted(frame.code.co_filename, frame.positions.lineno)
+            return shown_line(frame.code.co_filename, frame.positions.lineno)
     return None
 
 
@@ -48,7 +49,3 @@ def at_line_of(trace: TraceCtx, bsym: BoundSymbol) -> Iterator[None]:
         yield
     finally:
         trace.set_current_source_location(*saved)
-
-
-def _formatted(filename: str, line: int) -> str:
-    return f"{filename}:{line}:  {linecache.getline(filename, line).strip()}"

@@ -1,0 +1,52 @@
+"""Which code is the user's: errors and reports speak of its lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+def _folders(*packages: str) -> tuple[str, ...]:
+    specs = (importlib.util.find_spec(name) for name in packages)
+    own = Path(__file__).parent
+    folders = [own, own.parent / "transforms", *(Path(s.origin).parent for s in specs if s is not None and s.origin)]
+    return tuple(f"{folder}{os.sep}" for folder in folders)
+
+
+_LIBRARIES = _folders("torch", "thunder")
+
+
+def is_users(file: str) -> bool:
+    """Whether code of this file is the user's: not torch's, Thunder's or ours, nor made while the program runs."""
+    return not file.startswith(_LIBRARIES) and not file.startswith("<")
+
+
+def shown_line(file: str, line: int | None, names: dict[str, Any] | None = None) -> str:
+    """``file.py:line:  text``; `names` are the globals of its module, for those that no file holds."""
+    return f"{file}:{line}:  {linecache.getline(file, line or 0, names).strip()}"
+
+
+def user_line() -> str | None:
+    """The line of the innermost Python frame that is the user's."""
+    frame = sys._getframe(1)  # from here outwards: the whole stack, with its lines, is long
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+        frame = frame.f_back
+    return None
+
+
+def user_line_of(error: BaseException) -> str | None:
+    """The innermost line of the user's that an exception came through."""
+    found, traceback = None, error.__traceback__
+    while isinstance(traceback, TracebackType):
+        file = traceback.tb_frame.f_code.co_filename
+        if is_users(file):
+            found = shown_line(file, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
