@@ -7,7 +7,8 @@ import json
 import pytest
 from fuzz.planted import WORDS, Sentence
 from fuzz.program import Outcome, run, shrunk
-from fuzz.runner import Job, run_job, run_many
+from fuzz.results import together
+from fuzz.runner import Job, of_ranges, run_job, run_many
 
 KIND_OF = {"right": "right", "wrong": "wrong", "raises": "error", "refused": "refused", "unknown": "no oracle"}
 
@@ -69,3 +70,27 @@ def test_a_program_is_drawn_again_from_its_number():
     assert run_job(Job("planted", 3, 5)).source == run_job(Job("planted", 3, 5)).source
     assert len({Job("planted", 0, i).program() for i in range(50)}) > 20
     assert {word_of(i) for i in range(200)} == set(WORDS)
+
+
+def test_results_of_two_runs_together():
+    def of(indices: str, found: list[int]) -> dict:
+        number = len(of_ranges(indices))
+        return {
+            "subject": "derivatives",
+            "seed": 0,
+            "indices": indices,
+            "programs": number,
+            "seconds": 1,
+            "counts": {"right": number - len(found), "wrong": len(found), "error": 0, "refused": 0, "no oracle": 0},
+            "operations": {"sin": {"right": number - len(found), "wrong": len(found)}},
+            "refusals": {},
+            "found": [{"index": i, "kind": "wrong", "detail": "", "source": "", "labels": ["sin"]} for i in found],
+        }
+
+    both = together(of("0-9", [3, 4]), of("20-24,30", []))
+    assert (both["programs"], both["indices"], both["counts"]["wrong"]) == (16, "0-9,20-24,30", 2)
+    mended = together(both, of("3-4", [4]))
+    assert (mended["programs"], mended["counts"]["right"], mended["counts"]["wrong"]) == (16, 15, 1)
+    assert mended["operations"] == {"sin": {"right": 15, "wrong": 1}} and [f["index"] for f in mended["found"]] == [4]
+    with pytest.raises(ValueError, match="5"):
+        together(both, of("5-6", []))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import thunder
 import torch
 
 from .program import KINDS
-from .runner import SUBJECTS, Report, module_of
+from .runner import SUBJECTS, Report, as_ranges, module_of, of_ranges
 
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "fuzz.md"
@@ -36,12 +37,51 @@ program for which torch has no answer, or two.
 def write(report: Report) -> None:
     """Keep the results of a run in place of what was kept of its subject, and write the table again."""
     RESULTS.mkdir(exist_ok=True)
-    content = report.as_json() | {"torch": torch.__version__.split("+")[0], "thunder": thunder.__version__}
-    (RESULTS / f"{report.subject}.json").write_text(json.dumps(content, indent=1) + "\n")
-    TABLE.write_text(render())
+    _keep(report.subject, report.as_json())
     module = module_of(report.subject)
     if hasattr(module, "keep"):
         module.keep(report)
+
+
+def add(report: Report) -> None:
+    """Put the results of a run to what is kept of its subject and seed; programs that were found before get their new place."""
+    before = kept().get(report.subject)
+    if before is None or before["seed"] != report.seed:
+        write(report)
+    else:
+        _keep(report.subject, together(before, report.as_json()))
+
+
+def together(before: dict, new: dict) -> dict:
+    """The results of two runs, `new` those of other programs of the seed, or of some that were found before."""
+    old, again = set(of_ranges(before["indices"])), set(of_ranges(new["indices"]))
+    replaced = [f for f in before["found"] if f["index"] in again]
+    twice = (old & again) - {f["index"] for f in replaced}
+    if twice:
+        raise ValueError(f"programs {as_ranges(twice)} of {new['subject']} were counted already")
+    counts, operations = Counter(before["counts"]), {label: Counter(c) for label, c in before["operations"].items()}
+    counts.update(new["counts"])
+    for label, c in new["operations"].items():
+        operations.setdefault(label, Counter()).update(c)
+    for f in replaced:
+        counts[f["kind"]] -= 1
+        for label in f["labels"]:
+            operations[label][f["kind"]] -= 1
+    return before | {
+        "programs": len(old | again),
+        "indices": as_ranges(old | again),
+        "seconds": before["seconds"] + new["seconds"],
+        "counts": {kind: counts[kind] for kind in KINDS},
+        "operations": {label: {k: n for k, n in operations[label].items() if n} for label in sorted(operations)},
+        "refusals": dict((Counter(before["refusals"]) + Counter(new["refusals"])).most_common()),
+        "found": [f for f in before["found"] if f["index"] not in again] + new["found"],
+    }
+
+
+def _keep(subject: str, content: dict) -> None:
+    versions = {"torch": torch.__version__.split("+")[0], "thunder": thunder.__version__}
+    (RESULTS / f"{subject}.json").write_text(json.dumps(content | versions, indent=1) + "\n")
+    TABLE.write_text(render())
 
 
 def kept() -> dict[str, dict]:

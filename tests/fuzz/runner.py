@@ -97,11 +97,15 @@ class Report:
             "subject": self.subject,
             "seed": self.seed,
             "programs": len(self.results),
+            "indices": as_ranges(r.index for r in self.results),
             "seconds": round(self.seconds),
             "counts": self.counts,
             "operations": {label: {k: n for k, n in c.items() if n} for label, c in self.by_label.items()},
             "refusals": self.refusals,
-            "found": [{"index": r.index, "kind": r.kind, "detail": r.detail, "source": r.source} for r in self.bad],
+            "found": [
+                {"index": r.index, "kind": r.kind, "detail": r.detail, "source": r.source, "labels": sorted(set(r.labels))}
+                for r in self.bad
+            ],
         }
 
     def table(self) -> str:
@@ -120,6 +124,23 @@ class Report:
         if self.refusals:
             lines += ["", "refused"] + [f"  {n:4d}  {headline}" for headline, n in self.refusals.items()]
         return "\n".join(lines)
+
+
+def as_ranges(indices: Iterable[int]) -> str:
+    """``"0-3,7"`` for 0, 1, 2, 3 and 7."""
+    ranges: list[list[int]] = []
+    for i in sorted(set(indices)):
+        if ranges and ranges[-1][1] == i - 1:
+            ranges[-1][1] = i
+        else:
+            ranges.append([i, i])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+def of_ranges(text: str) -> list[int]:
+    """The numbers in ``"3,7,10-12"``."""
+    ends = [part.split("-") for part in text.split(",") if part]
+    return [i for end in ends for i in range(int(end[0]), int(end[-1]) + 1)]
 
 
 def _headline(detail: str) -> str:
