@@ -21,9 +21,9 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.core.context import MODES
-from thunder_norm.core.op_names import op_key, op_name
 from thunder_norm.core.registry import NormedOp, has_rule, registered_ops
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, ThunderNormError, UnsupportedOpError
+from thunder_norm.op_names import op_key, op_name
 
 aten = torch.ops.aten
 

@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm import NormedTensor, RMSTensor
 from thunder_norm.audit import norm
-from thunder_norm.core.op_names import op_key
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
+from thunder_norm.op_names import op_key
 
 RANDOM = ("rand", "dropout", "empty", "bernoulli", "rrelu")
 SAMPLES = 6

@@ -25,10 +25,10 @@ from thunder_norm.audit.balls import Ball
 from thunder_norm.audit.search import Case
 from thunder_norm.core import dispatch
 from thunder_norm.core.context import Environment, environment
-from thunder_norm.core.op_names import op_key
 from thunder_norm.core.registry import NormedOp, NormRule, _on_by_default
 from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError, ThunderNormError
+from thunder_norm.op_names import op_key
 
 # Magnitudes of norms: beyond them float64 has less to say than the formulas.
 SIZES = (1.0, 1e-3, 1e3)

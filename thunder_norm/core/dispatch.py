@@ -24,11 +24,11 @@ from thunder_norm.core.context import (
 )
 from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
-from thunder_norm.core.op_names import op_key, op_name
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor, describe, describe_call
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.op_names import op_key, op_name
 
 
 def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:

@@ -11,10 +11,10 @@ import torch
 
 from thunder_norm.core import conversions
 from thunder_norm.core.context import current_environment
-from thunder_norm.core.op_names import is_in_place, op_key, op_name
 from thunder_norm.core.registry import NormedOp, find_op
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.op_names import is_in_place, op_key, op_name
 
 RunRule = Callable[[NormedOp, Callable, tuple, dict], Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from thunder_norm.core.op_names import op_key
+from thunder_norm.op_names import op_key
 
 # What is NaN wherever one of its operands is.
 _HAND_ON = frozenset(

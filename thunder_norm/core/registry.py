@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_any
 
 from thunder_norm.core import conversions
 from thunder_norm.core.context import Mode, check_mode, current_mode, lift
-from thunder_norm.core.op_names import METADATA, is_in_place, op_key
 from thunder_norm.core.running import runner
 from thunder_norm.core.tensors import NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.op_names import METADATA, is_in_place, op_key
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,8 @@ def _named_values(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
 
 class NormedOp:
     """An operation together with its norm rules; calling it runs the rule if an argument is normed, the body otherwise."""
+
+    dispatches_on_wrappers = True  # so that a trace has it as one operation
 
     def __init__(self, key: Any, body: Callable):
         self.key = key

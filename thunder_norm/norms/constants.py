@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.core.op_names import op_key
+from thunder_norm.op_names import op_key
 
 # Beyond, the values of a model without data would be more than anybody asked for.
 MAX_NUMEL = 1 << 24

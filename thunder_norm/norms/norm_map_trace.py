@@ -23,8 +23,9 @@ from thunder_norm.core.context import Mode, setting
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.higher_order import Replay
-from thunder_norm.norms.normed_mode import LiftedParameter, NormAcquisition, parameter_name
+from thunder_norm.norms.normed_mode import NormAcquisition, parameter_name
 from thunder_norm.norms.parameters import size_tensors, tensor_names
+from thunder_norm.norms.recorder import LiftedParameter
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from thunder.core import dtypes
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_jit_ctx, get_parameter_or_buffer_or_submodule_name_and_root
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
@@ -38,12 +38,14 @@ from thunder_norm.norms.parameters import (
     tied_names,
 )
 from thunder_norm.norms.plain_operations import Functions, Operations, Unknown, unknown_norm
+from thunder_norm.norms.recorder import LiftedParameter, NormRecorder, TracingEnvironment
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, TracingEnvironment, is_grad_enabled, value_of
+from thunder_norm.subclass.acquisition import Acquisition, is_grad_enabled, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tracing.bindable import guard
+from thunder_norm.tracing.guards import GuardError
 from thunder_norm.tracing.locations import location_of_user
 
 _is_normed_call: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_is_normed_call", default=False)
@@ -59,17 +61,11 @@ def is_normed_call() -> bool:
     return _is_normed_call.get()
 
 
-@dataclass(frozen=True)
-class LiftedParameter:
-    """For the report and for `ModularNorm`: which parameter was taken for what."""
-
-    name: str
-    kind: type[NormedTensor]
-    elem_dims: tuple[int, ...]
-
-
 class NormAcquisition(Acquisition):
     """An acquisition whose operations run under norm rules."""
+
+    recorder_kind = NormRecorder
+    roles = {"norm_size": "n", "perturbation_size": "d"}
 
     def __init__(
         self,
@@ -266,7 +262,7 @@ class NormAcquisition(Acquisition):
         return self._given_name(found[1])
 
     def lift(
-        self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None
+        self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None
     ) -> NormedTensor:
         """The normed tensor for a plain one, by this acquisition's policy; written once."""
         dims = canonical_dims(kind, elem_dims, t.ndim)
@@ -305,10 +301,10 @@ class NormAcquisition(Acquisition):
             p.name in self._made_by or self.is_parameter(p) and not self.is_measured(self.fake_of(p))
         )
 
-    def _new_lift(self, recorder: Recorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+    def _new_lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         derived = self._derived.get(id(t))
         if derived is not None and not self.is_measured(t):
-            return recorder.hoist(trace.OperationId(kind, "derived"), lambda: derived_norm(t, derived, kind, dims))
+            return recorder.hoist_norm(trace.OperationId(kind, "derived"), lambda: derived_norm(t, derived, kind, dims))
         name = self.name_of(t)
         if name is not None:
             recorder.lifted_parameters.append(LiftedParameter(name, kind, dims))
@@ -317,12 +313,14 @@ class NormAcquisition(Acquisition):
             if self.leaves is not None and name in self.leaves:
                 return self._leaf(recorder, t, name, own, kind, dims)
             if self.is_unit and self.is_parameter(self.proxy_of(t)):
-                return recorder.hoist(trace.OperationId(kind, "unit"), lambda: self._fit(own.around(t, 1.0), name, kind, dims))
+                return recorder.hoist_norm(
+                    trace.OperationId(kind, "unit"), lambda: self._fit(own.around(t, 1.0), name, kind, dims)
+                )
             self.check_measurable(name)
-        return recorder.hoist(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
+        return recorder.hoist_norm(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
 
     def _leaf(
-        self, recorder: Recorder, t: torch.Tensor, name: str, own: Wanted, kind: type[NormedTensor], dims: tuple[int, ...]
+        self, recorder: NormRecorder, t: torch.Tensor, name: str, own: Wanted, kind: type[NormedTensor], dims: tuple[int, ...]
     ) -> NormedTensor:
         with _disable_current_modes():  # a bare tensor's value is looked at: it must not be negative
             real = self.leaves.tensors(name)
@@ -337,12 +335,32 @@ class NormAcquisition(Acquisition):
         except NormMismatchError as e:
             raise NormMismatchError(f"the norm given for parameter {name!r} does not fit its use: {e}") from e
 
+    def fetching(self, names: Sequence[str]) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """What takes the norms given for parameters, all at once, if they are still of the same kinds."""
+        given = self.leaves
+        expected = given.sizes(names).signature
+
+        def fetch() -> tuple[torch.Tensor, ...]:
+            sizes = given.sizes(names)
+            if sizes.signature != expected or not sizes.are_scalars():
+                raise GuardError("a norm given for a parameter is of another kind now")
+            return (*sizes.norm_sizes, *sizes.perturbation_sizes)
+
+        return fetch
+
+    def wished_names(self, bsym: BoundSymbol) -> Iterator[tuple[TensorProxy, str]]:
+        """A measured norm is called after what it is measured of."""
+        if isinstance(bsym.sym.id, trace.OperationId) and bsym.sym.id.op == "of" and len(bsym.args) == 1:
+            (source,) = bsym.args
+            for p in bsym.flat_proxy_outs:
+                yield p, f"{source.name}_norm_size" if source.name.startswith("t_") else "n"
+
     def changing_with(self, tree: Any) -> list[torch.Tensor]:
         """The normed tensors in the storages of those in `tree`: an in-place operation changes them all."""
         normed = [v for v in tree_flatten(tree)[0] if isinstance(v, NormedTensor)]
         return list({id(x): x for v in normed for x in v.aliases()}.values())
 
-    def write_hoisted(self, recorder: Recorder) -> None:
+    def write_hoisted(self, recorder: NormRecorder) -> None:
         """Write the leaves and lifts the operation just recorded asked for."""
         for name, fakes, requires_grad in recorder.leaves:
             trace.write_leaf(self, name, fakes, requires_grad)

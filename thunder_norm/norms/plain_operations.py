@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import dispatch, registry
-from thunder_norm.core.op_names import op_name
 from thunder_norm.core.tensors import NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, with_details
 from thunder_norm.norms.parameters import refuse_mutation
+from thunder_norm.op_names import op_name
 
 
 class Parameters(Protocol):

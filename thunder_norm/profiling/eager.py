@@ -12,9 +12,9 @@ from torch._subclasses import fake_tensor
 from torch.overrides import TorchFunctionMode
 
 from thunder_norm.core import registry
-from thunder_norm.core.op_names import op_key
 from thunder_norm.errors import ProfileError, ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.norms.eager import module_hooks
+from thunder_norm.op_names import op_key
 from thunder_norm.profiling import flops, shapes
 from thunder_norm.profiling.memory import tensors_of
 from thunder_norm.profiling.recorder import Recorder, Step

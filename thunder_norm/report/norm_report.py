@@ -13,7 +13,6 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.core.context import Mode, Sensitivity
-from thunder_norm.core.op_names import op_key
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.eager import run_eagerly
@@ -22,6 +21,7 @@ from thunder_norm.norms.norm_map import NormMap
 from thunder_norm.norms.parameters import Policy, tensor_names
 from thunder_norm.norms.sensitivity import movement, with_perturbation
 from thunder_norm.norms.transform import NormTransform
+from thunder_norm.op_names import op_key
 from thunder_norm.report import views as report_views
 from thunder_norm.report.explanation import explain_row
 from thunder_norm.report.rows import Findings, ReportRow

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,10 @@ from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
+from thunder.core.symbol import BoundSymbol
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.core.context import Environment, environment
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.escapes import tracing_mode
 from thunder_norm.subclass import activity
@@ -56,6 +57,9 @@ class Acquisition:
     A fake is known by identity; the table keeps it alive, so an id never comes back.  The table of a functionalised in-place
     operation simply points to the newer proxy.
     """
+
+    recorder_kind: Any = None  # what logs its operations, if it is not `record.Recorder`
+    roles: Mapping[str, str] = MappingProxyType({})  # inner tensors that are called by their role: the attribute, a letter
 
     def __init__(self) -> None:
         self.is_started = False
@@ -101,8 +105,15 @@ class Acquisition:
 
     def run(self, recorder: Any, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes while `recorder` logs."""
-        with environment(TracingEnvironment(self, recorder)):
-            return fn(*args, **kwargs)
+        return fn(*args, **kwargs)
+
+    def fetching(self, names: Sequence[str]) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """What the prologue calls for inputs that are no arguments: all first tensors of these `names`, then all second ones."""
+        raise NotImplementedError
+
+    def wished_names(self, bsym: BoundSymbol) -> Iterator[tuple[TensorProxy, str]]:
+        """Names for what an operation of the computation makes, besides those of inner tensors."""
+        return iter(())
 
     def changing_with(self, tree: Any) -> list[torch.Tensor]:
         """Further wrappers that an operation on those in `tree` may change."""
@@ -394,22 +405,6 @@ def _is_in_place(fn: Callable) -> bool:
     name = getattr(fn, "__name__", "")
     is_augmented = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
     return is_augmented or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-
-
-class TracingEnvironment(Environment):
-    """What norm rules see around them while tracing: a real operation is recorded as one operation."""
-
-    def __init__(self, acquisition: Acquisition, recorder: Any):
-        self.acquisition = acquisition
-        self.recorder = recorder
-
-    def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """Run `func` on plain fakes and record it as one operation."""
-        return self.recorder.call(func, args, kwargs)
-
-    def user_location(self) -> str | None:
-        """The user's line the interpreter is at."""
-        return location_of_user()
 
 
 def data_dependent(what: str) -> UnsupportedOpError:

@@ -30,7 +30,6 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
 from thunder_norm.subclass.write_back import write_back, written_inputs
 from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.guards import GuardError
 
 Inner = dict[str, tuple[TensorProxy, ...]]
 
@@ -227,18 +226,13 @@ def _open(
 
 
 def _fetch(acquisition: Acquisition, trace: TraceCtx, leaves: Sequence[BoundSymbol]) -> None:
-    """Take the scalars given for parameters in the prologue, all at once, if what was given is still of the same kinds."""
-    given = acquisition.leaves
-    names = [leaf.args[0] for leaf in leaves]
+    """Take the inputs that are no arguments in the prologue, all at once."""
     outputs = tuple(p for leaf in leaves for p in leaf.output)
     positions = [i + j * len(leaves) for i, leaf in enumerate(leaves) for j in range(len(leaf.output))]
-    expected = given.sizes(names).signature
+    taken = acquisition.fetching([leaf.args[0] for leaf in leaves])
 
     def fetch() -> tuple[torch.Tensor, ...]:
-        sizes = given.sizes(names)
-        if sizes.signature != expected or not sizes.are_scalars():
-            raise GuardError("a norm given for a parameter is of another kind now")
-        found = [*sizes.norm_sizes, *sizes.perturbation_sizes]
+        found = taken()
         return tuple([found[i] for i in positions])
 
     for p in outputs:

@@ -22,7 +22,6 @@ from thunder.core.proxies import TensorProxy
 from thunder.torch import _torch_to_thunder_function_map
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.core.registry import NormedOp
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, value_of
@@ -34,7 +33,7 @@ from thunder_norm.subclass.attributes import (
     read_attribute,
     type_of,
 )
-from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
+from thunder_norm.subclass.operations import AUTOGRAD_APPLY, is_of_wrappers, operation_of, operation_on_first, torch_callable
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
 from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class, outer_metadata
@@ -88,7 +87,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return None if torch_fn is None else operation_of(acquisition, torch_fn)
     if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and fn not in _torch_to_thunder_function_map:
         return operation_of(acquisition, fn)  # Thunder knows few of them, and asks for custom ones to be registered
-    if isinstance(fn, NormedOp):
+    if is_of_wrappers(fn):
         if acquisition.intercepts_plain and acquisition.wants(fn, args, kwargs):
             return operation_of(acquisition, fn)
         return functools.partial(_interpret_call, fn.body)  # on plain tensors it is its body

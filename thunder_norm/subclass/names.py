@@ -1,7 +1,7 @@
 """Readable names for what is inside wrappers.
 
-An input wrapper x with inner tensors a and b gives ``x_a`` and ``x_b``; a result keeps Thunder's ``t7`` for a tensor with data, and a
-scalar beside it is named by its role: ``n7`` for a norm_size, ``d7`` for a perturbation_size.
+An input wrapper x with inner tensors a and b gives ``x_a`` and ``x_b``; a result keeps Thunder's ``t7``, and those of its inner tensors
+that have a role are called by it: ``n7`` where the acquisition says so of an attribute.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_passes import declare_arguments
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.trace import FLATTEN, LEAF, UNFLATTEN, OperationId
-
-_ROLES = {"norm_size": "n", "perturbation_size": "d"}
+from thunder_norm.subclass.trace import FLATTEN, LEAF, UNFLATTEN
 
 
 def with_readable_names(
@@ -28,7 +26,7 @@ def with_readable_names(
     taken = {p.name for b in computation.bound_symbols for p in (*b.flat_proxy_args, *b.flat_proxy_outs)} | set(computation.names)
     kept = {p.name for p in computation.args if isinstance(p, Proxy)}
     renamed: dict[Variable, Proxy] = {}
-    fresh = {prefix: itertools.count() for prefix in _ROLES.values()}
+    fresh = {prefix: itertools.count() for prefix in acquisition.roles.values()}
     for proxy, wanted in _wishes(acquisition, computation):
         variable = variableify(proxy)
         if variable in renamed or proxy.name in kept:
@@ -56,17 +54,15 @@ def _wishes(acquisition: Acquisition, trace: TraceCtx) -> Iterator[tuple[TensorP
                 yield p, f"{wrapper.name}_{leaf}"
         elif bsym.sym.id == LEAF.id:
             base = "t_" + bsym.args[0].replace(".", "_")
-            for p, role in zip(bsym.output, _ROLES, strict=False):
+            for p, role in zip(bsym.output, acquisition.roles, strict=False):
                 yield p, f"{base}_{role}"
         elif bsym.sym.id == UNFLATTEN.id and isinstance(bsym.output, SubclassProxy):
             for p, leaf in zip(bsym.args, WrapperSpec.of(bsym.output.fake).leaf_names(), strict=True):
-                role = _ROLES.get(leaf)
+                role = acquisition.roles.get(leaf)
                 if role is not None:
                     yield p, role
-        elif isinstance(bsym.sym.id, OperationId) and bsym.sym.id.op == "of" and len(bsym.args) == 1:
-            (source,) = bsym.args
-            for p in bsym.flat_proxy_outs:
-                yield p, f"{source.name}_norm_size" if source.name.startswith("t_") else "n"
+        else:
+            yield from acquisition.wished_names(bsym)
 
 
 def _numbered(name: str) -> Iterator[str]:

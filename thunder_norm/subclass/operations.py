@@ -22,7 +22,6 @@ from thunder.core.utils import is_hashable
 from thunder.torch import _torch_to_thunder_function_map
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from thunder_norm.core.registry import NormedOp
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass import executors, trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent
@@ -41,12 +40,17 @@ _PROXY_METHODS = {
 AUTOGRAD_APPLY = torch.autograd.Function.apply.__func__
 
 
+def is_of_wrappers(fn: Any) -> bool:
+    """Whether `fn` is an operation of a library's own: it dispatches on wrappers itself, and on plain tensors is its ``body``."""
+    return getattr(type(fn), "dispatches_on_wrappers", False)
+
+
 def torch_callable(fn: Callable) -> Callable | None:
     """The torch function the interpreter is about to call, or None if `fn` is Python it should look into."""
     name = _PROXY_METHODS.get(id(fn))
     if name is not None:
         return getattr(torch.Tensor, name, None)
-    if isinstance(fn, NormedOp):
+    if is_of_wrappers(fn):
         return fn
     if isinstance(fn, Symbol):
         return _torch_of_symbol().get(fn.id)

@@ -58,9 +58,6 @@ class Recorder(TorchDispatchMode):
         self.acquisition = acquisition
         self.log: list[Recorded] = []
         self.hoisted: list[tuple[Any, list[Recorded], list[torch.Tensor]]] = []
-        self.leaves: list[tuple[str, tuple[torch.Tensor, ...], tuple[bool, ...]]] = []
-        self.lifts: dict[tuple, Any] = {}
-        self.lifted_parameters: list[Any] = []
         self.has_met_wrappers = False
         self.last_on_wrappers: tuple[Any, str] | None = None  # the last operation given to a class, and the class's name
         self._constants: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # fakes whose values are known
@@ -127,15 +124,14 @@ class Recorder(TorchDispatchMode):
         finally:
             self._is_paused = was_paused
 
-    def hoist(self, operation: Any, make: Callable[[], Any]) -> Any:
+    def hoist(self, operation: Any, make: Callable[[], Any], outputs_of: Callable[[Any], list[torch.Tensor]]) -> Any:
         """Run `make` and keep its log apart: it is written before the operation at hand, as an operation of its own."""
         outer, self.log = self.log, []
         try:
             result = make()
         finally:
             own, self.log = self.log, outer
-        sizes = [t for t in (result.norm_size, result.perturbation_size) if t is not None]
-        self.hoisted.append((operation, own, sizes))
+        self.hoisted.append((operation, own, outputs_of(result)))
         return result
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
@@ -234,7 +230,7 @@ def recording(acquisition: Acquisition) -> Iterator[Recorder]:
 
     Autograd is off where only inner tensors are differentiated: that is Thunder's, on the operations written into the trace.
     """
-    recorder = Recorder(acquisition)
+    recorder = (acquisition.recorder_kind or Recorder)(acquisition)
     is_tracked = acquisition.differentiates and is_grad_enabled()
     with torch.set_grad_enabled(is_tracked), _autocast(), acquisition.mode, recorder:
         yield recorder

@@ -22,9 +22,8 @@ from thunder.transforms.autocast import disable_autocast
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.core.op_names import op_key
-from thunder_norm.core.registry import NormedOp
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.op_names import op_key
 from thunder_norm.subclass import aten
 from thunder_norm.subclass.acquisition import Acquisition, gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.fallback import is_random
@@ -126,7 +125,7 @@ def operation_id(fn: Callable, args: Any, kwargs: Any, result: Any) -> Operation
     cls = type(wrappers[0]) if wrappers else "plain"
     if isinstance(fn, type):
         return OperationId(fn, "new")
-    if isinstance(fn, NormedOp):
+    if getattr(type(fn), "dispatches_on_wrappers", False):
         return OperationId(cls, fn.__name__)
     return OperationId(cls, name_of_operation(fn))
 

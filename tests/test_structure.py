@@ -1,0 +1,110 @@
+"""Imports point one way: which room may use which, no circles, and `subclass/` without a word of norms."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+# From the ground up: a room imports from those before it, and from itself.
+_LAYERS = (
+    ("errors", "user_code", "op_names"),
+    ("_versions", "progress", "tables"),
+    ("model_state", "tracing"),
+    ("core",),
+    ("rules",),
+    ("subclass",),
+    ("functions",),
+    ("norms",),
+    ("profiling", "report", "modular"),
+    ("checkpointing",),
+    ("transforms",),
+    ("audit",),
+)
+_NOT_BETWEEN = {("subclass", "core"), ("functions", "core"), ("functions", "rules"), ("subclass", "rules"), ("tracing", "core")}
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for folder, package in ((_ROOT / "thunder_norm", "thunder_norm"), (_ROOT / "transforms", "thunder_norm.transforms")):
+        for path in folder.rglob("*.py"):
+            name = ".".join([package, *path.relative_to(folder).with_suffix("").parts])
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+_MODULES = _modules()
+
+
+def _imported(name: str) -> Iterator[str]:
+    """The modules of ours that a module imports, anywhere in it, also for types alone."""
+    for node in ast.walk(ast.parse(_MODULES[name].read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("thunder_norm"):
+            assert node.level == 0
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in _MODULES else node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("thunder_norm"))
+
+
+_IMPORTS = {name: set(_imported(name)) - {name} for name in _MODULES}
+
+
+def _room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_room_has_its_place():
+    assert {_room(m) for m in _MODULES} == {"", *(room for layer in _LAYERS for room in layer)}
+
+
+def test_rooms_import_from_those_below_them():
+    height = {room: i for i, layer in enumerate(_LAYERS) for room in layer}
+    wrong = []
+    for module, imported in _IMPORTS.items():
+        for other in imported if _room(module) else ():
+            pair = _room(module), _room(other)
+            if pair[0] != pair[1] and (not pair[1] or height[pair[1]] >= height[pair[0]] or pair in _NOT_BETWEEN):
+                wrong.append((module, other))
+    assert not wrong
+
+
+def test_no_modules_import_each_other():
+    remaining = {m: {o for o in imported if o != "thunder_norm"} for m, imported in _IMPORTS.items() if m != "thunder_norm"}
+    while free := {m for m, imported in remaining.items() if not imported & remaining.keys()}:
+        for m in free:
+            del remaining[m]
+    assert not remaining
+
+
+_ALONE = """
+import importlib, pathlib, sys, types
+package = types.ModuleType("thunder_norm")
+package.__path__ = [sys.argv[1]]
+sys.modules["thunder_norm"] = package
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[:1] == ["thunder_norm"] and name.split(".")[1] in sys.argv[3].split(","):
+            raise ModuleNotFoundError(f"{name} is not there")
+
+sys.meta_path.insert(0, Absent())
+for path in sorted(pathlib.Path(sys.argv[1], sys.argv[2]).rglob("*.py")):
+    if path.stem != "__init__":
+        importlib.import_module(".".join(["thunder_norm", *path.relative_to(sys.argv[1]).with_suffix("").parts]))
+"""
+
+
+@pytest.mark.parametrize("room, absent", [("subclass", "core,rules,norms,functions"), ("functions", "core,rules,norms")])
+def test_a_room_stands_without_norms(room: str, absent: str):
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE, str(_ROOT / "thunder_norm"), room, absent], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
