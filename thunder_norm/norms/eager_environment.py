@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.core import context, conversions, op_names
+from thunder_norm import op_names
+from thunder_norm.core import context, conversions
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.annotations import named_annotations
