@@ -105,7 +105,7 @@ def test_nested_regions_keep_their_structure(run: Callable) -> None:
     assert defined == expected
     assert "return run(inner, x.cos()) * x" in text  # the user's lines
     assert len(kept(jf)) == 3  # what goes into the region: x.sin() and w; and x, for the derivative of sin
-    # cosh once, for the way back through checkpoint_0; erf and tanh for that through 0_0, which multiplies by them; tanh for 0_0_0 too
+    # cosh once, for the backward through checkpoint_0; erf and tanh for that through 0_0, which multiplies by them; tanh for 0_0_0 too
     assert (runs(jf, "cosh"), runs(jf, "erf"), runs(jf, "tanh")) == (1, 1, 2)
 
 
@@ -132,7 +132,7 @@ def dropped(run: Callable) -> Callable:
 def test_random_operations_draw_the_same_again() -> None:
     x = rand(200)
     checkpointed, plain = thunder.jit(dropped(nonreentrant), transforms=[CheckpointTransform()]), thunder.jit(dropped(call))
-    for seed in range(3):  # the same numbers as without regions: forward, and on the way back
+    for seed in range(3):  # the same numbers as without regions: forward, and in the backward
         assert_same(gradients(checkpointed, x, seed=seed), gradients(plain, x, seed=seed))
     state = torch.get_rng_state()
     y = x.clone().requires_grad_()

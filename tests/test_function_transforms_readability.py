@@ -97,7 +97,7 @@ def test_names_and_lines_are_the_user_s() -> None:
     text = _text(gradient)
     for name in ("params_first", "params_second", "batch", "hidden", "prediction"):
         assert f"  {name} = " in text or f"  # {name}: " in text
-    # each line of the user's function but its last stands above the forward, and again above the way back
+    # each line of the user's function but its last stands above the forward, and again above the backward
     assert text.count('hidden = torch.tanh(batch @ params["first"])') == 2
     assert text.count('prediction = hidden @ params["second"]') == 2
     assert "prims.mul(" not in "\n".join(line for line in text.splitlines() if not line.strip().startswith("#"))

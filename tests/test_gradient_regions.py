@@ -1,4 +1,4 @@
-"""A region without gradients, or computed again on the way back, moves as far as any other: all paths say so alike.
+"""A region without gradients, or computed again in the backward, moves as far as any other: all paths say so alike.
 
 The oracle is the same model without the region: sensitivities are constants of the function, which the region does not change.
 """

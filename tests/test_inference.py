@@ -29,10 +29,10 @@ from thunder_norm import (
 )
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.eager import chosen_norms, run_eagerly
-from thunder_norm.norms.inference import Wanted, disagree, reference_size
+from thunder_norm.norms.inference import NormSpec, disagree, reference_size
 from thunder_norm.transforms import NormTransform
 
-ROWS, VOCABULARY, WIDTH = Wanted(RMSTensor, (-1,)), 7, 6
+ROWS, VOCABULARY, WIDTH = NormSpec(RMSTensor, (-1,)), 7, 6
 
 
 class Tied(nn.Module):
@@ -112,7 +112,7 @@ def test_a_tied_embedding_is_known_by_its_rows_and_logits_by_their_largest_entry
     assert (found.kind, found.elem_dims) == (RMSTensor, (-1,))
     assert [(u.op, u.module, u.wanted, u.rule, u.factor) for u in found.uses] == [
         ("embedding", "embedding", ROWS, "embedding", 1.0),
-        ("linear", "head", Wanted(RMSToRMSTensor, (-2, -1)), "linear_rows", 1.0),
+        ("linear", "head", NormSpec(RMSToRMSTensor, (-2, -1)), "linear_rows", 1.0),
     ]
     # by hand, logits by their largest entry.  Rows of RMS 1: both uses move them by d.  Operator norm r, that of Gaussian
     # entries: rows are at most r sqrt(V) / d, each use moves the logits' RMS by that, their largest entry by sqrt(V) more
@@ -120,7 +120,7 @@ def test_a_tied_embedding_is_known_by_its_rows_and_logits_by_their_largest_entry
     rows, operator = found.candidates
     assert rows.cost == pytest.approx(2 * WIDTH) and rows.wanted == ROWS
     assert operator.cost == pytest.approx(r * 2 * (r * math.sqrt(VOCABULARY) / WIDTH) * math.sqrt(VOCABULARY))
-    assert operator.wanted == Wanted(RMSToRMSTensor, (-2, -1)) and operator.cost > rows.cost
+    assert operator.wanted == NormSpec(RMSToRMSTensor, (-2, -1)) and operator.cost > rows.cost
     assert "its uses disagree; sum c_u S_u" in found.reason and "least for RMSTensor over dims (-1,) (12)" in found.reason
     y = run_eagerly(model, (IDS,), {}, policy="unit", mode="bound")[0]
     assert type(y) is LinfTensor and y.norm_size.item() == WIDTH
@@ -150,7 +150,7 @@ def test_the_first_use_does_not_decide_if_another_kind_moves_the_output_less():
     width, x = 256, RMSTensor.of(torch.randn(3, 256))
     model = ShiftAndGain(width)
     found = inferred(model, x, parameters="unit")["g"]
-    assert [u.wanted for u in found.uses] == [ROWS, Wanted(LinfTensor, ())] and found.norm == Wanted(LinfTensor, ())
+    assert [u.wanted for u in found.uses] == [ROWS, NormSpec(LinfTensor, ())] and found.norm == NormSpec(LinfTensor, ())
     assert [u.factor for u in found.uses] == [1.0, 1.0]
     # by hand: y = (x + g) g, all of RMS; from its largest entry m nothing is lost, its RMS alone costs sqrt(N) in the product
     m, n = math.sqrt(2 * math.log(2 * width)), math.sqrt(width)
@@ -183,8 +183,8 @@ def test_uses_that_agree_need_no_choice():
 
 def test_norms_that_are_the_same_number_do_not_disagree():
     t = torch.empty(4, 1)
-    assert disagree([Wanted(RMSTensor, (-1,)), Wanted(LinfTensor, ())], t) == []
-    wants = [Wanted(RMSTensor, (-1,)), Wanted(LinfTensor, ()), Wanted(RMSTensor, (-1,))]
+    assert disagree([NormSpec(RMSTensor, (-1,)), NormSpec(LinfTensor, ())], t) == []
+    wants = [NormSpec(RMSTensor, (-1,)), NormSpec(LinfTensor, ()), NormSpec(RMSTensor, (-1,))]
     assert disagree(wants, torch.empty(4, 3)) == wants[:2]
     assert disagree([], t) == []
 
@@ -201,14 +201,14 @@ def test_the_choice_is_made_in_every_mode(mode):
 @pytest.mark.parametrize(
     ("wanted", "shape"),
     [
-        (Wanted(RMSTensor, (-1,)), (3, 400)),
-        (Wanted(RMSTensor, (-2, -1)), (30, 40)),
-        (Wanted(L1Tensor, (-1,)), (2, 400)),
-        (Wanted(L2Tensor, (-1,)), (2, 400)),
-        (Wanted(LinfTensor, ()), (300, 40)),
-        (Wanted(RMSToRMSTensor, (-2, -1)), (300, 40)),
-        (Wanted(RMSToRMSTensor, (-1, -2)), (300, 40)),
-        (Wanted(RMSToRMSConvTensor, (-4, -3)), (60, 40, 3, 2)),
+        (NormSpec(RMSTensor, (-1,)), (3, 400)),
+        (NormSpec(RMSTensor, (-2, -1)), (30, 40)),
+        (NormSpec(L1Tensor, (-1,)), (2, 400)),
+        (NormSpec(L2Tensor, (-1,)), (2, 400)),
+        (NormSpec(LinfTensor, ()), (300, 40)),
+        (NormSpec(RMSToRMSTensor, (-2, -1)), (300, 40)),
+        (NormSpec(RMSToRMSTensor, (-1, -2)), (300, 40)),
+        (NormSpec(RMSToRMSConvTensor, (-4, -3)), (60, 40, 3, 2)),
     ],
 )
 def test_reference_sizes_are_norms_of_gaussian_tensors(wanted, shape):
@@ -328,7 +328,7 @@ def test_an_annotation_decides_and_the_explanation_says_so():
     annotate(model.head, weight=RMSToRMSTensor)
     report = norm_report(jit(model, parameters="unit"), IDS, explain=True)
     found = report.inferred["embedding.weight"]
-    assert found.norm == Wanted(RMSToRMSTensor, (-2, -1)) and found.candidates == () and found.reason == "an annotation says so"
+    assert found.norm == NormSpec(RMSToRMSTensor, (-2, -1)) and found.candidates == () and found.reason == "an annotation says so"
     assert report.rows[-1].kind == "RMSTensor"
     given = inferred(Tied(), IDS, parameters={"head.weight": RMSTensor(2.0)})["head.weight"]
     assert given.norm == ROWS and given.reason == "a norm of that kind was given for it"

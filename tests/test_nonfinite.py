@@ -28,7 +28,7 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.audit.balls import start
-from thunder_norm.audit.proof import all_rules, identity
+from thunder_norm.audit.rules import all_rules, identity
 from thunder_norm.audit.samples import cases_of
 from thunder_norm.core.nonfinite import Followed
 from thunder_norm.errors import NormMismatchError

@@ -76,7 +76,7 @@ def test_the_slope_of_a_product_is_that_of_its_best_length(count):
         assert exact * (1 - 1e-9) <= claimed <= 1.07 * exact, (n, exact, claimed)
 
 
-# for the proof of every rule: what jumps has a value only
+# for the audit of every rule: what jumps has a value only
 JUMPING = [Case("unique_dim", lambda a: torch.unique(a, dim=0), (x(3, 4, kind=INF),))]
 JUMPS = {
     "mode": lambda a: torch.mode(a, 1)[0],

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.subclass.reach import may_construct_wrappers
+from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.transforms import SubclassTransform
 
 

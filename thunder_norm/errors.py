@@ -74,12 +74,12 @@ class UnsoundRuleError(ThunderNormError, AssertionError):
     """A search found inputs for which a norm rule claims too little.
 
     Attributes:
-        proof: all that the search found.
+        audit: all that the search found.
     """
 
-    def __init__(self, message: str, proof: object = None):
+    def __init__(self, message: str, audit: object = None):
         super().__init__(message)
-        self.proof = proof
+        self.audit = audit
 
 
 class LooseRuleError(UnsoundRuleError):

@@ -27,7 +27,7 @@ from thunder_norm.tracing import hooks, lookasides
 
 
 class CheckpointTransform(Watching):
-    """Have regions of a program computed again on the way back, instead of keeping what is inside them.
+    """Have regions of a program computed again in the backward, instead of keeping what is inside them.
 
     ``thunder.jit(model, transforms=[CheckpointTransform(policy)])``.  Calls of ``torch.utils.checkpoint.checkpoint`` in the program,
     reentrant or not and nested to any depth, are regions in any case; a policy adds more without a change to the model.  A region is one
@@ -147,7 +147,7 @@ def _regions(bsyms: Sequence[BoundSymbol]) -> list[str]:
 
 
 def checkpoint(function: Callable) -> Callable:
-    """A function that computes what `function` does, and computes it again on the way back instead of keeping what is inside.
+    """A function that computes what `function` does, and computes it again in the backward instead of keeping what is inside.
 
     In a traced program a call is a region as those of `CheckpointTransform`, with or without that transform (without it, tensors get out
     of it by its result only, and it may not write into others); elsewhere it is a call of ``torch.utils.checkpoint.checkpoint``.

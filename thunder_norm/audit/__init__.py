@@ -1,11 +1,11 @@
 """Checking norm rules: an adversary that searches for inputs that exceed what a rule claims, or attain it.
 
-``prove(op)`` tries all rules of an operation, ``python -m thunder_norm.audit my_rules`` those that a module registers;
+``audit(op)`` tries all rules of an operation, ``python -m thunder_norm.audit my_rules`` those that a module registers;
 ``check(f, balls)`` is for a test of one's own.
 """
 
 from thunder_norm.audit.balls import Ball, corners, lmo, norm, project, start
-from thunder_norm.audit.proof import LONG, QUICK, Effort, Proof, Record, prove
+from thunder_norm.audit.rules import LONG, QUICK, Audit, Effort, Record, audit
 from thunder_norm.audit.search import SOUND, Case, Found, Witness, check, evaluate, search
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "Case",
     "Effort",
     "Found",
-    "Proof",
+    "Audit",
     "Record",
     "Witness",
     "check",
@@ -25,7 +25,7 @@ __all__ = [
     "lmo",
     "norm",
     "project",
-    "prove",
+    "audit",
     "search",
     "start",
 ]

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from thunder_norm._versions import __version__
 from thunder_norm.audit import table
-from thunder_norm.audit.proof import LONG, QUICK, Effort, Record, all_rules, by_rule, op_title, prove_rule, steps_of
+from thunder_norm.audit.rules import LONG, QUICK, Effort, Record, all_rules, audit_rule, by_rule, op_title, steps_of
 from thunder_norm.audit.search import Case
 from thunder_norm.core.registry import NormedOp, NormRule
 from thunder_norm.progress import track
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write",
         type=Path,
         metavar="DIR",
-        help="write proofs.json and rules.md, the table of all rules, there (with --only, what they have of others stays)",
+        help="write audit.json and rules.md, the table of all rules, there (with --only, what they have of others stays)",
     )
     options = parser.parse_args(arguments)
     if options.write and not options.all:
@@ -94,16 +94,16 @@ def _import(name: str) -> ModuleType:
 
 def _run(effort: Effort, jobs: int) -> Iterator[Record]:
     if jobs <= 1:
-        yield from track((prove_rule(*task, effort) for task in _tasks), "searching", len(_tasks))
+        yield from track((audit_rule(*task, effort) for task in _tasks), "searching", len(_tasks))
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        results = pool.map(_prove_task, range(len(_tasks)), [effort] * len(_tasks))
+        results = pool.map(_audit_task, range(len(_tasks)), [effort] * len(_tasks))
         yield from track(results, "searching", len(_tasks))
 
 
-def _prove_task(index: int, effort: Effort) -> Record:
+def _audit_task(index: int, effort: Effort) -> Record:
     torch.set_num_threads(1)
-    return prove_rule(*_tasks[index], effort)
+    return audit_rule(*_tasks[index], effort)
 
 
 def _environment() -> dict[str, str]:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from thunder_norm.audit.proof import Effort, Record, identity, op_title, section
+from thunder_norm.audit.rules import Effort, Record, identity, op_title, section
 from thunder_norm.core.registry import NormedOp, NormRule, registered_ops
 
 _HEADER = """# Norm rules
 
 Every rule of the library: {rules} rules of {ops} operations, and {refusals} reasons to refuse others, or some of their arguments.
-Written by `make prove`, which searches for tensors that exceed a claim; do not edit.
+Written by `make audit`, which searches for tensors that exceed a claim; do not edit.
 
 - **kinds**: the norms of the arguments (`RMS` takes `Linf` as well; others are converted where there is a sound conversion).
 - **value**: the bound on the output's norm, n = |x| for short. **sensitivity**: Lipschitz constants, argument by argument.
@@ -31,9 +31,9 @@ Written by `make prove`, which searches for tensors that exceed a claim; do not 
 def write(
     folder: Path, records: Sequence[Record], effort: Effort, environment: dict[str, str], *, keep_others: bool = False
 ) -> None:
-    """Write proofs.json, what was found, and rules.md; `keep_others` keeps what proofs.json says of other rules."""
+    """Write audit.json, what was found, and rules.md; `keep_others` keeps what audit.json says of other rules."""
     folder.mkdir(exist_ok=True)
-    path, rules = folder / "proofs.json", [_rounded(asdict(r)) for r in records]
+    path, rules = folder / "audit.json", [_rounded(asdict(r)) for r in records]
     if keep_others and path.exists():
         searched = {r["op"] for r in rules}
         rules += [r for r in json.loads(path.read_text())["rules"] if r["op"] not in searched]
@@ -52,9 +52,9 @@ def _rounded(record: dict) -> dict:
     return record
 
 
-def render(proofs: Path) -> str:
-    """The table for the rules registered now and what `proofs` (a proofs.json) says about them."""
-    content = json.loads(proofs.read_text())
+def render(audited: Path) -> str:
+    """The table for the rules registered now and what `audited` (an audit.json) says about them."""
+    content = json.loads(audited.read_text())
     found = {_key(r): r for r in content["rules"]}
     rows, refusals, rules, ops = [], [], 0, set()
     for op in sorted(registered_ops().values(), key=lambda o: op_title(o).lower()):

@@ -1,1 +1,1 @@
-"""Activation checkpointing on traces: regions of a program whose insides are computed again on the way back."""
+"""Activation checkpointing on traces: regions of a program whose insides are computed again in the backward."""

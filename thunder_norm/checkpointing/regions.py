@@ -1,8 +1,8 @@
-"""Regions of a program that are computed again on the way back, instead of having their insides kept.
+"""Regions of a program that are computed again in the backward, instead of having their insides kept.
 
 A region is one composite bound symbol, ``t5 = checkpoint_0(x, t_w)``, with the operations of the region as its subsymbols; regions
 inside it are ``checkpoint_0_0``, ``checkpoint_0_1``, ...  Executed without gradients it is its subsymbols.  Its gradient rule runs it
-forward, keeps nothing but its inputs (and the states of the random generators it draws from), and on the way back writes the region
+forward, keeps nothing but its inputs (and the states of the random generators it draws from), and in the backward writes the region
 again, followed by the backward that Thunder derives for it; regions inside are differentiated by the same rule, level by level.
 """
 

@@ -161,7 +161,7 @@ def refused(bsym: BoundSymbol, headline: str) -> UnsupportedOpError:
         with_details(
             headline,
             at=location_of(bsym),
-            why="the region is run again on the way back, and would find what it has written itself, or not find it",
+            why="the region is run again in the backward, and would find what it has written itself, or not find it",
             instead="use the operation that returns a new tensor, or leave it out of the region",
         )
     )

@@ -1,6 +1,6 @@
-"""The way back of an operation that consists of several, as one operation: ``layer_norm_backward``.
+"""The backward of an operation that consists of several, as one operation: ``layer_norm_backward``.
 
-It is written as one bound symbol whose parts are the operations of the way back, so executors and further transforms look inside and
+It is written as one bound symbol whose parts are the operations of the backward, so executors and further transforms look inside and
 readers need not.  What it needs of the forward's inside it computes again from the operation's arguments and results, as torch's own
 formulas do; where that would be costly, or would draw numbers, the operation is taken apart instead.
 """
@@ -26,7 +26,7 @@ _COSTLY = frozenset({Ids.MATMUL, Ids.LINEAR, Ids.CONVOLUTION, Ids.SORT, Ids.TOPK
 
 
 class Grouped(NamedTuple):
-    """One operation for a way back: ``backward(*cotangents)`` writes it and returns the gradients of `inputs`."""
+    """One operation for a backward: ``backward(*cotangents)`` writes it and returns the gradients of `inputs`."""
 
     inputs: tuple[TensorProxy, ...]
     backward: Callable[..., Sequence[TensorProxy]]
@@ -39,7 +39,7 @@ def grouped(
     inputs: Sequence[TensorProxy],
     threshold: int,
 ) -> Grouped | None:
-    """The way back of `bsym` as one operation; None if it is better taken apart.
+    """The backward of `bsym` as one operation; None if it is better taken apart.
 
     Args:
         bsym: the operation.

@@ -203,7 +203,7 @@ def jacrev(
         argnums: which positional arguments to differentiate: an int, or a tuple of ints.
         has_aux: `function` returns ``(result, aux)``; so does this.
         chunk_size: how many rows at a time; needs less memory, gives the same.
-        randomness: as for `vmap`, for what is drawn on the way back; numbers drawn in `function` are the same for all rows.
+        randomness: as for `vmap`, for what is drawn in the backward; numbers drawn in `function` are the same for all rows.
 
     Raises:
         TransformTypeError: an argument to differentiate, or the result, is no real floating point tensor.

@@ -1,4 +1,4 @@
-"""Operations of ways back that torch has kernels for: one call where their formulas are five to fifteen.
+"""Operations of backwards that torch has kernels for: one call where their formulas are five to fifteen.
 
 Each is a symbol that consists of its formula, so that any transform or executor may look inside, and is carried out by torch's kernel
 where none does.

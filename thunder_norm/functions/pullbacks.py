@@ -30,7 +30,7 @@ class _Cotangent:
 
 
 class PullbackProgram(Transformed):
-    """The way back of one program: a function of the cotangents and of what the forward program saved."""
+    """The backward of one program: a function of the cotangents and of what the forward program saved."""
 
     name = "vjp"
 
@@ -42,7 +42,7 @@ class PullbackProgram(Transformed):
         self.in_spec = in_spec
 
     def emit(self, call: Call) -> Any:
-        """Write the way back once more."""
+        """Write the backward once more."""
         cotangents, saved = call.args
         leaves = self.checked(cotangents)
         values = Values()
@@ -84,7 +84,7 @@ class PullbackProgram(Transformed):
 
 
 class _Forward(Transformed):
-    """The result of a function, what its way back needs, and a key to it in `pullbacks`."""
+    """The result of a function, what its backward needs, and a key to it in `pullbacks`."""
 
     name = "vjp"
 

@@ -29,7 +29,7 @@ _VIEWS_OF_UNIFORM = frozenset(
 
 
 class BackwardId(NamedTuple):
-    """The id of the way back of an operation, see `grouping`."""
+    """The id of the backward of an operation, see `grouping`."""
 
     operation: Any
     shape: tuple  # which arguments get gradients, which results are used

@@ -2,7 +2,7 @@
 
 The operations of the forward program are written as they are, so they keep their names and lines.  Each operation that the inputs
 reach has a rule, tried in this order: ours (`registry.vjp_rules`), Thunder's (`thunder_rules`), those of its parts, torch's
-(`opaque`).  The way back of an operation is a flat program of its own, recorded with the forward and written, for each pullback anew, when a cotangent
+(`opaque`).  The backward of an operation is a flat program of its own, recorded with the forward and written, for each pullback anew, when a cotangent
 arrives.
 """
 
@@ -36,14 +36,14 @@ from thunder_norm.tracing.locations import at_line_of, location_of
 
 _IGNORED = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL, prims.PrimIDs.COMMENT)
 
-_MANY = 4  # operations on the way back of a primitive that are worth a name of their own
+_MANY = 4  # operations in the backward of a primitive that are worth a name of their own
 
 Swaps = dict[Variable, Proxy]
 
 
 @dataclass(frozen=True)
 class Node:
-    """The way back of one operation.
+    """The backward of one operation.
 
     Attributes:
         bsym: the operation, for its line.
@@ -136,7 +136,7 @@ def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool] | 
 
 
 class _Reverse:
-    """A program while it is written: its ways back so far, and which of its tensors the inputs reach."""
+    """A program while it is written: its backwards so far, and which of its tensors the inputs reach."""
 
     def __init__(self, args: Sequence[Proxy], primals: Swaps, wrt: Sequence[bool]):
         self.primals = primals
@@ -155,7 +155,7 @@ class _Reverse:
         self.nodes.extend(nodes)
 
     def process(self, bsym: BoundSymbol) -> tuple[list[BoundSymbol], list[Node]]:
-        """An operation of the program: what to write for it, and its way back."""
+        """An operation of the program: what to write for it, and its backward."""
         if bsym.sym.id in _IGNORED:
             return [], []
         if _is_constant(bsym, self.active):
@@ -189,7 +189,7 @@ class _Reverse:
         return ([bsym] if _is_enough(bsym, forward, nodes) else forward), nodes
 
     def by_rule(self, bsym: BoundSymbol, rule: VjpRule) -> tuple[list[BoundSymbol], list[Node]]:
-        """What a rule writes for an operation, by the operation's own results, and the node for its way back."""
+        """What a rule writes for an operation, by the operation's own results, and the node for its backward."""
         if rule.check_active is not None:
             rule.check_active(bsym.args, self.active)
         with scope(self.trace) as written:
@@ -209,7 +209,7 @@ class _Reverse:
         return ([bsym] if _is_enough(bsym, forward, [node]) else forward), [node]
 
     def grouped(self, bsym: BoundSymbol, forward: list[BoundSymbol], nodes: list[Node]) -> Node | None:
-        """The way back as one operation, where that reads better than its parts."""
+        """The backward as one operation, where that reads better than its parts."""
         if not nodes or (forward != [bsym] and vjp_rules.find(bsym.sym) is not None):  # what a rule of ours saves is saved
             return None
         inputs = list({p.name: p for p in bsym.flat_proxy_args if p.name in self.active and isinstance(p, TensorProxy)}.values())
@@ -221,7 +221,7 @@ class _Reverse:
 
 
 def _node(bsym: BoundSymbol, outs: tuple[TensorProxy, ...], inputs: Sequence[TensorProxy], pull: Any, made: Swaps) -> Node:
-    """The node whose way back `pull` writes; `made` are the operation's own proxies for those that a rule made."""
+    """The node whose backward `pull` writes; `made` are the operation's own proxies for those that a rule made."""
     cotangents = [TensorProxy(like=o, history=None) for o in outs]
     backward = program_of(pull, cotangents, hoists=False)
     saved = tuple(made.get(variableify(p), p) for p in backward.args[len(outs) :])
@@ -229,7 +229,7 @@ def _node(bsym: BoundSymbol, outs: tuple[TensorProxy, ...], inputs: Sequence[Ten
 
 
 def _is_enough(bsym: BoundSymbol, forward: Sequence[BoundSymbol], nodes: Sequence[Node]) -> bool:
-    """Whether the ways back need nothing that is made inside an operation, so that it can be written as it is."""
+    """Whether the backwards need nothing that is made inside an operation, so that it can be written as it is."""
     inner = {p.name for b in forward for p in b.flat_proxy_outs} - {p.name for p in bsym.flat_proxy_outs}
     return not any(p.name in inner for n in nodes for p in n.saved)
 

@@ -2,7 +2,7 @@
 
 Thunder keeps them in private tables of ``thunder.core.transforms`` (0.2.6), in two forms, and this is the one place that reads them:
 
-- ``_grad_fn_map``: a *joint* rule, which writes the forward and, between ``get_grad`` and ``put_grad``, the way back;
+- ``_grad_fn_map``: a *joint* rule, which writes the forward and, between ``get_grad`` and ``put_grad``, the backward;
 - ``augmented_forward_impls`` and ``backward_impls``: a pair, the second of which returns gradients for the tensors among the arguments.
 
 They are for real numbers.  Those in `_LINEAR` are linear in each argument and right for complex numbers between two conjugations; no
@@ -95,7 +95,7 @@ def joint_of(rule: VjpRule) -> Callable:
 
 
 class _JointRule(VjpRule):
-    """A joint rule: its way back is recorded with the forward, and says itself which tensor a gradient is for."""
+    """A joint rule: its backward is recorded with the forward, and says itself which tensor a gradient is for."""
 
     def paired(self, args: tuple, kwargs: dict, gradients: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         for target, _ in gradients:

@@ -27,7 +27,7 @@ from thunder_norm.functions.call import Call
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.wrappers import OpenWrapper, is_open, proxies_of
 from thunder_norm.subclass import plain
-from thunder_norm.subclass.reach import may_construct_wrappers
+from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
 
 

@@ -29,7 +29,7 @@ from thunder_norm.core.tensors import RMSToRMSTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.modular.shards import own_class
 from thunder_norm.norms.annotations import annotations_of
-from thunder_norm.norms.inference import Wanted
+from thunder_norm.norms.inference import NormSpec
 
 LIGHT = 0.1
 
@@ -54,11 +54,11 @@ def light_mass(given: float | None, mode: Mode) -> float:
     return _checked("light parameters", given)
 
 
-def default_mass(norm: Wanted, shape: torch.Size, light: float) -> float:
+def default_mass(norm: NormSpec, shape: torch.Size, light: float) -> float:
     """The mass of a parameter that nothing was said about.
 
     >>> from thunder_norm import RMSTensor
-    >>> row = Wanted(RMSTensor, (-1,))
+    >>> row = NormSpec(RMSTensor, (-1,))
     >>> [default_mass(row, shape, LIGHT) for shape in [(4, 8), (1, 8), (8,)]]
     [1.0, 0.1, 0.1]
     """
@@ -93,7 +93,7 @@ def repetitions(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> 
 def assign_masses(
     model: torch.nn.Module,
     masses: Mapping[str, float] | None,
-    norms: Mapping[str, Wanted],
+    norms: Mapping[str, NormSpec],
     tied: Mapping[str, tuple[str, ...]],
     light: float,
     mode: Mode,

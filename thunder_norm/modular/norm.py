@@ -28,7 +28,7 @@ from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
-from thunder_norm.norms.inference import Wanted
+from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import tied_names
 
 
@@ -93,7 +93,7 @@ class ModularNorm:
         found = UnitNorms.of(model, example_args, example_kwargs, self.mode)
         names = tied_names(model)
         tied = {name: names[name] for name, _ in model.named_parameters()}
-        self.norms: dict[str, Wanted] = found.norms
+        self.norms: dict[str, NormSpec] = found.norms
         self.inputs: tuple[tuple, dict] = found.inputs
         self.outputs: Any = found.outputs
         self.sensitivities: dict[str, float] = found.sensitivities

@@ -19,7 +19,7 @@ from thunder_norm.core.tensors import NormedTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.norms.eager import run_eagerly
-from thunder_norm.norms.inference import Wanted
+from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import call_with, canonical_dims, tensor_names
 from thunder_norm.norms.sensitivity import sensitivities
 
@@ -35,7 +35,7 @@ class UnitNorms:
         outputs: the outputs' norms.
     """
 
-    norms: dict[str, Wanted]
+    norms: dict[str, NormSpec]
     sensitivities: dict[str, float]
     inputs: tuple[tuple, dict]
     outputs: Any
@@ -77,7 +77,7 @@ def _run(
     mode: Mode,
     tensors: dict[str, torch.Tensor],
     given: Mapping[str, NormedTensor],
-) -> tuple[dict[str, Wanted], dict[str, float], Any]:
+) -> tuple[dict[str, NormSpec], dict[str, float], Any]:
     """One run: norms of the parameters that are used, sensitivities to them, outputs."""
     outputs, environment = run_eagerly(
         model, args, kwargs, policy=given or "unit", mode=mode, tensors=tensors, perturbed=True, otherwise="unit"
@@ -85,7 +85,7 @@ def _run(
     names = {id(tensors[name]): name for name, _ in model.named_parameters()}  # a tied one may have been noted under another
     leaves = {names[id(tensors[k])]: leaf for k, leaf in environment.lifted.items() if id(tensors[k]) in names}
     found = {name: s.item() for name, s in sensitivities(outputs, leaves).items()}
-    return {name: Wanted(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs
+    return {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs
 
 
 def _without_backing(x: Any) -> Any:
@@ -93,11 +93,13 @@ def _without_backing(x: Any) -> Any:
     return type(x)._wrap(None, x.norm_size.detach(), None, x.elem_dims) if isinstance(x, NormedTensor) else x
 
 
-def _default(t: torch.Tensor) -> Wanted:
-    return Wanted(RMSTensor, canonical_dims(RMSTensor, None, t.ndim))
+def _default(t: torch.Tensor) -> NormSpec:
+    return NormSpec(RMSTensor, canonical_dims(RMSTensor, None, t.ndim))
 
 
-def _frozen(model: torch.nn.Module, norms: Mapping[str, Wanted], tensors: Mapping[str, torch.Tensor]) -> dict[str, NormedTensor]:
+def _frozen(
+    model: torch.nn.Module, norms: Mapping[str, NormSpec], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, NormedTensor]:
     """The frozen parameters that have data, with the norm of it."""
     found = {name: p.detach() for name, p in model.named_parameters() if name in norms and not p.requires_grad}
     sizes = {
@@ -165,7 +167,7 @@ def _constant(x: NormedTensor) -> NormedTensor:
     return type(x)._wrap(x.backing, x.norm_size.detach().clone(), None, x.elem_dims)
 
 
-def _natural_norms(model: torch.nn.Module, leaves: list, spec: Any, plain: dict[int, torch.Tensor]) -> dict[int, Wanted]:
+def _natural_norms(model: torch.nn.Module, leaves: list, spec: Any, plain: dict[int, torch.Tensor]) -> dict[int, NormSpec]:
     """For each floating input the norm that the first operation on it wants of a parameter in its place, if one is known."""
     default = {i: _default(x) for i, x in plain.items()}
     if not plain:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.eager_environment import EagerEnvironment
-from thunder_norm.norms.inference import Candidate, RunWith, Wanted, choose
+from thunder_norm.norms.inference import Candidate, NormSpec, RunWith, choose
 from thunder_norm.norms.parameters import Policy, call_with, tensor_names
 from thunder_norm.norms.plain_operations import Functions
 from thunder_norm.norms.undisturbed import undisturbed
@@ -93,7 +93,7 @@ def run_eagerly(
 
 def chosen_norms(
     model: torch.nn.Module, args: tuple, kwargs: dict, *, policy: Policy, mode: context.Mode, otherwise: str = "measured"
-) -> dict[str, Wanted]:
+) -> dict[str, NormSpec]:
     """The norms of parameters of given size and no stated kind whose uses disagree, by a run that leaves nothing behind.
 
     Nothing is known (and nothing chosen) where the program does not run eagerly.
@@ -122,7 +122,9 @@ class _Run:
     otherwise: str
     sensitivity: context.Sensitivity = "global"
 
-    def __call__(self, *, perturbed: bool = False, inferred: Mapping[str, Wanted] | None = None) -> tuple[Any, EagerEnvironment]:
+    def __call__(
+        self, *, perturbed: bool = False, inferred: Mapping[str, NormSpec] | None = None
+    ) -> tuple[Any, EagerEnvironment]:
         environment = EagerEnvironment(
             self.tensors, self.policy, self.model, perturbed=perturbed, otherwise=self.otherwise, inferred=inferred
         )
@@ -136,9 +138,9 @@ class _Run:
         ):
             return call_with(self.model, self.tensors, self.args, self.kwargs), environment
 
-    def choose(self, environment: EagerEnvironment) -> dict[str, tuple[Wanted, tuple[Candidate, ...]]]:
+    def choose(self, environment: EagerEnvironment) -> dict[str, tuple[NormSpec, tuple[Candidate, ...]]]:
         """A norm for each parameter whose uses disagree, in the order in which they are used."""
-        chosen: dict[str, tuple[Wanted, tuple[Candidate, ...]]] = {}
+        chosen: dict[str, tuple[NormSpec, tuple[Candidate, ...]]] = {}
         for name, wants in environment.disagreements().items():
             decided = {other: wanted for other, (wanted, _) in chosen.items()}
             uses = environment.uses[name]

@@ -16,7 +16,7 @@ from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.constants import Constants
-from thunder_norm.norms.inference import Candidate, Inferred, Use, Wanted, disagree
+from thunder_norm.norms.inference import Candidate, Inferred, NormSpec, Use, disagree
 from thunder_norm.norms.parameters import Derived, Leaves, Policy, canonical_dims, derivations, derived_norm, stated_kind
 from thunder_norm.norms.plain_operations import Functions, Operations, Unknown
 from thunder_norm.user_code import user_line
@@ -64,7 +64,7 @@ class EagerEnvironment(context.Environment):
         *,
         perturbed: bool = False,
         otherwise: str = "measured",
-        inferred: Mapping[str, Wanted] | None = None,
+        inferred: Mapping[str, NormSpec] | None = None,
     ):
         self.is_unit = policy == "unit" or otherwise == "unit"
         self.leaves = None if isinstance(policy, str) else Leaves(policy)
@@ -93,13 +93,13 @@ class EagerEnvironment(context.Environment):
         self._made: list[NormedTensor] = []
         self._counts_uses = True
         self._call: tuple[Callable, tuple[Argument, ...]] | None = None
-        self._lifts_of_derived: dict[str, Wanted] | None = None  # while one is lifted: what is wanted of its parameters
-        self._sources: dict[int, dict[str, Wanted]] = {}  # the same, of tensors made from parameters
+        self._lifts_of_derived: dict[str, NormSpec] | None = None  # while one is lifted: what is wanted of its parameters
+        self._sources: dict[int, dict[str, NormSpec]] = {}  # the same, of tensors made from parameters
 
-    def stated(self, name: str, t: torch.Tensor) -> Wanted | None:
+    def stated(self, name: str, t: torch.Tensor) -> NormSpec | None:
         """The norm somebody stated for a parameter, or that was chosen because its uses disagree."""
         stated = stated_kind(name, self.annotations, self.leaves)
-        return self.inferred.get(name) if stated is None else Wanted(stated[0], canonical_dims(*stated, t.ndim))
+        return self.inferred.get(name) if stated is None else NormSpec(stated[0], canonical_dims(*stated, t.ndim))
 
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor for a plain one, by the policy."""
@@ -112,7 +112,7 @@ class EagerEnvironment(context.Environment):
             self.unknown.check(t, user_line())
             return self._lift_derived(t, kind, dims) if id(t) in self.derived else self._lift_constant(t, kind, dims)
         if self._lifts_of_derived is not None:
-            self._lifts_of_derived[name] = Wanted(kind, dims)
+            self._lifts_of_derived[name] = NormSpec(kind, dims)
         key = (name, kind, dims, context.records_program())
         if key not in self._cache:
             normed = self._cache[key] = self._lift_parameter(t, name, kind, dims)
@@ -134,7 +134,7 @@ class EagerEnvironment(context.Environment):
         self.constants.follow(func, args, kwargs, result)
 
     def _lift_parameter(self, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
-        own = self.stated(name, t) or Wanted(kind, dims)
+        own = self.stated(name, t) or NormSpec(kind, dims)
         if self.leaves is not None and name in self.leaves:
             normed = self.leaves.normed(name, t, own.kind, own.elem_dims)
         elif self.is_unit and id(t) in self.parameters:
@@ -154,8 +154,8 @@ class EagerEnvironment(context.Environment):
             factor = conversions.factor(first, type(normed), normed.elem_dims)
             if factor is None and self.stated(name, t) is not None:
                 raise NormMismatchError(
-                    f"parameter {name!r} has a norm in {Wanted(type(first), first.elem_dims)}, which says nothing about its norm in "
-                    f"{Wanted(type(normed), normed.elem_dims)}, wanted here: state another kind (thunder_norm.annotate)"
+                    f"parameter {name!r} has a norm in {NormSpec(type(first), first.elem_dims)}, which says nothing about its norm in "
+                    f"{NormSpec(type(normed), normed.elem_dims)}, wanted here: state another kind (thunder_norm.annotate)"
                 )
             normed.perturbation_size = first.perturbation_size * (1.0 if factor is None else factor)
         return conversions.convert(normed, kind, dims)
@@ -252,9 +252,9 @@ class EagerEnvironment(context.Environment):
         self._call = rule.fn, tuple(self._argument(*pair) for pair in pairs)
 
     def _argument(self, name: str, before: torch.Tensor, after: NormedTensor) -> Argument:
-        taken = Wanted(type(after), after.elem_dims)
+        taken = NormSpec(type(after), after.elem_dims)
         if isinstance(before, NormedTensor):
-            own = Wanted(type(before), before.elem_dims)
+            own = NormSpec(type(before), before.elem_dims)
             return Argument(name, str(own), str(taken), own.factor(taken, before.backing))
         parameter = self.names.get(id(before))
         if parameter is None:
@@ -262,7 +262,7 @@ class EagerEnvironment(context.Environment):
                 name, "a tensor made from parameters" if id(before) in self.derived else "a plain tensor", str(taken), 1.0
             )
         leaf = self.lifted[parameter]
-        own = Wanted(type(leaf), leaf.elem_dims)
+        own = NormSpec(type(leaf), leaf.elem_dims)
         factor = 1.0 if self.is_measured(before) else own.factor(taken, before)
         return Argument(name, f"{parameter}, {'measured' if self.is_measured(before) else own}", str(taken), factor)
 
@@ -270,12 +270,12 @@ class EagerEnvironment(context.Environment):
         self, op: Any, rule: Any, call: tuple, given: dict, name: str, before: torch.Tensor, after: NormedTensor
     ) -> Iterator[tuple[str, Use]]:
         """The parameters an argument is, or is made of, and what is wanted of them."""
-        taken = Wanted(type(after), after.elem_dims)
+        taken = NormSpec(type(after), after.elem_dims)
         through = ""
         if isinstance(before, NormedTensor):
             names, through = self._of_parameters.get(id(before), ((), ""))
             natural = (_natural(op, call, before) if names else None) or taken
-            factor = Wanted(type(before), before.elem_dims).factor(taken, before.backing)
+            factor = NormSpec(type(before), before.elem_dims).factor(taken, before.backing)
             found = [(source, natural, factor) for source in names]
         else:
             if id(before) in self.derived:
@@ -284,7 +284,7 @@ class EagerEnvironment(context.Environment):
             else:
                 parameter = self.names.get(id(before))
                 wants = {} if parameter is None else {parameter: taken}
-            own = {source: Wanted(type(leaf), leaf.elem_dims) for source, leaf in self.lifted.items()}
+            own = {source: NormSpec(type(leaf), leaf.elem_dims) for source, leaf in self.lifted.items()}
             found = [(source, wanted, own[source].factor(wanted, self.tensors[source])) for source, wanted in wants.items()]
         key = op_names.op_key(op.body)
         for source, wanted, factor in found:
@@ -320,7 +320,7 @@ class EagerEnvironment(context.Environment):
                 self._of_parameters[id(t)] = names, op_names.op_name(func)
         return result
 
-    def disagreements(self) -> dict[str, list[Wanted]]:
+    def disagreements(self) -> dict[str, list[NormSpec]]:
         """The parameters of unstated kind whose uses want different norms, and must have one: its size is given, or it moves."""
         found = {}
         for name, uses in self.uses.items():
@@ -337,7 +337,7 @@ class EagerEnvironment(context.Environment):
         for name, uses in self.uses.items():
             leaf = self.lifted[name]
             found[name] = Inferred(
-                name, Wanted(type(leaf), leaf.elem_dims), tuple(uses), self._who_stated(name), self.candidates.get(name, ())
+                name, NormSpec(type(leaf), leaf.elem_dims), tuple(uses), self._who_stated(name), self.candidates.get(name, ())
             )
         return found
 
@@ -378,7 +378,7 @@ def _pairs(name: str, before: Any, after: Any) -> Iterator[tuple[str, torch.Tens
             yield from _pairs(key, before[key], a)
 
 
-def _natural(op: Any, call: tuple[tuple, dict], normed: NormedTensor) -> Wanted | None:
+def _natural(op: Any, call: tuple[tuple, dict], normed: NormedTensor) -> NormSpec | None:
     """What `op` would lift the plain tensor to that was given as `normed`; None if no rule would."""
     t = normed.backing
     found = op.find(*tree_map(lambda v: t if v is normed else v, call))
@@ -389,4 +389,4 @@ def _natural(op: Any, call: tuple[tuple, dict], normed: NormedTensor) -> Wanted 
     if name is None or not rule.slots[name].kinds or rule.slots[name].accepts_plain:
         return None
     kind, dims = rule.wanted(name, t, dict(bound.arguments))
-    return Wanted(kind, canonical_dims(kind, dims, t.ndim))
+    return NormSpec(kind, canonical_dims(kind, dims, t.ndim))

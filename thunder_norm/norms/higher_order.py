@@ -1,7 +1,7 @@
 """Derivatives of norms beyond the first, through jitted functions.
 
 Thunder's connection to torch.autograd is differentiable once; asked for more it gives detached gradients without a word.  The
-scalars of a normed program pass through `Twice`, whose backward is Thunder's own, except when a graph of the backward is
+scalars of a normed program pass through `DoublyDifferentiable`, whose backward is Thunder's own, except when a graph of the backward is
 asked for (``create_graph=True``): then the program is run again by torch, under autograd, and differentiated by torch.
 """
 
@@ -97,7 +97,7 @@ def _executable(trace: TraceCtx) -> TraceCtx:
     return transform_for_execution(trace, executors_list=(torchex, pythonex))
 
 
-class Twice(torch.autograd.Function):
+class DoublyDifferentiable(torch.autograd.Function):
     """The identity on scalars, whose backward can itself be differentiated."""
 
     @staticmethod
@@ -206,4 +206,4 @@ def differentiable_twice(
     if not any(s.requires_grad for s in scalars):
         return tuple(scalars)
     with torch.enable_grad():
-        return Twice.apply(replay, len(scalars), *scalars, *inputs)
+        return DoublyDifferentiable.apply(replay, len(scalars), *scalars, *inputs)

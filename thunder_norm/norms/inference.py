@@ -33,7 +33,7 @@ from thunder_norm.errors import NormMismatchError, ThunderNormError, with_detail
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NormSpec:
     """A norm: a kind over canonical elem_dims."""
 
     kind: type[NormedTensor]
@@ -46,7 +46,7 @@ class Wanted:
         """A tensor of that norm."""
         return self.kind._wrap(t, torch.full((), size, dtype=NORM_DTYPE), None, self.elem_dims)
 
-    def factor(self, other: Wanted, t: torch.Tensor) -> float | None:
+    def factor(self, other: NormSpec, t: torch.Tensor) -> float | None:
         """What a conversion to `other` costs for a tensor of t's shape; None if there is none."""
         if self == other:
             return 1.0
@@ -73,7 +73,7 @@ class Use:
     argument: str
     module: str
     location: str
-    wanted: Wanted
+    wanted: NormSpec
     rule: str
     factor: float | None = 1.0
     through: str = ""
@@ -83,7 +83,7 @@ class Use:
 class Candidate:
     """One of the norms that are wanted, and how much the output moves if the parameter has it; None and why if it cannot."""
 
-    wanted: Wanted
+    wanted: NormSpec
     cost: float | None
     problem: str = ""
 
@@ -101,7 +101,7 @@ class Inferred:
     """
 
     name: str
-    norm: Wanted
+    norm: NormSpec
     uses: tuple[Use, ...]
     stated: str | None = None
     candidates: tuple[Candidate, ...] = ()
@@ -164,16 +164,16 @@ class Inferred:
         return "\n".join(lines)
 
 
-def disagree(wants: Sequence[Wanted], t: torch.Tensor) -> list[Wanted]:
+def disagree(wants: Sequence[NormSpec], t: torch.Tensor) -> list[NormSpec]:
     """The different norms among those wanted of a tensor of t's shape, the first use's first; none if they are all one norm."""
-    distinct: list[Wanted] = []
+    distinct: list[NormSpec] = []
     for wanted in wants:
         if not any(w.factor(wanted, t) == 1.0 == wanted.factor(w, t) for w in distinct):
             distinct.append(wanted)
     return distinct if len(distinct) > 1 else []
 
 
-def reference_size(wanted: Wanted, shape: Sequence[int]) -> float:
+def reference_size(wanted: NormSpec, shape: Sequence[int]) -> float:
     """About the norm of a tensor of this shape with independent standard Gaussian entries.
 
     An operator's is ``(sqrt(out) + sqrt(in)) sqrt(in / out)``, the largest of m entries ``sqrt(2 log 2m)``.
@@ -197,8 +197,8 @@ RunWith = Callable[[Mapping[str, NormedTensor]], Any]
 
 
 def choose(
-    name: str, t: torch.Tensor, uses: Sequence[Use], wants: Sequence[Wanted], run: RunWith, decided: Mapping[str, Wanted]
-) -> tuple[Wanted, tuple[Candidate, ...]]:
+    name: str, t: torch.Tensor, uses: Sequence[Use], wants: Sequence[NormSpec], run: RunWith, decided: Mapping[str, NormSpec]
+) -> tuple[NormSpec, tuple[Candidate, ...]]:
     """The norm among `wants` for a parameter whose uses disagree, and what each of them costs.
 
     Args:
@@ -235,7 +235,7 @@ def choose(
 
 
 @torch.enable_grad()
-def _evaluate(name: str, wanted: Wanted, size: float, run: RunWith, others: Mapping[str, NormedTensor]) -> Candidate:
+def _evaluate(name: str, wanted: NormSpec, size: float, run: RunWith, others: Mapping[str, NormedTensor]) -> Candidate:
     moved = torch.zeros((), dtype=NORM_DTYPE, requires_grad=True)
     leaf = wanted.kind(size, elem_dims=wanted.elem_dims, perturbation_size=moved)
     try:

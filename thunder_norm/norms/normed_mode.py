@@ -25,7 +25,7 @@ from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.annotations import Annotation, named_annotations
 from thunder_norm.norms.eager import chosen_norms
-from thunder_norm.norms.inference import Wanted
+from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import (
     Derived,
     Leaves,
@@ -91,8 +91,8 @@ class NormAcquisition(Acquisition):
         self._num_followed = 0
         self.lifted_parameters: list[LiftedParameter] = []
         self._model = model
-        self._inferred: dict[str, Wanted] = {}  # norms of parameters whose uses disagree
-        self._first: dict[str, Wanted] = {}  # what the first use of each parameter of given size wanted
+        self._inferred: dict[str, NormSpec] = {}  # norms of parameters whose uses disagree
+        self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
 
     @property
     def intercepts_plain(self) -> bool:
@@ -130,10 +130,10 @@ class NormAcquisition(Acquisition):
         tied = self.tied.get(name, (name,))
         return next((n for n in tied if self.leaves is not None and n in self.leaves), tied[0])
 
-    def stated(self, name: str, t: torch.Tensor) -> Wanted | None:
+    def stated(self, name: str, t: torch.Tensor) -> NormSpec | None:
         """The norm somebody stated for a parameter, or that was chosen because its uses disagree."""
         stated = stated_kind(name, self.annotations, self.leaves)
-        return self._inferred.get(name) if stated is None else Wanted(stated[0], canonical_dims(*stated, t.ndim))
+        return self._inferred.get(name) if stated is None else NormSpec(stated[0], canonical_dims(*stated, t.ndim))
 
     def check_measurable(self, name: str) -> None:
         """Raise if the parameter `name` must not be measured."""
@@ -309,7 +309,7 @@ class NormAcquisition(Acquisition):
         if name is not None:
             recorder.lifted_parameters.append(LiftedParameter(name, kind, dims))
             if not self.is_measured(t):
-                own = self.stated(name, t) or self._first.setdefault(name, Wanted(kind, dims))
+                own = self.stated(name, t) or self._first.setdefault(name, NormSpec(kind, dims))
             if self.leaves is not None and name in self.leaves:
                 return self._leaf(recorder, t, name, own, kind, dims)
             if self.is_unit and self.is_parameter(self.proxy_of(t)):
@@ -320,7 +320,7 @@ class NormAcquisition(Acquisition):
         return recorder.hoist_norm(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
 
     def _leaf(
-        self, recorder: NormRecorder, t: torch.Tensor, name: str, own: Wanted, kind: type[NormedTensor], dims: tuple[int, ...]
+        self, recorder: NormRecorder, t: torch.Tensor, name: str, own: NormSpec, kind: type[NormedTensor], dims: tuple[int, ...]
     ) -> NormedTensor:
         with _disable_current_modes():  # a bare tensor's value is looked at: it must not be negative
             real = self.leaves.tensors(name)

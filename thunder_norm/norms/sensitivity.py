@@ -49,10 +49,10 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
         raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
     sizes = [leaf.perturbation_size for leaf in flat_leaves]
     with perturbations_recorded():
-        moving = [movement(y) for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
-        if not moving or not sizes:
+        perturbed = [movement(y) for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
+        if not perturbed or not sizes:
             return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
-        grads = torch.autograd.grad(sum(moving), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
+        grads = torch.autograd.grad(sum(perturbed), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
     return tree_unflatten(list(grads), structure)
 
 

@@ -2,7 +2,7 @@
 
 A program that writes a function out in elementary operations loses what ties them together: in ``x * sigmoid(x)`` both factors
 come from one x, which no bound on a product of two tensors can see.  Rules with a condition attach a fact to each step
-(`know`), and the last one, which finds that all its arguments were made from one x, gives the bound of the whole.  A step that
+(`with_fact`), and the last one, which finds that all its arguments were made from one x, gives the bound of the whole.  A step that
 no such rule knows gives a result without facts, and the general rules apply.
 """
 
@@ -70,13 +70,13 @@ def fact(x: Any, kind: type[F]) -> F | None:
     return found if isinstance(found, kind) else None
 
 
-def know(result: NormedTensor, what: Any) -> NormedTensor:
+def with_fact(result: NormedTensor, what: Any) -> NormedTensor:
     """A rule's result with a fact about it."""
     result._facts = what
     return result
 
 
-def general(op: Callable, *args: Any) -> NormedTensor:
+def unconditional(op: Callable, *args: Any) -> NormedTensor:
     """What the rules without a condition say."""
     found = normed_op(op).find(args, {}, with_conditions=False)
     if found is None:

@@ -17,7 +17,7 @@ from thunder_norm.core.context import lift, run_real
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._facts import Filled, is_plain, know
+from thunder_norm.rules._facts import Filled, is_plain, with_fact
 from thunder_norm.rules._shared import (
     align,
     annotated,
@@ -342,7 +342,7 @@ def where_filled(condition: torch.Tensor, input: RMSTensor, other: RMSTensor) ->
     is_number = other.norm_size == other.norm_size
     numbers = LinfTensor(torch.where(is_number, other.norm_size, 0.0), backing=other.backing)
     size = where(condition, input, numbers).norm_size
-    return know(where(condition, input, other), Filled(condition, is_number, size))
+    return with_fact(where(condition, input, other), Filled(condition, is_number, size))
 
 
 @normed_op(torch.lerp).register_norm(lift_dims={"input": over_dims_of("end"), "end": over_dims_of("input")})

@@ -19,7 +19,7 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
-from thunder_norm.rules._facts import Source, fact, general, is_rms, know, moves_with
+from thunder_norm.rules._facts import Source, fact, is_rms, moves_with, unconditional, with_fact
 from thunder_norm.rules._shared import dims_tuple, like, refined
 from thunder_norm.rules.normalization import normalized
 
@@ -56,7 +56,7 @@ def _fact(x: NormedTensor) -> MeanSquare:
 
 def _square(x: RMSTensor) -> NormedTensor:
     slope = 2.0 if current_mode() == "typical" else 2.0 * float(x.numel_normed) ** 0.5
-    return know(general(torch.square, x), MeanSquare(Source.of(x), "square", slope))
+    return with_fact(unconditional(torch.square, x), MeanSquare(Source.of(x), "square", slope))
 
 
 @normed_op(torch.pow).register_norm(when=lambda args: args["exponent"] == 2)
@@ -91,7 +91,7 @@ def mean_of_squares(input: RMSTensor, dim: Any = None, keepdim: bool = False, dt
     x, dims = found.x.tensor(), dims_tuple(dim, input.ndim)
     c = refined(x, tuple(d for d in x.elem_dims if d in dims)) ** 2
     result = LinfTensor(x.norm_size.square() * c, sensitivity={"input": 2 * c / found.slope})
-    return know(result, replace(found, step="mean", dims=dims))
+    return with_fact(result, replace(found, step="mean", dims=dims))
 
 
 @normed_op(torch.add).register_norm(when=_follows("mean", other=lambda c: c > 0, alpha=lambda c: c == 1))
@@ -99,7 +99,7 @@ def plus_eps(input: RMSTensor, other: int | float, alpha: int | float = 1) -> No
     """mean x^2 + eps, which is at least eps."""
     found = _fact(input)
     result = like(input, input.norm_size + other, sensitivity={"input": 1})
-    return know(result, replace(found, step="shifted", eps=float(other)))
+    return with_fact(result, replace(found, step="shifted", eps=float(other)))
 
 
 @normed_op(torch.sqrt).register_norm(when=_follows("shifted"))
@@ -107,13 +107,13 @@ def sqrt(input: RMSTensor) -> NormedTensor:
     """The root of mean x^2 + eps.  Its value is that of the root of n, attained; sensitivity 1 / (2 eps^0.5), at x = 0."""
     found = _fact(input)
     result = like(input, input.norm_size.sqrt(), sensitivity={"input": 0.5 / found.eps**0.5})
-    return know(result, replace(found, step="root"))
+    return with_fact(result, replace(found, step="root"))
 
 
 def _inverse_root(input: RMSTensor) -> NormedTensor:
     found = _fact(input)
     result = like(input, bounded(found.eps**-0.5, input.norm_size), sensitivity={"input": 0.5 * found.eps**-1.5})
-    return know(result, replace(found, step="inverse"))
+    return with_fact(result, replace(found, step="inverse"))
 
 
 @normed_op(torch.rsqrt).register_norm(when=_follows("shifted"))

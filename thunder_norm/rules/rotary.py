@@ -14,7 +14,7 @@ import torch
 
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
-from thunder_norm.rules._facts import Source, fact, general, is_plain, know, moves_with
+from thunder_norm.rules._facts import Source, fact, is_plain, moves_with, unconditional, with_fact
 from thunder_norm.rules._shared import rms
 
 
@@ -58,7 +58,7 @@ def _which_half(index: Any, size: int) -> bool | None:
 def getitem_half(input: RMSTensor, index: Any) -> NormedTensor:
     """x[..., : d // 2] and x[..., d // 2 :]: as every slice, and which half it is."""
     is_second = bool(_which_half(index, input.shape[-1]))
-    return know(general(torch.Tensor.__getitem__, input, index), Half(Source.of(input), is_second))
+    return with_fact(unconditional(torch.Tensor.__getitem__, input, index), Half(Source.of(input), is_second))
 
 
 @normed_op(torch.neg).register_norm(when=lambda args: fact(args["input"], Half) is not None)
@@ -66,7 +66,7 @@ def neg_half(input: RMSTensor) -> NormedTensor:
     """-x: the same norm, and whose half it is."""
     half = fact(input, Half)
     assert half is not None, "the rule's condition has been checked"
-    return know(general(torch.neg, input), replace(half, is_negated=not half.is_negated))
+    return with_fact(unconditional(torch.neg, input), replace(half, is_negated=not half.is_negated))
 
 
 def _is_rotation(args: dict[str, Any]) -> bool:
@@ -92,26 +92,26 @@ def cat_halves(tensors: list[RMSTensor], dim: int = 0) -> NormedTensor:
     x = half.x.tensor()
     result = moves_with(half.x, rms(x.norm_size, x.elem_dims), 1)
     result._sensitivity = {"tensors": [0, 0]}
-    return know(result, Rotated(half.x))
+    return with_fact(result, Rotated(half.x))
 
 
 def _scale(x: RMSTensor, gain: LinfTensor, result: NormedTensor) -> NormedTensor:
     rotated = fact(x, Rotated)
     if gain.perturbation_size is not None:
         return result
-    return know(result, Scaled(Source.of(x) if rotated is None else rotated.x, rotated is not None, gain.backing))
+    return with_fact(result, Scaled(Source.of(x) if rotated is None else rotated.x, rotated is not None, gain.backing))
 
 
 @normed_op(torch.mul).register_norm(when=lambda args: is_plain(args["other"]))
 def mul_plain(input: RMSTensor, other: LinfTensor) -> NormedTensor:
     """X times a plain tensor: as every gain, and which."""
-    return _scale(input, other, general(torch.mul, input, other))
+    return _scale(input, other, unconditional(torch.mul, input, other))
 
 
 @normed_op(torch.mul).register_norm(when=lambda args: is_plain(args["input"]))
 def plain_mul(input: LinfTensor, other: RMSTensor) -> NormedTensor:
     """A plain tensor times x: as every gain, and which."""
-    return _scale(other, input, general(torch.mul, input, other))
+    return _scale(other, input, unconditional(torch.mul, input, other))
 
 
 def _is_rotary(kept: str, rotated: str) -> Callable[[dict[str, Any]], bool]:

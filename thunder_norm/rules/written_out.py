@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, RMSTensor
-from thunder_norm.rules._facts import Source, fact, general, is_rms, know, moves_with
+from thunder_norm.rules._facts import Source, fact, is_rms, moves_with, unconditional, with_fact
 from thunder_norm.rules._shared import times
 from thunder_norm.rules.mean_square import MeanSquare
 
@@ -89,8 +89,8 @@ def _are_of_one(args: dict[str, Any]) -> bool:
 def _scale(result: NormedTensor, x: RMSTensor, c: float) -> NormedTensor:
     gate = fact(x, Gate)
     if gate is not None:
-        return know(result, replace(gate, scale=gate.scale * c, shift=gate.shift * c))
-    return know(result, _polynomial(x).times({0: c}))
+        return with_fact(result, replace(gate, scale=gate.scale * c, shift=gate.shift * c))
+    return with_fact(result, _polynomial(x).times({0: c}))
 
 
 Number = int | float
@@ -99,48 +99,48 @@ Number = int | float
 @normed_op(torch.mul).register_norm(when=lambda args: True)
 def mul_number(input: RMSTensor, other: Number) -> NormedTensor:
     """C x: as every multiple, and that it is one."""
-    return _scale(general(torch.mul, input, other), input, float(other))
+    return _scale(unconditional(torch.mul, input, other), input, float(other))
 
 
 @normed_op(torch.mul).register_norm(when=lambda args: True)
 def number_mul(input: Number, other: RMSTensor) -> NormedTensor:
     """C x: as every multiple, and that it is one."""
-    return _scale(general(torch.mul, input, other), other, float(input))
+    return _scale(unconditional(torch.mul, input, other), other, float(input))
 
 
 @normed_op(torch.div).register_norm(when=lambda args: args["other"] != 0)
 def div_number(input: RMSTensor, other: Number) -> NormedTensor:
     """X / c: as every multiple, and that it is one."""
-    return _scale(general(torch.div, input, other), input, 1 / other)
+    return _scale(unconditional(torch.div, input, other), input, 1 / other)
 
 
 @normed_op(torch.pow).register_norm(when=lambda args: args["exponent"] == 3)
 def pow_three(input: RMSTensor, exponent: Number) -> NormedTensor:
     """x^3: as every power, and that it is one."""
-    return know(general(torch.pow, input, exponent), Polynomial(Source.of(input), {3: 1.0}))
+    return with_fact(unconditional(torch.pow, input, exponent), Polynomial(Source.of(input), {3: 1.0}))
 
 
 @normed_op(torch.mul).register_norm(when=_are_of_one)
 def mul_polynomials(input: RMSTensor, other: RMSTensor) -> NormedTensor:
     """P(x) q(x): as every product, and which polynomial it is."""
     product = _polynomial(input).times(_polynomial(other).coefficients)
-    result = general(torch.mul, input, other)
-    return know(result, product) if max(product.coefficients) <= _DEGREE else result
+    result = unconditional(torch.mul, input, other)
+    return with_fact(result, product) if max(product.coefficients) <= _DEGREE else result
 
 
 @normed_op(torch.add).register_norm(when=lambda args: _are_of_one(args))
 def add_polynomials(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> NormedTensor:
     """P(x) + a q(x): as every sum, and which polynomial it is."""
     total = _polynomial(input).plus(_polynomial(other).coefficients, float(alpha))
-    return know(general(torch.add, input, other, alpha), total)
+    return with_fact(unconditional(torch.add, input, other, alpha), total)
 
 
 def _shift(result: NormedTensor, x: RMSTensor, c: float, scale: float) -> NormedTensor:
     """The fact about ``scale x + c``, for x a gate or a polynomial."""
     gate, polynomial = fact(x, Gate), _known(x)
     if gate is not None:
-        return know(result, replace(gate, scale=gate.scale * scale, shift=gate.shift * scale + c))
-    return result if polynomial is None else know(result, polynomial.times({0: scale}).plus({0: c}))
+        return with_fact(result, replace(gate, scale=gate.scale * scale, shift=gate.shift * scale + c))
+    return result if polynomial is None else with_fact(result, polynomial.times({0: scale}).plus({0: c}))
 
 
 def _is_known(name: str) -> Callable[[dict[str, Any]], bool]:
@@ -150,13 +150,13 @@ def _is_known(name: str) -> Callable[[dict[str, Any]], bool]:
 @normed_op(torch.add).register_norm(when=_is_known("input"))
 def add_number(input: RMSTensor, other: Number, alpha: Number = 1) -> NormedTensor:
     """P(x) + c or gate + c: as every sum, and what it is."""
-    return _shift(general(torch.add, input, other, alpha), input, float(other * alpha), 1.0)
+    return _shift(unconditional(torch.add, input, other, alpha), input, float(other * alpha), 1.0)
 
 
 @normed_op(torch.add).register_norm(when=_is_known("other"))
 def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> NormedTensor:
     """C + p(x) or c + gate: as every sum, and what it is."""
-    return _shift(general(torch.add, input, other, alpha), other, float(input), float(alpha))
+    return _shift(unconditional(torch.add, input, other, alpha), other, float(input), float(alpha))
 
 
 # -- gates ----------------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> NormedTens
 def _register_gate(f: Callable, when: Callable[[dict[str, Any]], bool]) -> None:
     def gate(input: RMSTensor) -> NormedTensor:
         """As every such function, and of what."""
-        return know(general(f, input), Gate(f, _polynomial(input)))
+        return with_fact(unconditional(f, input), Gate(f, _polynomial(input)))
 
     gate.__name__ = gate.__qualname__ = f"{f.__name__}_gate"
     normed_op(f).register_norm(gate, when=when)
@@ -186,16 +186,16 @@ def _activation(gate: Gate) -> tuple[Callable[[Any], NormedTensor], float, float
     if a <= 0 or gate.scale == 0:
         return None
     if gate.f is torch.sigmoid and not coefficients and gate.shift == 0:
-        return (lambda x: general(F.silu, x)), a, gate.scale / a
+        return (lambda x: unconditional(F.silu, x)), a, gate.scale / a
     if not math.isclose(gate.shift, gate.scale, rel_tol=1e-9):
         return None
     if gate.f is torch.erf and not coefficients:
         a *= math.sqrt(2)
-        return (lambda x: general(F.gelu, x)), a, 2 * gate.scale / a
+        return (lambda x: unconditional(F.gelu, x)), a, 2 * gate.scale / a
     if gate.f is torch.tanh and coefficients.keys() == {3}:
         a /= _GELU_TANH
         if math.isclose(coefficients[3], _GELU_CUBIC * _GELU_TANH * a**3, rel_tol=1e-7):
-            return (lambda x: general(F.gelu, x, "tanh")), a, 2 * gate.scale / a
+            return (lambda x: unconditional(F.gelu, x, "tanh")), a, 2 * gate.scale / a
     return None
 
 

@@ -38,7 +38,7 @@ from thunder_norm.subclass.trace import OperationId, composite, proxy_like
 
 @dataclass
 class Joint:
-    """What torch's autograd would do on the way back through an acquired program."""
+    """What torch's autograd would do in the backward through an acquired program."""
 
     acquisition: Acquisition
     sources: list[Source]

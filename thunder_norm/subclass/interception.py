@@ -18,7 +18,7 @@ from thunder_norm.errors import ThunderNormError, UnsupportedOpError, Unsupporte
 from thunder_norm.subclass import interpret, operations, plain, plain_operations, side_effects, values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
-from thunder_norm.subclass.reach import may_construct_wrappers
+from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks, lookasides
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 

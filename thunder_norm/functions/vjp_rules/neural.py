@@ -1,4 +1,4 @@
-"""Operations of neural networks: what their ways back need is computed from their arguments and results, by few operations."""
+"""Operations of neural networks: what their backwards need is computed from their arguments and results, by few operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every registered rule is searched, a little on each run and long by `make prove`, whose results are committed."""
+"""Every registered rule is searched, a little on each run and long by `make audit`, whose results are committed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.audit import SOUND, Effort
-from thunder_norm.audit.proof import identity, op_title, provable, prove_rule, section
+from thunder_norm.audit.rules import audit_rule, auditable, identity, op_title, section
 from thunder_norm.audit.table import library_rules, render
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError
 
 DOCS = Path(__file__).parent.parent / "docs"
-PROOFS = json.loads((DOCS / "proofs.json").read_text())
-RECORDS = {(r["op"], r["rule"], r["file"], r["kinds"]): r for r in PROOFS["rules"]}
-OPS = [op for op in registered_ops().values() if {id(r) for r in provable(op)} & {id(r) for r in library_rules(op)}]
+AUDIT = json.loads((DOCS / "audit.json").read_text())
+RECORDS = {(r["op"], r["rule"], r["file"], r["kinds"]): r for r in AUDIT["rules"]}
+OPS = [op for op in registered_ops().values() if {id(r) for r in auditable(op)} & {id(r) for r in library_rules(op)}]
 LITTLE = Effort(cases=1, restarts=1, steps=4, seed=seeded())
 
 
 def rules():
-    return [(op, rule) for op in OPS for rule in library_rules(op) if rule in provable(op)]
+    return [(op, rule) for op in OPS for rule in library_rules(op) if rule in auditable(op)]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", OPS, ids=op_title)
 def test_a_short_search_finds_nothing_above_a_claim(op):
-    for rule in provable(op):
-        record = prove_rule(op, rule, effort=LITTLE)
+    for rule in auditable(op):
+        record = audit_rule(op, rule, effort=LITTLE)
         assert record.is_sound, str(record)
 
 
@@ -43,15 +43,15 @@ def test_a_short_search_finds_nothing_above_a_claim(op):
 def test_every_rule_was_searched():
     """One that was not says why."""
     missing = [identity(op, rule) for op, rule in rules() if identity(op, rule) not in RECORDS]
-    assert not missing, f"run `make prove`: {missing}"
-    assert len(RECORDS) == len(PROOFS["rules"])
+    assert not missing, f"run `make audit`: {missing}"
+    assert len(RECORDS) == len(AUDIT["rules"])
     assert not [key for key, r in RECORDS.items() if not r["cases"] and not r["note"]]
 
 
 def test_no_claim_was_exceeded():
     assert all(max([r["value"], *r["sensitivity"].values()]) <= SOUND for r in RECORDS.values())
     assert sum(r["cases"] for r in RECORDS.values()) > 3000
-    assert PROOFS["effort"]["restarts"] >= 5
+    assert AUDIT["effort"]["restarts"] >= 5
 
 
 def test_a_rule_that_is_not_attained_says_why():
@@ -64,8 +64,8 @@ def test_a_rule_that_is_not_attained_says_why():
     assert not silent, f"state the reason as 'Gap:' in the docstrings of {silent}"
 
 
-def test_the_table_of_rules_is_what_make_prove_writes():
-    assert (DOCS / "rules.md").read_text() == render(DOCS / "proofs.json")
+def test_the_table_of_rules_is_what_make_audit_writes():
+    assert (DOCS / "rules.md").read_text() == render(DOCS / "audit.json")
 
 
 # -- coverage -----------------------------------------------------------------------------------------------------------------

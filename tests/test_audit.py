@@ -16,13 +16,13 @@ from thunder_norm.audit import (
     Case,
     Effort,
     Witness,
+    audit,
     check,
     corners,
     evaluate,
     lmo,
     norm,
     project,
-    prove,
     search,
     start,
 )
@@ -218,7 +218,7 @@ def _(x: RMSTensor) -> RMSTensor:
 
 
 def test_a_right_rule_is_proven_without_being_told_its_arguments():
-    (record,) = prove(halved, effort=SEEDED).records
+    (record,) = audit(halved, effort=SEEDED).records
     assert record.is_sound and record.cases >= 2
     assert record.value == pytest.approx(1.0) and record.sensitivity == {"0": pytest.approx(1.0)}
 
@@ -259,18 +259,18 @@ def _(x: NormedTensor) -> LinfTensor:
 @pytest.mark.parametrize("op, claim", [(gated, "sensitivity to argument 1 inf"), (ramp, "value"), (centred, "value")])
 def test_a_wrong_rule_is_caught_without_being_told_its_arguments(op, claim):
     with pytest.raises(UnsoundRuleError, match="UNSOUND in") as error:
-        prove(op, effort=SEEDED)
+        audit(op, effort=SEEDED)
     assert claim in str(error.value)
-    assert not error.value.proof.is_sound
+    assert not error.value.audit.is_sound
 
 
 def test_operations_of_torch_are_tried_on_torchs_own_samples():
-    proof = prove(torch.cumsum, effort=Effort(cases=4, restarts=2, steps=3, seed=seeded()))
-    assert all(r.cases for r in proof.records)
+    found = audit(torch.cumsum, effort=Effort(cases=4, restarts=2, steps=3, seed=seeded()))
+    assert all(r.cases for r in found.records)
 
 
 def test_aten_operations_are_tried_on_the_calls_that_torch_makes():
-    (record,) = prove(torch.ops.aten._softmax.default, effort=Effort(cases=2, restarts=2, steps=3, seed=seeded())).records
+    (record,) = audit(torch.ops.aten._softmax.default, effort=Effort(cases=2, restarts=2, steps=3, seed=seeded())).records
     assert record.cases == 2
 
 
@@ -283,8 +283,8 @@ def test_a_rule_that_cannot_be_tried_says_so_and_takes_cases():
     def rule(x: RMSTensor, how: str) -> RMSTensor:
         return RMSTensor(x.norm_size, elem_dims=x.elem_dims, sensitivity={"x": 1.0})
 
-    assert "no arguments to try it with" in str(prove(named))
-    (record,) = prove(
+    assert "no arguments to try it with" in str(audit(named))
+    (record,) = audit(
         named, cases=[Case("relu", lambda x: named(x, "relu"), (Ball("x", RMSTensor, (3, 4)),))], effort=SEEDED
     ).records
     assert record.cases == 1 and record.is_sound
@@ -292,7 +292,7 @@ def test_a_rule_that_cannot_be_tried_says_so_and_takes_cases():
 
 def test_an_operation_without_rules_is_refused():
     with pytest.raises(NormMismatchError, match="no norm rules"):
-        prove(lambda x: x)
+        audit(lambda x: x)
 
 
 MODULE = """

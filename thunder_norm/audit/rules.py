@@ -94,8 +94,8 @@ def _larger(a: float, b: float) -> float:
 
 
 @dataclass(frozen=True)
-class Proof:
-    """What `prove` returns: a record for each rule.  It prints as a line for each."""
+class Audit:
+    """What `audit` returns: a record for each rule.  It prints as a line for each."""
 
     records: tuple[Record, ...]
 
@@ -108,7 +108,7 @@ class Proof:
         return "\n".join(map(str, self.records))
 
 
-def prove(op: Callable, *, cases: Sequence[Case] = (), effort: Effort = QUICK) -> Proof:
+def audit(op: Callable, *, cases: Sequence[Case] = (), effort: Effort = QUICK) -> Audit:
     """Search for inputs that exceed what the norm rules of an operation claim (mode "bound").
 
     Args:
@@ -119,28 +119,28 @@ def prove(op: Callable, *, cases: Sequence[Case] = (), effort: Effort = QUICK) -
 
     Raises:
         NormMismatchError: the operation has no rules.
-        UnsoundRuleError: something was found that exceeds a claim by more than 1e-6; its `proof` says what.
+        UnsoundRuleError: something was found that exceeds a claim by more than 1e-6; its `audit` says what.
     """
     target = normed_op(op)
-    rules = provable(target)
+    rules = auditable(target)
     if not rules:
-        raise NormMismatchError(f"{target.__qualname__} has no norm rules to prove")
+        raise NormMismatchError(f"{target.__qualname__} has no norm rules to audit")
     own = by_rule(cases)
-    proof = Proof(tuple(prove_rule(target, rule, own.get(id(rule), ()), effort) for rule in rules))
-    if not proof.is_sound:
-        raise UnsoundRuleError(f"a norm rule claims too little\n{proof}", proof)
-    return proof
+    found = Audit(tuple(audit_rule(target, rule, own.get(id(rule), ()), effort) for rule in rules))
+    if not found.is_sound:
+        raise UnsoundRuleError(f"a norm rule claims too little\n{found}", found)
+    return found
 
 
-def provable(op: NormedOp) -> list[NormRule]:
+def auditable(op: NormedOp) -> list[NormRule]:
     """The rules of an operation that claim something for all tensors."""
     return [r for r in op.rules if r.mode in (None, "bound") and not r.is_refusal]
 
 
 def all_rules() -> Iterator[tuple[NormedOp, NormRule]]:
-    """Every registered rule that can be proven."""
+    """Every registered rule that can be audited."""
     for op in registered_ops().values():
-        for rule in provable(op):
+        for rule in auditable(op):
             yield op, rule
 
 
@@ -159,7 +159,7 @@ def steps_of(cases: Iterable[Case]) -> set[int]:
     return {id(r) for case in cases for r in rules_run(case)[:-1] if r.when is not None}
 
 
-def prove_rule(op: NormedOp, rule: NormRule, own_cases: Sequence[Case] = (), effort: Effort = QUICK) -> Record:
+def audit_rule(op: NormedOp, rule: NormRule, own_cases: Sequence[Case] = (), effort: Effort = QUICK) -> Record:
     """Search the cases of one rule."""
     record = Record(*identity(op, rule))
     for case in [*own_cases[: 2 * effort.cases], *cases_of(op, rule, effort.cases)]:
