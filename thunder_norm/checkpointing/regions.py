@@ -23,7 +23,6 @@ from thunder.transforms.autodiff import grad_transform_on_trace
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
 from thunder_norm.subclass.boundary_passes import declare_arguments
-from thunder_norm.tracing.cotangents import cotangents_of
 
 
 class Region:
@@ -221,7 +220,7 @@ def _rule(*args: Any, region: Region) -> Any:
     first, outs, again, outs_again = replayable(bsyms, outs, with_body)
     trace.peek_scope().extend(first)
     wanted = [i for i, p in enumerate(outs) if _is_differentiable(p)]
-    cotangents = cotangents_of([outs[i] for i in wanted])
+    cotangents = [prims.get_grad(outs[i]) for i in wanted]
     second = Region(region.name, *_made_anew(again, [outs_again[i] for i in wanted]))
     for p, gradient in zip(second.args, _write_backward(second, cotangents), strict=True):
         if gradient is not None:

@@ -57,7 +57,8 @@ def _for_thunders_autograd(bsyms: list[BoundSymbol]) -> list[BoundSymbol]:
         return bsyms
     if not any(p.requires_grad for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy)):
         return bsyms
-    return with_gradients(broadcast_scalars_of(bsyms, get_jit_ctx().computation_trace), get_jit_ctx().ad_hoc_executor)
+    trace = get_jit_ctx().computation_trace
+    return with_gradients(broadcast_scalars_of(bsyms, trace), get_jit_ctx().ad_hoc_executor, trace)
 
 
 def _with_surroundings(call: Call, bsyms: Sequence[BoundSymbol], result: Any) -> Any:

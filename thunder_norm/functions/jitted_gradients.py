@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
@@ -22,9 +23,8 @@ from thunder_norm.functions.complex_numbers import is_complex
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.grouping import print_without_module, renewed_program, replayed
 from thunder_norm.functions.opaque import flat_proxies, is_opaque
-from thunder_norm.functions.replay import is_differentiable
+from thunder_norm.functions.replay import is_differentiable, scope
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.tracing.cotangents import cotangents_of
 
 
 def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
@@ -34,17 +34,27 @@ def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
         trace: a computation that Thunder is going to differentiate.
         executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
     """
-    bsyms = with_gradients(trace.bound_symbols, executor)
-    if all(a is b for a, b in zip(bsyms, trace.bound_symbols, strict=True)):
+    if not any(map(_is_concerned, trace.bound_symbols)):
         return trace
     new = from_trace(trace)
-    new.bound_symbols = bsyms
+    new.bound_symbols = with_gradients(trace.bound_symbols, executor, new)
     return new
 
 
-def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any) -> list[BoundSymbol]:
-    """The same operations; those that Thunder would not differentiate right, or not at all, have gradients of ours."""
-    return [_with_gradient(b, executor) if _is_concerned(b) else b for b in bsyms]
+def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx) -> list[BoundSymbol]:
+    """The same operations; those that Thunder would not differentiate right, or not at all, have gradients of ours.
+
+    `trace` knows the names of what is new.
+    """
+    found: list[BoundSymbol] = []
+    for bsym in bsyms:
+        if not _is_concerned(bsym):
+            found.append(bsym)
+        elif _asks_for_what_may_be_unused(bsym):
+            found += _with_a_dimension_between(bsym, executor, trace)
+        else:
+            found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor))
+    return found
 
 
 def functional(trace: TraceCtx) -> TraceCtx:
@@ -85,9 +95,13 @@ def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
 
 
 def _asks_for_what_may_be_unused(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's rule asks for the cotangents of several results, one of them without dimensions; see `cotangents_of`."""
-    if bsym.subsymbols and _get_gradfn_and_executor(bsym)[0] is None:
-        return any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
+    """Whether Thunder's rule asks for the cotangents of several results, one of them without dimensions.
+
+    Of a result that nothing uses Thunder writes ``zeros(*shape)``, which is then ``torch.zeros()``, an error.
+    """
+    if not is_opaque(bsym) and bsym.sym.id is not prims.PrimIDs.VAR_MEAN:
+        is_taken_apart = isinstance(bsym.sym.id, str) and _get_gradfn_and_executor(bsym)[0] is None
+        return is_taken_apart and any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
     outs = [p for p in bsym.flat_proxy_outs if is_differentiable(p)]
     return len(outs) > 1 and any(p.ndim == 0 for p in outs)
 
@@ -101,9 +115,22 @@ def _lacks_gradient(bsym: BoundSymbol) -> bool:
     return any(map(_lacks_gradient, bsym.subsymbols)) if bsym.subsymbols else bsym.sym.is_prim
 
 
-def _with_gradient(bsym: BoundSymbol, executor: Any) -> BoundSymbol:
-    inputs = list({p.name: p for p in flat_proxies((bsym.args, bsym.kwargs))}.values())
-    program = flat_program(inputs, [bsym], flat_proxies(bsym.output))
+def _with_a_dimension_between(bsym: BoundSymbol, executor: Any, trace: TraceCtx) -> list[BoundSymbol]:
+    """The operation with one dimension in place of none in its results, then what takes it away: nobody asks for that unless it is used."""
+    outs = flat_proxies(bsym.output)
+    with tracectx(trace), langctx(Languages.TORCH):
+        with scope(trace) as made:
+            between = [ltorch.reshape(p, (1,)) if p.ndim == 0 else p for p in outs]
+        with scope(trace) as taken_away:
+            again = {variableify(ltorch.reshape(b, ())): p for b, p in zip(between, outs, strict=True) if b is not p}
+    whole = _with_gradient(bsym.sym.name, [bsym, *made], between, executor)
+    return [whole, *(b.from_bsym_swap_proxies(again) for b in taken_away)]
+
+
+def _with_gradient(name: str, bsyms: Sequence[BoundSymbol], outs: Sequence[TensorProxy], executor: Any) -> BoundSymbol:
+    """Operations, the first of which uses all that they do, as one with a gradient of ours."""
+    inputs = list({p.name: p for p in flat_proxies((bsyms[0].args, bsyms[0].kwargs))}.values())
+    program = flat_program(inputs, bsyms, outs)
 
     @langctx(Languages.TORCH)
     def meta(*args: TensorProxy) -> tuple[TensorProxy, ...]:
@@ -112,17 +139,14 @@ def _with_gradient(bsym: BoundSymbol, executor: Any) -> BoundSymbol:
     @langctx(Languages.TORCH)
     def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
         results, pullback = evaluate_vjp(renewed_program(program), args, list(map(is_differentiable, args)))
-        found = iter(cotangents_of([r for r in results if is_differentiable(r)]))
-        cotangents = [next(found) if is_differentiable(r) else None for r in results]
+        cotangents = [prims.get_grad(r) if is_differentiable(r) else None for r in results]
         for a, g in zip(args, pullback(cotangents), strict=True):
             if g is not None:
                 prims.put_grad(a, g)
         return results
 
-    name = bsym.sym.name
     symbol = Symbol(
         name=name, meta=meta, id=f"thunder_norm.{name}.{len(executor.implmap)}", _bind_postprocess=print_without_module
     )
     executor.register_implementation(symbol, execution_transform=meta, grad_transform=joint)
-    outs = flat_proxies(bsym.output)
-    return bsym.from_bsym(sym=symbol, args=tuple(inputs), kwargs={}, output=outs, subsymbols=[bsym])
+    return bsyms[0].from_bsym(sym=symbol, args=tuple(inputs), kwargs={}, output=tuple(outs), subsymbols=list(bsyms))

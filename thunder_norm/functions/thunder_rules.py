@@ -27,7 +27,6 @@ from thunder_norm.functions.complex_numbers import conjugate, has_complex
 from thunder_norm.functions.elementwise.slopes import of_operand
 from thunder_norm.functions.registry import VjpRule
 from thunder_norm.functions.replay import apart, is_differentiable, scope
-from thunder_norm.tracing.cotangents import cotangents_of
 
 Ids = prims.PrimIDs
 
@@ -86,7 +85,7 @@ def joint_of(rule: VjpRule) -> Callable:
         result, saved = rule.forward(*args, **kwargs)
         flat, spec = tree_flatten(result)
         flat = apart(flat, tree_flatten((args, kwargs))[0])
-        cotangents = cotangents_of([p for p in flat if isinstance(p, TensorProxy)])
+        cotangents = [prims.get_grad(p) for p in flat if isinstance(p, TensorProxy)]
         for target, gradient in rule.paired(args, kwargs, rule.backward(saved, *cotangents)):
             prims.put_grad(target, gradient)
         return tree_unflatten(flat, spec)

@@ -26,7 +26,6 @@ from thunder.extend import OperatorExecutor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.tracing.cotangents import cotangents_of
 
 # Runs the operations Thunder has no symbol for.  Never in an executor list: only what is written here carries it.
 fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")
@@ -118,7 +117,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
             returned = _select(results, used, TensorProxy)
         outputs = _differentiable(returned)
         if inputs and outputs:
-            cotangents = tuple(cotangents_of(outputs))
+            cotangents = tuple(prims.get_grad(p) for p in outputs)
             if is_random(func):
                 found = _random_vjp(func, args, inputs, results, cotangents)
             else:
