@@ -108,3 +108,10 @@ def test_a_room_stands_without_norms(room: str, absent: str):
         [sys.executable, "-c", _ALONE, str(_ROOT / "thunder_norm"), room, absent], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_map_of_contributing_has_every_room():
+    text = (_ROOT / "CONTRIBUTING.md").read_text()
+    map_of_rooms = text[text.index("| room | holds |") : text.index("## Adding a rule\n")]
+    rooms = {room for layer in _LAYERS for room in layer} - {"_versions"}
+    assert {room for room in rooms if f"{room}/`" not in map_of_rooms and f"{room}.py`" not in map_of_rooms} == set()

@@ -4,8 +4,8 @@
 what is known during one acquisition, `record` runs an operation on fakes and logs what reached the inner tensors, `aten`
 writes that log down as bound symbols, `operations` does both for a call of the program, `interpret` answers Thunder's interpreter,
 `boundary` lets only plain tensors cross into and out of the computation, `differentiation` has torch's autograd write the backward
-where wrappers require grad, `executors` is for executors with implementations of their own, and `patches` is the one file that
-changes Thunder.
+where wrappers require grad, `executors` is for executors with implementations of their own, and `interception` is what answers
+`thunder_norm.tracing.hooks`: which calls are taken over, and what stands for inputs.
 """
 
 from thunder_norm.subclass.executors import register_implementation

@@ -6,13 +6,16 @@ from thunder.core import prims
 from thunder.core.proxies import CollectionProxy
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
-from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.bindable import executor
 
 _SAVED = "saved_for_backward"
 
 
 def _release(saved: list) -> None:
     saved[0].clear()  # tensors; then what else was saved
+
+
+_release_saved = executor.register_operator("release_saved", meta=lambda saved: None, fn=_release, tags=(prims.OpTags.DONT_DCE,))
 
 
 def releasing_saved(trace: TraceCtx) -> TraceCtx:
@@ -30,7 +33,7 @@ def releasing_saved(trace: TraceCtx) -> TraceCtx:
         saved = CollectionProxy(signature[0][1], name=_SAVED)
     new.bound_symbols = [
         prims.unpack_trivial.bind(saved, name=_SAVED, output=saved),
-        bindable("release_saved", _release)(saved, output=None),
+        _release_saved.bind(saved, output=None),
         *trace.bound_symbols,
     ]
     return new
