@@ -21,7 +21,8 @@ from thunder.core.trace import TraceCtx, get_tracectx
 import thunder_norm.functions.batching_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.functions.decompositions import decomposed
-from thunder_norm.functions.opaque import derived, flat_proxies, is_whole, operation_of
+from thunder_norm.functions.flat import flat_proxies
+from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.registry import batching_rules
 from thunder_norm.functions.replay import Values, at_the_line_of, is_bookkeeping, returned
 from thunder_norm.tracing.locations import location_of

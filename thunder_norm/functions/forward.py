@@ -22,7 +22,8 @@ import thunder_norm.functions.jvp_rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.functions.acquisition import scope
 from thunder_norm.functions.decompositions import decomposed
-from thunder_norm.functions.opaque import derived, flat_proxies, is_whole, operation_of
+from thunder_norm.functions.flat import flat_proxies
+from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.registry import jvp_rules
 from thunder_norm.functions.replay import (
     Values,

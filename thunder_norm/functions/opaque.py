@@ -6,12 +6,10 @@ transforms nest.  Its metadata follows from that of the operation, without runni
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import thunder.torch as ltorch
@@ -22,10 +20,12 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.transforms import register_grad
 from thunder.extend import OperatorExecutor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
+from thunder_norm.functions import torch_func
 from thunder_norm.functions.complex_numbers import orders_complex
+from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.registry import VjpRule
 from thunder_norm.functions.replay import is_differentiable
 from thunder_norm.functions.thunder_rules import joint_of
@@ -64,19 +64,13 @@ class Derivation(NamedTuple):
     meta: Callable
 
 
-_derivations: dict[str, Derivation] = {}
+_DERIVATIONS = {
+    "jvp": Derivation(torch_func.run_jvp, torch_func.meta_jvp),
+    "vjp": Derivation(torch_func.run_vjp, torch_func.meta_vjp),
+    "vmap": Derivation(torch_func.run_vmap, torch_func.meta_vmap),
+}
 _symbols: dict[tuple[str, Operation], Symbol] = {}  # what was derived, by transform and operation
 _operations: dict[Hashable, Operation] = {}  # what was derived, by the id of its symbol
-
-
-def derivation(transform: str, meta: Callable) -> Callable[[Callable], Callable]:
-    """Say what a transform makes of an operation, as a decorator of what runs it."""
-
-    def register(run: Callable) -> Callable:
-        _derivations[transform] = Derivation(run, meta)
-        return run
-
-    return register
 
 
 def derived(transform: str, operation: Operation) -> Symbol:
@@ -86,9 +80,9 @@ def derived(transform: str, operation: Operation) -> Symbol:
 
 
 def _register(transform: str, operation: Operation) -> Symbol:
-    how = _derivations[transform]
+    how = _DERIVATIONS[transform]
     if any(word in operation.name for word in ("solve", "det")):
-        _wrong_forwards.add(operation.run)
+        torch_func.wrong_forwards.add(operation.run)
     run = functools.partial(how.run, operation.run)
     meta = functools.partial(how.meta, operation.meta)
     symbol = symbol_for(Operation(f"{transform}_{operation.name}", run, meta, operation.is_random))
@@ -275,16 +269,6 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
-def flat_tensors(tree: Any, kind: type = torch.Tensor) -> tuple:
-    """The tensors in a tree, in order."""
-    return tuple(v for v in tree_flatten(tree)[0] if isinstance(v, kind))
-
-
-def flat_proxies(tree: Any) -> tuple[TensorProxy, ...]:
-    """The tensor proxies in a tree, in order."""
-    return flat_tensors(tree, TensorProxy)
-
-
 def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:
     """The operations of a transformed trace that are transformed by torch.func when they run, with the user's line.
 
@@ -297,169 +281,6 @@ def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:
         if bsym.sym.id in _operations:
             found.append((bsym.sym.name, location_of(bsym)))
     return found
-
-
-# Whether what runs is being differentiated.
-_is_differentiated: contextvars.ContextVar[bool] = contextvars.ContextVar("is_differentiated", default=False)
-
-
-@contextlib.contextmanager
-def _differentiated() -> Iterator[None]:
-    token = _is_differentiated.set(True)
-    try:
-        yield
-    finally:
-        _is_differentiated.reset(token)
-
-
-# What runs the operations of which torch's forward mode is wrong where it is differentiated, or in a batch of batches.
-_wrong_forwards: set[Callable] = set()
-# How many batches what runs is in.
-_num_batches: contextvars.ContextVar[int] = contextvars.ContextVar("num_batches", default=0)
-
-
-# Their annotations do not say that what they return depends on has_aux.
-_jvp: Any = torch.func.jvp
-_vjp: Any = torch.func.vjp
-
-
-def _is_float(t: torch.Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
-
-
-def _meta_jvp(meta: Callable, args: tuple, kwargs: dict, tangents: Sequence[TensorProxy | None]) -> tuple[TensorProxy, ...]:
-    results = flat_proxies(meta(*args, **kwargs))
-    return *results, *(TensorProxy(like=p) for p in results if is_differentiable(p))
-
-
-@derivation("jvp", _meta_jvp)
-def _run_jvp(run: Callable, args: tuple, kwargs: dict, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
-    """All results, then the tangents of the floating ones; `tangents` has one, or None, for each tensor in (args, kwargs)."""
-    points = flat_tensors((args, kwargs))
-    moving = tuple(i for i, t in enumerate(tangents) if t is not None)
-    function = _function_of(run, (args, kwargs), moving)
-    is_backwards = run in _wrong_forwards and (_is_differentiated.get() or _num_batches.get() >= 2)
-    results, pushed = _push(function, tuple(points[i] for i in moving), tuple(tangents[i] for i in moving), is_backwards)
-    return *results, *pushed
-
-
-def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence[int]) -> Callable:
-    """`run` as a function of the tensors at some positions: (its floating results, all its results)."""
-    leaves, spec = tree_flatten(arguments)
-    positions = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
-
-    def function(*values: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        given = list(leaves)
-        for i, v in zip(varying, values, strict=True):
-            given[positions[i]] = v
-        args, kwargs = tree_unflatten(given, spec)
-        results = flat_tensors(run(*args, **kwargs))
-        return tuple(t for t in results if _is_float(t)), results
-
-    return function
-
-
-def _push(function: Callable, points: tuple, directions: tuple, is_backwards: bool) -> tuple[tuple, tuple]:
-    """Results and tangents; by two reverse modes where torch has no forward mode, or where that is wrong.
-
-    The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
-    derivatives of its forward mode, in either direction, are wrong for them, and so is its forward mode in a batch of batches. Others
-    go forwards: reverse over reverse of logcumsumexp is NaN, and for directions that leave the symmetric matrices the two modes of
-    cholesky differ.
-
-    Programs run with gradients disabled, under which some of torch's formulas for gradients (``linalg_det_backward``,
-    ``linalg_solve_backward``) choose variants that cannot be differentiated: of a function that is a gradient they would be.
-    """
-    with torch.enable_grad():
-        first, second = (_push_backwards, _push_forwards) if is_backwards else (_push_forwards, _push_backwards)
-        try:
-            return first(function, points, directions)
-        except (NotImplementedError, RuntimeError) as e:
-            try:
-                return second(function, points, directions)
-            except (NotImplementedError, RuntimeError):
-                raise e from None
-
-
-def _push_forwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    with _differentiated():
-        _, pushed, results = _jvp(function, points, directions, has_aux=True)
-    return results, pushed
-
-
-def _push_backwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    with _differentiated():
-        floating, pull, results = _vjp(function, *points, has_aux=True)
-    _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
-    return results, push(directions)[0]
-
-
-def _meta_vjp(
-    meta: Callable, args: tuple, kwargs: dict, cotangents: Sequence[TensorProxy | None], wanted: Sequence[bool]
-) -> tuple[TensorProxy, ...]:
-    inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
-    return tuple(TensorProxy(like=p) for p, w in zip(inputs, wanted, strict=True) if w)
-
-
-@derivation("vjp", _meta_vjp)
-def _run_vjp(
-    run: Callable, args: tuple, kwargs: dict, cotangents: Sequence[torch.Tensor | None], wanted: Sequence[bool]
-) -> tuple[torch.Tensor, ...]:
-    """Gradients of the floating tensors in (args, kwargs) that are wanted; `cotangents` has one, or None, for each floating result.
-
-    Results without a cotangent are left out: torch's formulas for the eigenvectors give NaN for zeros where those of the eigenvalues
-    alone are finite.
-    """
-    points = flat_tensors((args, kwargs))
-    floating = [i for i, t in enumerate(points) if _is_float(t)]
-    varying = tuple(i for i, w in zip(floating, wanted, strict=True) if w)
-    function = _function_of(run, (args, kwargs), varying)
-
-    def used(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(t for t, g in zip(function(*values)[0], cotangents, strict=True) if g is not None)
-
-    with torch.enable_grad(), _differentiated():  # see `_push`: the other variants are wrong in a batch of batches as well
-        _, pull = _vjp(used, *(points[i] for i in varying))
-        return pull(tuple(g for g in cotangents if g is not None))
-
-
-def _meta_vmap(
-    meta: Callable, axis_size: int, randomness: str, in_dims: Sequence[int | None], args: tuple, kwargs: dict
-) -> tuple[TensorProxy, ...]:
-    leaves, spec = tree_flatten((args, kwargs))
-    dims = iter(in_dims)
-    samples = [_sample(v, next(dims)) if isinstance(v, TensorProxy) else v for v in leaves]
-    sample_args, sample_kwargs = tree_unflatten(samples, spec)
-    results = flat_proxies(meta(*sample_args, **sample_kwargs))
-    return tuple(TensorProxy(like=p, shape=(axis_size, *p.shape)) for p in results)
-
-
-def _sample(p: TensorProxy, dim: int | None) -> TensorProxy:
-    return p if dim is None else TensorProxy(like=p, shape=(*p.shape[:dim], *p.shape[dim + 1 :]))
-
-
-@derivation("vmap", _meta_vmap)
-def _run_vmap(
-    run: Callable, axis_size: int, randomness: str, in_dims: Sequence[int | None], args: tuple, kwargs: dict
-) -> tuple[torch.Tensor, ...]:
-    """All results, with the batch dimension first; `in_dims` has one, or None, for each tensor in (args, kwargs).
-
-    One sample after the other where torch has no batching rule.
-    """
-    tensors = flat_tensors((args, kwargs))
-    batched = tuple(i for i, d in enumerate(in_dims) if d is not None)
-    function = _function_of(run, (args, kwargs), batched)
-    dims, values = tuple(in_dims[i] for i in batched), tuple(tensors[i] for i in batched)
-    token = _num_batches.set(_num_batches.get() + 1)
-    try:
-        return torch.func.vmap(lambda *values: function(*values)[1], dims, randomness=randomness)(*values)
-    except RuntimeError as e:
-        if "random operation" in str(e):
-            raise
-    finally:
-        _num_batches.reset(token)
-    results = [function(*(v.select(d, i) for v, d in zip(values, dims, strict=True)))[1] for i in range(axis_size)]
-    return tuple(torch.stack(column) for column in zip(*results, strict=True))
 
 
 def is_opaque(bsym: BoundSymbol) -> bool:

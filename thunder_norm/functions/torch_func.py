@@ -1,0 +1,180 @@
+"""How ``torch.func`` transforms an operation that torch runs: what runs when the transformed operation does, and its metadata.
+
+``run_*(run, ...)`` takes and returns torch tensors, ``meta_*(meta, ...)`` proxies, `run` and `meta` being those of the operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from thunder.core.proxies import TensorProxy
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from thunder_norm.functions.flat import flat_proxies, flat_tensors
+from thunder_norm.functions.replay import is_differentiable
+
+# Whether what runs is being differentiated.
+_is_differentiated: contextvars.ContextVar[bool] = contextvars.ContextVar("is_differentiated", default=False)
+
+
+@contextlib.contextmanager
+def _differentiated() -> Iterator[None]:
+    token = _is_differentiated.set(True)
+    try:
+        yield
+    finally:
+        _is_differentiated.reset(token)
+
+
+# What runs the operations of which torch's forward mode is wrong where it is differentiated, or in a batch of batches.
+wrong_forwards: set[Callable] = set()
+# How many batches what runs is in.
+_num_batches: contextvars.ContextVar[int] = contextvars.ContextVar("num_batches", default=0)
+
+
+# Their annotations do not say that what they return depends on has_aux.
+_jvp: Any = torch.func.jvp
+_vjp: Any = torch.func.vjp
+
+
+def _is_float(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def meta_jvp(meta: Callable, args: tuple, kwargs: dict, tangents: Sequence[TensorProxy | None]) -> tuple[TensorProxy, ...]:
+    """The proxies of what `run_jvp` returns."""
+    results = flat_proxies(meta(*args, **kwargs))
+    return *results, *(TensorProxy(like=p) for p in results if is_differentiable(p))
+
+
+def run_jvp(run: Callable, args: tuple, kwargs: dict, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    """All results, then the tangents of the floating ones; `tangents` has one, or None, for each tensor in (args, kwargs)."""
+    points = flat_tensors((args, kwargs))
+    varying = tuple(i for i, t in enumerate(tangents) if t is not None)
+    function = _function_of(run, (args, kwargs), varying)
+    is_backwards = run in wrong_forwards and (_is_differentiated.get() or _num_batches.get() >= 2)
+    results, pushed = _push(function, tuple(points[i] for i in varying), tuple(tangents[i] for i in varying), is_backwards)
+    return *results, *pushed
+
+
+def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence[int]) -> Callable:
+    """`run` as a function of the tensors at some positions: (its floating results, all its results)."""
+    leaves, spec = tree_flatten(arguments)
+    positions = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+
+    def function(*values: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        given = list(leaves)
+        for i, v in zip(varying, values, strict=True):
+            given[positions[i]] = v
+        args, kwargs = tree_unflatten(given, spec)
+        results = flat_tensors(run(*args, **kwargs))
+        return tuple(t for t in results if _is_float(t)), results
+
+    return function
+
+
+def _push(function: Callable, points: tuple, directions: tuple, is_backwards: bool) -> tuple[tuple, tuple]:
+    """Results and tangents; by two reverse modes where torch has no forward mode, or where that is wrong.
+
+    The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
+    derivatives of its forward mode, in either direction, are wrong for them, and so is its forward mode in a batch of batches. Others
+    go forwards: reverse over reverse of logcumsumexp is NaN, and for directions that leave the symmetric matrices the two modes of
+    cholesky differ.
+
+    Programs run with gradients disabled, under which some of torch's formulas for gradients (``linalg_det_backward``,
+    ``linalg_solve_backward``) choose variants that cannot be differentiated: of a function that is a gradient they would be.
+    """
+    with torch.enable_grad():
+        first, second = (_push_backwards, _push_forwards) if is_backwards else (_push_forwards, _push_backwards)
+        try:
+            return first(function, points, directions)
+        except (NotImplementedError, RuntimeError) as e:
+            try:
+                return second(function, points, directions)
+            except (NotImplementedError, RuntimeError):
+                raise e from None
+
+
+def _push_forwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
+    with _differentiated():
+        _, pushed, results = _jvp(function, points, directions, has_aux=True)
+    return results, pushed
+
+
+def _push_backwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
+    with _differentiated():
+        floating, pull, results = _vjp(function, *points, has_aux=True)
+    _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
+    return results, push(directions)[0]
+
+
+def meta_vjp(
+    meta: Callable, args: tuple, kwargs: dict, cotangents: Sequence[TensorProxy | None], wanted: Sequence[bool]
+) -> tuple[TensorProxy, ...]:
+    """The proxies of what `run_vjp` returns."""
+    inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
+    return tuple(TensorProxy(like=p) for p, w in zip(inputs, wanted, strict=True) if w)
+
+
+def run_vjp(
+    run: Callable, args: tuple, kwargs: dict, cotangents: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of the floating tensors in (args, kwargs) that are wanted; `cotangents` has one, or None, for each floating result.
+
+    Results without a cotangent are left out: torch's formulas for the eigenvectors give NaN for zeros where those of the eigenvalues
+    alone are finite.
+    """
+    points = flat_tensors((args, kwargs))
+    floating = [i for i, t in enumerate(points) if _is_float(t)]
+    varying = tuple(i for i, w in zip(floating, wanted, strict=True) if w)
+    function = _function_of(run, (args, kwargs), varying)
+
+    def used(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(t for t, g in zip(function(*values)[0], cotangents, strict=True) if g is not None)
+
+    with torch.enable_grad(), _differentiated():  # see `_push`: the other variants are wrong in a batch of batches as well
+        _, pull = _vjp(used, *(points[i] for i in varying))
+        return pull(tuple(g for g in cotangents if g is not None))
+
+
+def meta_vmap(
+    meta: Callable, axis_size: int, randomness: str, in_dims: Sequence[int | None], args: tuple, kwargs: dict
+) -> tuple[TensorProxy, ...]:
+    """The proxies of what `run_vmap` returns."""
+    leaves, spec = tree_flatten((args, kwargs))
+    dims = iter(in_dims)
+    samples = [_sample(v, next(dims)) if isinstance(v, TensorProxy) else v for v in leaves]
+    sample_args, sample_kwargs = tree_unflatten(samples, spec)
+    results = flat_proxies(meta(*sample_args, **sample_kwargs))
+    return tuple(TensorProxy(like=p, shape=(axis_size, *p.shape)) for p in results)
+
+
+def _sample(p: TensorProxy, dim: int | None) -> TensorProxy:
+    return p if dim is None else TensorProxy(like=p, shape=(*p.shape[:dim], *p.shape[dim + 1 :]))
+
+
+def run_vmap(
+    run: Callable, axis_size: int, randomness: str, in_dims: Sequence[int | None], args: tuple, kwargs: dict
+) -> tuple[torch.Tensor, ...]:
+    """All results, with the batch dimension first; `in_dims` has one, or None, for each tensor in (args, kwargs).
+
+    One sample after the other where torch has no batching rule.
+    """
+    tensors = flat_tensors((args, kwargs))
+    batched = tuple(i for i, d in enumerate(in_dims) if d is not None)
+    function = _function_of(run, (args, kwargs), batched)
+    dims, values = tuple(in_dims[i] for i in batched), tuple(tensors[i] for i in batched)
+    token = _num_batches.set(_num_batches.get() + 1)
+    try:
+        return torch.func.vmap(lambda *values: function(*values)[1], dims, randomness=randomness)(*values)
+    except RuntimeError as e:
+        if "random operation" in str(e):
+            raise
+    finally:
+        _num_batches.reset(token)
+    results = [function(*(v.select(d, i) for v, d in zip(values, dims, strict=True)))[1] for i in range(axis_size)]
+    return tuple(torch.stack(column) for column in zip(*results, strict=True))
