@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -280,7 +281,9 @@ def _check_reached(plain: Plain, found: dict[str, float], what: str) -> None:
 
 
 def _moves(plain: Plain, name: str) -> bool:
-    """Whether the result depends on a parameter's values, here or elsewhere nearby."""
+    """Whether the result depends on a parameter's values, here or elsewhere nearby; in double precision, lest rounding moves it."""
+    with contextlib.suppress(Exception):  # a program may be possible in its own precision alone
+        plain = Plain(dataclasses.replace(plain.program, dtype="float64"))
     p = dict(plain.program.build().named_parameters())[name].detach()
     generator = torch.Generator().manual_seed(plain.program.seed)
     for scale in (0.1, 1.0, 10.0):
@@ -354,7 +357,7 @@ def nan(plain: Plain) -> None:
     value = (math.nan, math.nan, math.inf)[int(torch.randint(3, (), generator=generator))]
     parameters, args = {}, program.arguments()
     if which < len(names):
-        p = dict(model.named_parameters())[names[which]].detach().clone()
+        p = dict(model.named_parameters())[names[which]].detach().clone(memory_format=torch.contiguous_format)
         p.view(-1)[-1] = value
         parameters[names[which]] = p
     elif floating:
