@@ -84,7 +84,11 @@ def leaky_relu_typical(input: RMSTensor, negative_slope: float = 0.01) -> RMSTen
 
 @normed_op(F.rrelu).register_norm
 def rrelu(input: VectorKind, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> VectorKind:
-    """leaky_relu with slopes between `lower` and `upper`.  Value and sensitivity by the steepest slope there can be."""
+    """leaky_relu with slopes between `lower` and `upper`.  Value and sensitivity by the steepest slope there can be.
+
+    In training the sensitivity is that for the slopes drawn.  Torch draws one for each negative entry alone (on the CPU), so that under
+    one seed an entry that changes its sign shifts the slopes of all that follow.
+    """
     return scaled(input, max(1.0, math.fabs(lower), math.fabs(upper)))
 
 
