@@ -27,16 +27,9 @@ from thunder_norm.audit import (
     start,
 )
 from thunder_norm.audit.__main__ import main
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import (
-    L1Tensor,
-    L2Tensor,
-    LinfTensor,
-    NormedTensor,
-    RMSTensor,
-    RMSToRMSConvTensor,
-    RMSToRMSTensor,
-)
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import LooseRuleError, NormMismatchError, UnsoundRuleError
 
 SEEDED = replace(QUICK, seed=seeded())

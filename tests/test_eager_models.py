@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.audit import norm
 from thunder_norm.core.context import norm_mode
-from thunder_norm.core.tensors import NormedTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 
 transformers = pytest.importorskip("transformers")
 WIDTH, TOKENS = 16, 5

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.seeds import seeded
-from thunder_norm.core.tensors import RMSToRMSTensor
+from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.errors import GradientError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
 from thunder_norm.modular.distributed import _parts, _with_owners

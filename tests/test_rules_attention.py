@@ -12,7 +12,7 @@ from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.audit import Ball, Case, Witness, check, norm
 from thunder_norm.core.context import norm_mode
-from thunder_norm.core.tensors import L1Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 
 R, INF = RMSTensor, LinfTensor
 FEW = {"restarts": 6, "steps": 14, "seed": seeded()}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.audit import Ball, Case, check
-from thunder_norm.core.tensors import LinfTensor, RMSTensor, RMSToRMSConvTensor
+from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSConvTensor
 from thunder_norm.errors import NormMismatchError
 
 R, CONV = RMSTensor, RMSToRMSConvTensor

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.audit import Ball, Case, check
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
 
 R, INF, L1, OP = RMSTensor, LinfTensor, L1Tensor, RMSToRMSTensor

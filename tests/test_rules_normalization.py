@@ -10,7 +10,7 @@ from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.audit import Ball, Case, check
 from thunder_norm.core.context import norm_mode
-from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 
 R, INF = RMSTensor, LinfTensor

@@ -12,7 +12,7 @@ from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.audit import Ball, Case, check
 from thunder_norm.core.context import norm_mode
-from thunder_norm.core.tensors import LinfTensor, RMSTensor
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 
 FEW = {"restarts": 6, "steps": 15, "seed": seeded()}
 ROOT = math.sqrt(2 / math.pi)

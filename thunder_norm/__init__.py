@@ -18,16 +18,9 @@ from thunder_norm import errors
 from thunder_norm import rules as _rules  # registers the norm rules  # noqa: F401
 from thunder_norm._versions import __version__
 from thunder_norm.core.context import norm_mode, norm_sensitivity
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import (
-    L1Tensor,
-    L2Tensor,
-    LinfTensor,
-    NormedTensor,
-    RMSTensor,
-    RMSToRMSConvTensor,
-    RMSToRMSTensor,
-)
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.annotations import annotate
 from thunder_norm.norms.norm_map import build_norm_map
 from thunder_norm.norms.sensitivity import sensitivities, with_perturbation

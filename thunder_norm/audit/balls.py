@@ -13,15 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_norm.core.tensors import (
-    L1Tensor,
-    L2Tensor,
-    LinfTensor,
-    NormedTensor,
-    RMSTensor,
-    RMSToRMSConvTensor,
-    RMSToRMSTensor,
-)
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 
 Dims = tuple[int, ...]
 

@@ -25,8 +25,9 @@ from thunder_norm.audit.balls import Ball
 from thunder_norm.audit.search import Case
 from thunder_norm.core import dispatch
 from thunder_norm.core.context import Environment, environment
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import NormedOp, NormRule, _on_by_default
-from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.op_names import op_key
 

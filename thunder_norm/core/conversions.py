@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 
 _VECTOR_KINDS = (RMSTensor, L1Tensor, L2Tensor)

@@ -23,10 +23,11 @@ from thunder_norm.core.context import (
     run_real,
 )
 from thunder_norm.core.eager_calls import note_operation
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.core.running import Runner, run_by
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor, describe, describe_call
+from thunder_norm.core.tensors import NormedTensor, describe, describe_call
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import op_key, op_name
 

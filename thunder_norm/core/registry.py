@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_any
 
 from thunder_norm.core import conversions
 from thunder_norm.core.context import Mode, check_mode, current_mode, lift
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.running import runner
-from thunder_norm.core.tensors import NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.op_names import METADATA, is_in_place, op_key
 

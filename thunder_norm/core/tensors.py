@@ -1,4 +1,4 @@
-"""Normed tensors: a tensor, a bound on its norm, and which norm.
+"""Normed tensors: a tensor and a bound on its norm; `kinds` says which norms there are.
 
 A `NormedTensor` is a wrapper subclass that stands for the set of all tensors ``t`` of the shape of its *backing* with
 ``||t|| <= norm_size``.  Its class says which norm (the *kind*), `elem_dims` over which dimensions; over all others the norm
@@ -237,153 +237,12 @@ class NormedTensor(torch.Tensor):
         return f"{type(self).__name__}({_show(self.norm_size)}{perturbation}, elem_dims={dims}, shape={shape})"
 
 
-class RMSTensor(NormedTensor):
-    """Root mean square over `elem_dims`, maximum over the rest: ``sqrt(mean(t ** 2))``.
-
-    Over the last dimension of an embedding table it is the l1-to-RMS operator norm, the largest row RMS.
-    """
-
-    norm_formula = "sqrt(mean(t^2))"
-
-    @classmethod
-    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        squares = t.to(NORM_DTYPE).square()  # the square of a number of t's own dtype may be beyond it
-        # a trace has the mean as sum and quotient, whose last bit differs
-        means = squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares
-        return _sqrt(means.amax())
-
-
-class LinfTensor(RMSTensor):
-    """Largest absolute entry: RMS over no dimension, maximum over all.  `elem_dims` is always ``()``."""
-
-    norm_formula = "max(|t|)"
-
-    @classmethod
-    def default_elem_dims(cls, ndim: int) -> ed.Dims:
-        return ()
-
-    @classmethod
-    def _canonical(cls, dims: ed.Dims, ndim: int) -> ed.Dims:
-        ed.canonical(dims, ndim)  # refuses dimensions that do not exist
-        return ()
-
-    @classmethod
-    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        return t.abs().amax()
-
-
-class L2Tensor(NormedTensor):
-    """Euclidean length over `elem_dims`, maximum over the rest: ``sqrt(sum(t ** 2))``."""
-
-    norm_formula = "sqrt(sum(t^2))"
-
-    @classmethod
-    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        squares = t.to(NORM_DTYPE).square()  # as for RMSTensor
-        return _sqrt((squares.sum(elem_dims) if elem_dims else squares).amax())
-
-
-class L1Tensor(NormedTensor):
-    """Sum of absolute entries over `elem_dims`, maximum over the rest: ``sum(|t|)``."""
-
-    norm_formula = "sum(|t|)"
-
-    @classmethod
-    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        return (t.abs().sum(elem_dims) if elem_dims else t.abs()).amax()
-
-
-class RMSToRMSTensor(NormedTensor):
-    """Operator norm of a matrix from RMS to RMS: ``sigma_max(W) * sqrt(in / out)``, maximum over the other dimensions.
-
-    `elem_dims` is the *ordered* pair (output dimension, input dimension), (-2, -1) by default: transposing a matrix swaps the
-    pair, and the operator it stands for stays the same.
-    """
-
-    norm_formula = "sigma_max(W) sqrt(in / out)"
-
-    @classmethod
-    def default_elem_dims(cls, ndim: int) -> ed.Dims:
-        return (-2, -1)
-
-    @classmethod
-    def _canonical(cls, dims: ed.Dims, ndim: int) -> ed.Dims:
-        if len(dims) != 2:
-            raise NormMismatchError(f"{cls.__name__} needs elem_dims (output dim, input dim), got {dims}")
-        return ed.canonical_ordered(dims, ndim)
-
-    @property
-    def out_features(self) -> int:
-        """Size of the output dimension."""
-        return self.shape[self.elem_dims[0]]
-
-    @property
-    def in_features(self) -> int:
-        """Size of the input dimension."""
-        return self.shape[self.elem_dims[1]]
-
-    @classmethod
-    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        entry = t.abs().amax()
-        is_finite = entry < math.inf
-        # no algorithm takes NaN or infinite entries: the norm is then theirs
-        largest = runner().run_real(torch.linalg.matrix_norm, (torch.where(is_finite, t, 0.0), 2, elem_dims), {}).amax()
-        return torch.where(is_finite, largest, entry) * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])
-
-
-class RMSToRMSConvTensor(RMSToRMSTensor):
-    """Norm of a convolution kernel [out, in, *taps] from RMS over channels to RMS over channels, maximum over positions.
-
-    ``K * max_k sigma_max(W_k) * sqrt(in / out)`` with K the number of taps.
-    For a grouped convolution each group is an operator of its own, [out / groups, in / groups], and the maximum runs over
-    groups too: construct with `RMSToRMSConvTensor.grouped(groups)`.
-    """
-
-    norm_formula = "K max_k sigma_max(W_k) sqrt(in / out)"
-    groups: ClassVar[int] = 1
-    _by_groups: ClassVar[dict[int, type[RMSToRMSConvTensor]]] = {}
-
-    @classmethod
-    def grouped(cls, groups: int) -> type[RMSToRMSConvTensor]:
-        """The kind for kernels of a convolution with that many groups."""
-        if groups == 1:
-            return RMSToRMSConvTensor
-        if groups not in cls._by_groups:
-            name = f"RMSToRMSConvTensor_groups{groups}"
-            body = {"groups": groups, "__doc__": cls.__doc__, "__module__": __name__}
-            cls._by_groups[groups] = type(name, (RMSToRMSConvTensor,), body)
-        return cls._by_groups[groups]
-
-    @classmethod
-    def default_elem_dims(cls, ndim: int) -> ed.Dims:
-        return (-ndim, 1 - ndim)
-
-    @property
-    def taps(self) -> int:
-        """Number of kernel positions K."""
-        return math.prod(self.shape) // (self.out_features * self.in_features)
-
-    @classmethod
-    def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        out_dim, in_dim = elem_dims
-        taps = t.numel() // (t.shape[out_dim] * t.shape[in_dim])
-        per_tap = t.movedim((out_dim, in_dim), (-2, -1))
-        blocks = per_tap.unflatten(-2, (cls.groups, t.shape[out_dim] // cls.groups)).movedim(-3, 0)
-        return RMSToRMSTensor.measure(blocks, (-2, -1)) * taps
-
-
 def _for_autograd(size: torch.Tensor) -> torch.Tensor:
     """A size that autograd can take: one made under `torch.inference_mode` it cannot."""
     if not size.is_inference() or isinstance(size, FakeTensor):
         return size
     with torch.inference_mode(False):
         return size.clone()
-
-
-def _sqrt(square: torch.Tensor) -> torch.Tensor:
-    """Square root with derivative 0 at 0: the subgradient of a norm at the zero tensor, where sqrt alone gives NaN."""
-    is_positive = square > 0
-    return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square * 0)  # NaN is NaN
 
 
 def _check_plain(backing: Any) -> None:
@@ -444,11 +303,3 @@ def describe_call(args: tuple, kwargs: dict) -> str:
 
 def _has_tensor(value: Any) -> bool:
     return tree_any(lambda v: isinstance(v, torch.Tensor), value)
-
-
-def __getattr__(name: str) -> Any:
-    """The kinds of grouped kernels by name: pickles, in which classes are names, come from processes that had made them."""
-    prefix, _, groups = name.partition("_groups")
-    if prefix == RMSToRMSConvTensor.__name__ and groups.isdecimal():
-        return RMSToRMSConvTensor.grouped(int(groups))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,15 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_norm.core.tensors import (
-    L1Tensor,
-    L2Tensor,
-    LinfTensor,
-    NormedTensor,
-    RMSTensor,
-    RMSToRMSConvTensor,
-    RMSToRMSTensor,
-)
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled, semi_orthogonal
 

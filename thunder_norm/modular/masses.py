@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import Mode
-from thunder_norm.core.tensors import RMSToRMSTensor
+from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.modular.shards import own_class
 from thunder_norm.norms.annotations import annotations_of

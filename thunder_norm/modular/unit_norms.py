@@ -15,7 +15,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.core.context import Mode
-from thunder_norm.core.tensors import NormedTensor, RMSTensor
+from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.norms.eager import run_eagerly

@@ -20,15 +20,8 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.core import conversions
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.tensors import (
-    NORM_DTYPE,
-    L1Tensor,
-    L2Tensor,
-    LinfTensor,
-    NormedTensor,
-    RMSToRMSConvTensor,
-    RMSToRMSTensor,
-)
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
 
 

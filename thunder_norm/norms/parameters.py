@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import op_names
 from thunder_norm.core import context, conversions, dispatch, registry
-from thunder_norm.core.tensors import NORM_DTYPE, LinfTensor, NormedTensor, RMSTensor, describe
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.norms.annotations import Annotation
 from thunder_norm.norms.sizes import Sizes

@@ -16,8 +16,9 @@ import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_sensitivity
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import Constant, times
 

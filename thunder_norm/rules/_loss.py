@@ -11,8 +11,9 @@ import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import LiftDims, normed_op
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import Constant, as_kind, refuse, times
 

@@ -17,8 +17,9 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.conversions import convert, factor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.registry import NormedOp, NormRule
-from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 
 # The kinds whose norm depends on the moduli of the entries only, and grows with them.

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import like, scaled, times
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     Constant,

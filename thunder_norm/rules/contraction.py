@@ -15,7 +15,8 @@ import torch
 
 from thunder_norm.core import conversions
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, spread
 

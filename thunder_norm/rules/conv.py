@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.kinds import RMSTensor, RMSToRMSConvTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import RMSTensor, RMSToRMSConvTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import refined, rms
 from thunder_norm.rules.contraction import conversion_factor

@@ -10,8 +10,9 @@ import math
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import (
     VectorKind,
     align,

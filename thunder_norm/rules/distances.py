@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     Constant,

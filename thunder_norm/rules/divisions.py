@@ -11,9 +11,10 @@ from collections.abc import Callable
 import torch
 
 from thunder_norm.core.context import run_real
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded, spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     align,

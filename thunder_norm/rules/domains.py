@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.nonfinite import bounded, spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import like, refuse
 from thunder_norm.rules.powers import SINGULAR

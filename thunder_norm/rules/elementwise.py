@@ -11,9 +11,10 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _local
 from thunder_norm.rules._pointwise import pointwise, softplus_of, typical_pointwise
 from thunder_norm.rules._shared import VectorKind, like, refuse_perturbation, root_sum_squares, scalar, scaled

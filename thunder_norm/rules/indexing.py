@@ -14,8 +14,9 @@ import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
+from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     VectorKind,

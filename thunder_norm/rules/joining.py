@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     align,

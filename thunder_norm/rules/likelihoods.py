@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._loss import count, loss, measured, product, scalar_loss
 from thunder_norm.rules._shared import as_kind, broadcast, refuse

@@ -8,8 +8,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import RMSTensor
 from thunder_norm.rules._shared import align, broadcast, like, maximum, over_dims_of, rms, root_sum_squares, times
 
 

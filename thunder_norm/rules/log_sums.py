@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 
 from thunder_norm.core.context import run_real
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._pointwise import softplus_of
 from thunder_norm.rules._shared import align, broadcast, over_dims_of, refuse, rms, root_sum_squares, scaled, times

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.context import lift, run_real
-from thunder_norm.core.tensors import L1Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._loss import count, entries_or_mean, loss, measured, product, scalar_loss, unlikeliest
 from thunder_norm.rules._pointwise import softplus_of

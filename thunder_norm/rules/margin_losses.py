@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import spoiled
-from thunder_norm.core.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._loss import count, entries_or_mean, largest, loss, product, scalar_loss, unlikeliest
 from thunder_norm.rules._pointwise import softplus_of

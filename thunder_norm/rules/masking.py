@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.context import current_mode, lift
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     VectorKind,

@@ -16,9 +16,10 @@ import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source, fact, is_rms, moves_with, unconditional, with_fact
 from thunder_norm.rules._shared import dims_tuple, like, refined
 from thunder_norm.rules.normalization import normalized

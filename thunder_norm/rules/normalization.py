@@ -15,9 +15,10 @@ import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
+from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import L2Tensor, LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._local import data, inverse_root, is_local
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times

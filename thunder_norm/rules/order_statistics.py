@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.rules._shared import as_kind, refuse, refuse_perturbation, scaled
 from thunder_norm.rules.reductions import picked, rearranged
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import RMSTensor
 from thunder_norm.rules._shared import as_kind, negative, rms, root, scaled, spread, times
 
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._pointwise import typical_pointwise
 from thunder_norm.rules._shared import like, maximum, refuse

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from thunder_norm.core.context import current_mode, lift, run_real
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._gaussian import absolute_moment
 from thunder_norm.rules._pointwise import Function, typical_pointwise

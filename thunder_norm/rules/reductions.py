@@ -13,8 +13,9 @@ import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode, run_real
+from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import L1Tensor, LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import Filled, Source, fact, moves_with
 from thunder_norm.rules._gaussian import expected_maximum

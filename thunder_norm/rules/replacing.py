@@ -13,8 +13,8 @@ from typing import cast
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import align, maximum, negative, over_dims_of, refuse, rms, root, root_sum_squares, scalar, times
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, rms, times
 from thunder_norm.rules.pooling import output_sizes, resampled

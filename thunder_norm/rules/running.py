@@ -9,8 +9,8 @@ import math
 
 import torch
 
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.rules._shared import as_kind, like, negative, root, scaled, spread
 
 

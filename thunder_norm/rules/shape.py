@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import L1Tensor, L2Tensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, dims_tuple, like, negative, own_dims, refuse, rms, scaled, spread
 

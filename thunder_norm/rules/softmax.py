@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.rules import _local
 from thunder_norm.rules._local import is_local
 from thunder_norm.rules._shared import Constant, dims_tuple, negative, refined, rms

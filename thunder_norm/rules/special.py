@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded, spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import LinfTensor, RMSTensor
 from thunder_norm.rules._pointwise import pointwise, typical_pointwise
 from thunder_norm.rules._shared import like
 from thunder_norm.rules.elementwise import sinc_slope

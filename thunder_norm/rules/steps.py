@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.nonfinite import bounded, spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import RMSTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import like, refuse_perturbation, root_sum_squares, scalar
 

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source, fact, is_rms, moves_with, unconditional, with_fact
 from thunder_norm.rules._shared import times
 from thunder_norm.rules.mean_square import MeanSquare
