@@ -53,7 +53,7 @@ class SubclassTransform(interception.Interpreting):
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
         acquisition.is_finished = True
-        acquisition.raise_if_refused()
+        acquisition.refused.check(acquisition.has_wrappers)
         values.check_numbers(computation_trace)
         traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
         joint = differentiate(acquisition, traces[1]) if acquisition.differentiates else None

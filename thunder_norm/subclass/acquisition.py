@@ -24,6 +24,7 @@ from thunder_norm.model_state.escapes import tracing_mode
 from thunder_norm.subclass import activity
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.refused import Refused
 from thunder_norm.tracing.locations import location_of_user
 
 
@@ -79,9 +80,7 @@ class Acquisition:
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
         self.inside_levels: set[int] = set()  # the fakes of wrappers made in those
         self.mentions_wrappers = False  # the program's code names a wrapper class it may construct
-        self.refusal: Exception | None = None  # why this program cannot be traced, even if it catches the error itself
-        self.pending: Exception | None = None  # an error met where the interpreter cannot take one; raised at its next call
-        self.value_read: Exception | None = None  # what to refuse with if there are wrappers: a tensor's value was asked for
+        self.refused = Refused()
         self.inner_fakes: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
         self._held: dict[int, torch.Tensor] = {}  # fakes that the program may hold as plain tensors
         self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
@@ -210,23 +209,9 @@ class Acquisition:
     # -- refusals -----------------------------------------------------------------------------------------------------
 
     def refuse(self, error: Exception) -> Exception:
-        """Remember that this program cannot be traced: catching the error does not make the rest of it right.
-
-        Returns the error, with the user's line if its message has none.
-        """
-        location = location_of_user()
-        if location is not None and "\n  at " not in str(error):
-            error.args = (f"{error}\n  at  {location}", *error.args[1:])
-        if self.refusal is None:
-            self.refusal = error
+        """Remember that this program cannot be traced; returns the error, with the user's line."""
         self.watches = True
-        return error
-
-    def raise_if_refused(self) -> None:
-        """Raise what the program may have caught, or what the interpreter had no occasion to raise."""
-        for error in (self.refusal, self.pending, self.value_read if self.has_wrappers else None):
-            if error is not None:
-                raise error
+        return self.refused.note(error)
 
     # -- fakes of inputs ----------------------------------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ def _compare(name: str, a: SubclassProxy, b: Any) -> Any:
     try:
         return call(acquisition, getattr(torch.Tensor, name), (a, b), {})
     except Exception as e:  # noqa: BLE001 - raised at the interpreter's next call
-        acquisition.pending = e
+        acquisition.refused.raise_later(e)
         return a
 
 

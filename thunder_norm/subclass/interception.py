@@ -66,7 +66,7 @@ class Interpreting(Watching):
             check_supported(x)
         except (UnsupportedOpError, UnsupportedSubclassError) as e:
             # an exception here would be taken for a crash of the interpreter, which raises this one at its next call
-            acquisition.pending = acquisition.refuse(e)
+            acquisition.refused.raise_later(acquisition.refuse(e))
             x = torch.empty(())  # what Thunder makes of the refused one does not matter, and may be an error of its own
         p = thunders_proxy(x, name, history)
         if isinstance(p, TensorProxy) and x.layout is torch.strided:
@@ -93,10 +93,8 @@ class Interpreting(Watching):
         if not found:
             found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args)
             found = plain_operations.with_fallback(acquisition, fn, args, found)
-        if acquisition.pending is None:
-            return found
-        pending, acquisition.pending = acquisition.pending, None
-        return do_raise(pending)
+        pending = acquisition.refused.take_pending()
+        return found if pending is None else do_raise(pending)
 
 
 def current_acquisition() -> Acquisition | None:
@@ -152,7 +150,7 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
     try:
         acquisition.begin(*given)
     except ThunderNormError as e:  # see `Interpreting.proxy`
-        acquisition.pending = acquisition.refuse(e)
+        acquisition.refused.raise_later(acquisition.refuse(e))
 
 
 def _wrappers_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[torch.Tensor]:

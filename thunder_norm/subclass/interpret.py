@@ -98,8 +98,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         torch_fn = torch_callable(fn)
         if torch_fn is not None and acquisition.wants(torch_fn, args, kwargs):
             return operation_of(acquisition, torch_fn)
-    if acquisition.value_read is None and isinstance(first, TensorProxy) and torch_callable(fn) in _READS_VALUES:
-        acquisition.value_read = data_dependent("the value of a tensor was asked for (.item() or .tolist())")
+    if not acquisition.refused.has_read_value and isinstance(first, TensorProxy) and torch_callable(fn) in _READS_VALUES:
+        acquisition.refused.note_value_read(data_dependent("the value of a tensor was asked for (.item() or .tolist())"))
     return None
 
 
