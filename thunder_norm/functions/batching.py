@@ -18,7 +18,7 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
-import thunder_norm.functions.batching_rules  # noqa: F401 - registers the rules
+import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.functions.decompositions import decomposed
 from thunder_norm.functions.flat import flat_proxies

@@ -17,8 +17,7 @@ from thunder.core.pytree import tree_flatten, tree_map
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
-import thunder_norm.functions.elementwise  # noqa: F401 - registers the rules
-import thunder_norm.functions.jvp_rules  # noqa: F401 - registers the rules
+import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.functions.acquisition import scope
 from thunder_norm.functions.decompositions import decomposed

@@ -19,8 +19,7 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import TraceCtx, get_tracectx
 
-import thunder_norm.functions.elementwise  # noqa: F401 - registers the rules
-import thunder_norm.functions.vjp_rules  # noqa: F401 - registers the rules
+import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
 from thunder_norm.functions.acquisition import operations_of, outputs_of, program_of, scope
 from thunder_norm.functions.complex_numbers import in_dtype_of

@@ -24,9 +24,9 @@ from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backw
 
 from thunder_norm.errors import TransformError
 from thunder_norm.functions.complex_numbers import conjugate, has_complex
-from thunder_norm.functions.elementwise.slopes import of_operand
 from thunder_norm.functions.registry import VjpRule
 from thunder_norm.functions.replay import apart, is_differentiable, scope
+from thunder_norm.functions.slopes import of_operand
 
 Ids = prims.PrimIDs
 

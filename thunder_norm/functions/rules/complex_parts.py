@@ -10,8 +10,8 @@ from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.functions.complex_numbers import complex_of, conj_physical, is_complex
-from thunder_norm.functions.elementwise.slopes import summed_to
 from thunder_norm.functions.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
+from thunder_norm.functions.slopes import summed_to
 
 
 def _complex(a: TensorProxy, like: TensorProxy) -> TensorProxy:

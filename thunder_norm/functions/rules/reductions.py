@@ -1,0 +1,250 @@
+"""Reductions."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import thunder.torch as ltorch
+from thunder import clang
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+
+from thunder_norm.functions.batch_dims import shifted
+from thunder_norm.functions.complex_numbers import conjugate, holomorphic, is_complex
+from thunder_norm.functions.differentials import factors, from_mean, halves, plus, reduced, restored
+from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
+
+# -- tangents ---------------------------------------------------------------------------------------------------------
+
+
+def _extremum(operation, primals, tangents):
+    """The mean of the tangents of all elements that attain it."""
+    (x, dims), (dx, _) = primals, tangents
+    out = operation(x, dims)
+    attains = clang.eq(x, restored(out, x, dims))
+    total = prims.sum(clang.where(attains, dx, 0.0), dims)
+    count = prims.sum(prims.convert_element_type(attains, dx.dtype), dims)
+    return out, clang.true_divide(total, count)
+
+
+for _symbol in (prims.amax, prims.amin):
+    register_jvp(_symbol)(partial(_extremum, _symbol))
+
+
+def _moved_variance(x: TensorProxy, dx: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
+    """d var = 2 / (n - correction) sum Re(conj(x - mean) dx)."""
+    gradient = from_mean(x, dims, correction)
+    product = clang.mul(conjugate(gradient), dx)
+    return prims.sum(prims.real(product) if is_complex(product) else product, dims)
+
+
+@register_jvp(prims.var)
+def var(primals, tangents, *, correction):
+    """d var = 2 / (n - correction) sum (x - mean) dx."""
+    x, dims = primals
+    return prims.var(x, dims, correction=correction), _moved_variance(x, tangents[0], reduced(x, dims), correction)
+
+
+@register_jvp(prims.var_mean)
+def var_mean(primals, tangents, *, correction):
+    """The variance as in `var`, the mean by the mean of the tangent."""
+    (x, dims), (dx, _) = primals, tangents
+    over = reduced(x, dims)
+    mean = clang.true_divide(prims.sum(dx, over), math.prod(x.shape[d] for d in over))
+    return prims.var_mean(x, dims, correction=correction), (_moved_variance(x, dx, over, correction), mean)
+
+
+@register_jvp(prims.std)
+def std(primals, tangents, *, correction):
+    """d std = d var / (2 std), 0 where std is 0."""
+    (x, dims), (dx, _) = primals, tangents
+    out = prims.std(x, dims, correction=correction)
+    is_zero = clang.eq(out, 0.0)  # see the vjp rule
+    moved = clang.where(is_zero, 0.0, _moved_variance(x, dx, reduced(x, dims), correction))
+    return out, clang.true_divide(moved, clang.where(is_zero, 1.0, clang.mul(out, 2.0)))
+
+
+@register_jvp(prims.prod)
+def prod(primals, tangents):
+    """Pairs of factors are multiplied together with their tangents, in about log2(n) rounds: right where factors are 0, too."""
+    (x, dims), (dx, _) = primals, tangents
+    out = prims.prod(x, dims)
+    if x.numel() == 0:
+        return out, None
+    dims = reduced(x, dims)
+    value, tangent = factors(x, dims), factors(dx, dims)
+    while value.shape[0] > 1:
+        (a, b, last), (da, db, d_last) = halves(value), halves(tangent)
+        value, tangent = clang.mul(a, b), plus(clang.mul(da, b), clang.mul(a, db))
+        if last is not None:
+            value, tangent = prims.cat([value, last], 0), prims.cat([tangent, d_last], 0)
+    return out, prims.squeeze(tangent, (0,))
+
+
+def _chosen(tangent: TensorProxy, indices: TensorProxy, dim: int) -> TensorProxy:
+    return tangent if tangent.ndim == 0 else prims.gather(tangent, indices, dim)
+
+
+@register_jvp(prims.topk)
+def topk(primals, tangents):
+    """The tangents of the elements that were taken."""
+    values, indices = prims.topk(*primals)
+    return (values, indices), (_chosen(tangents[0], indices, primals[2]), None)
+
+
+@register_jvp(prims.sort)
+def sort(primals, tangents):
+    """The tangents in the order of the values."""
+    values, indices = prims.sort(*primals)
+    return (values, indices), (_chosen(tangents[0], indices, primals[1]), None)
+
+
+# -- cotangents -------------------------------------------------------------------------------------------------------
+
+
+def _prod(x: TensorProxy, dims: Sequence[int]) -> tuple[TensorProxy, tuple]:
+    return prims.prod(x, dims), (x, reduced(x, dims))
+
+
+@holomorphic
+def _prod_backward(saved: tuple, g: TensorProxy) -> tuple:
+    """The product of the other factors, in about log2(n) rounds: right where factors are 0, which (prod x) / x is not."""
+    x, dims = saved
+    if x.numel() == 0:
+        return clang.full_like(x, 0), None
+    rounds = []
+    value = factors(x, dims)
+    while value.shape[0] > 1:
+        rounds.append(halves(value))
+        a, b, last = rounds[-1]
+        value = clang.mul(a, b)
+        if last is not None:
+            value = prims.cat([value, last], 0)
+    gradient = clang.unsqueeze(g, 0)
+    for a, b, last in reversed(rounds):
+        n = a.shape[0]
+        of_pairs = gradient if last is None else clang.slice_in_dim(gradient, 0, n)
+        parts = [clang.mul(of_pairs, b), clang.mul(of_pairs, a)]
+        if last is not None:
+            parts.append(clang.slice_in_dim(gradient, n, n + 1))
+        gradient = prims.cat(parts, 0)
+    kept = tuple(d for d in range(x.ndim) if d not in dims)
+    order = (*dims, *kept)
+    spread = clang.reshape(gradient, tuple(x.shape[d] for d in order))
+    return clang.transpose(spread, tuple(order.index(d) for d in range(x.ndim))), None
+
+
+register_vjp(prims.prod)(_prod, _prod_backward)
+
+
+def _of_variance(g: TensorProxy, x: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
+    spread = restored(g, x, dims)
+    return clang.mul(prims.convert_element_type(spread, x.dtype) if is_complex(x) else spread, from_mean(x, dims, correction))
+
+
+def _var(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[TensorProxy, tuple]:
+    return prims.var(x, dims, correction=correction), (x, reduced(x, dims), correction)
+
+
+register_vjp(prims.var)(_var, lambda saved, g: (_of_variance(g, *saved), None))
+
+
+def _var_mean(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[tuple, tuple]:
+    return prims.var_mean(x, dims, correction=correction), (x, reduced(x, dims), correction)
+
+
+def _var_mean_backward(saved: tuple, g: TensorProxy, g_mean: TensorProxy) -> tuple:
+    x, dims, correction = saved
+    of_mean = clang.true_divide(restored(g_mean, x, dims), math.prod(x.shape[d] for d in dims))
+    return clang.add(_of_variance(g, x, dims, correction), of_mean), None
+
+
+register_vjp(prims.var_mean)(_var_mean, _var_mean_backward)
+
+
+def _std(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[TensorProxy, tuple]:
+    out = prims.std(x, dims, correction=correction)
+    return out, (x, reduced(x, dims), correction, out)
+
+
+def _std_backward(saved: tuple, g: TensorProxy) -> tuple:
+    """G / (2 std) times the gradient of the variance, 0 where std is 0."""
+    x, dims, correction, out = saved
+    is_zero = clang.eq(out, 0.0)  # what is divided by is another, so that derivatives of this are no 0 / 0
+    scaled = clang.true_divide(clang.where(is_zero, 0.0, g), clang.where(is_zero, 1.0, clang.mul(out, 2.0)))
+    return _of_variance(scaled, x, dims, correction), None
+
+
+register_vjp(prims.std)(_std, _std_backward)
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+# Reductions that are kept whole, with `dim` their second argument, None for all dimensions.
+_COMPOSITES = (
+    ltorch.sum,
+    ltorch.mean,
+    ltorch.amax,
+    ltorch.amin,
+    ltorch.var,
+    ltorch.std,
+    ltorch.var_mean,
+    ltorch.all_tensor,
+    ltorch.any_tensor,
+    ltorch.logsumexp,
+)
+
+
+def composite(operation: Symbol) -> Callable:
+    """The rule of a reduction of torch's."""
+    dim_is_keyword = inspect.signature(operation.meta).parameters["dim"].kind is inspect.Parameter.KEYWORD_ONLY
+
+    def rule(axis_size: int, in_dims: tuple, a: TensorProxy, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+        ndim = a.ndim - 1
+        dims = tuple(range(ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+        if ndim == 0 or not dims or dim_is_keyword:
+            return NotImplemented  # torch reads "no dimensions" as "all"
+        return operation(a, tuple(shifted(d, ndim) for d in dims), *args, **kwargs), 0
+
+    return rule
+
+
+def primitive(operation: Symbol) -> Callable:
+    """The rule of a primitive reduction over `dims`, which may be none."""
+
+    def rule(axis_size: int, in_dims: tuple, a: TensorProxy, dims: Any, **kwargs: Any) -> Any:
+        if dims and a.ndim > 1:
+            return operation(a, tuple(shifted(d, a.ndim - 1) for d in dims), **kwargs), 0
+        if operation in (prims.var, prims.std, prims.var_mean):
+            wide = prims.reshape(a, (*a.shape, 1))
+            return operation(wide, (wide.ndim - 1,), **kwargs), 0
+        return prims.clone(a), 0
+
+    return rule
+
+
+def arg_reduction(operation: Symbol) -> Callable:
+    """The rule of argmax and argmin: positions in the flattened sample if there is no dimension."""
+
+    def rule(axis_size: int, in_dims: tuple, a: TensorProxy, dim: int | None) -> Any:
+        if dim is None or a.ndim == 1:
+            return operation(prims.reshape(a, (axis_size, math.prod(a.shape[1:]))), 1), 0
+        return operation(a, shifted(dim, a.ndim - 1)), 0
+
+    return rule
+
+
+for _operation in _COMPOSITES:
+    batching_rules.add(_operation, composite(_operation))
+
+for _operation in (prims.amax, prims.amin, prims.prod, prims.sum, prims.var, prims.var_mean, prims.std):
+    batching_rules.add(_operation, primitive(_operation))
+
+for _operation in (prims.argmax, prims.argmin):
+    batching_rules.add(_operation, arg_reduction(_operation))
