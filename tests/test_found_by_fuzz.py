@@ -333,3 +333,46 @@ def test_results_without_dimensions_that_nothing_uses(f):
     (wanted,) = torch.autograd.grad(f(x), x)
     (found,) = torch.autograd.grad(thunder.jit(f, transforms=[T.SubclassTransform()])(x), x)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_normalize_of_a_row_of_zeros(p):
+    weights = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
+
+    def f(x):
+        return (F.normalize(x, p) * weights).sum()
+
+    x = torch.randn(3, 4, dtype=torch.float64)
+    x[1] = 0
+    wanted = torch.func.grad(f)(x)
+    torch.testing.assert_close(T.grad(f)(x), wanted)
+    leaf = x.clone().requires_grad_()
+    thunder.jit(f, transforms=[T.SubclassTransform()])(leaf).backward()
+    torch.testing.assert_close(leaf.grad, wanted)
+
+
+_AT_ZEROS = {
+    "prod": lambda x: x.prod(1),
+    "prod of all": lambda x: torch.prod(x),
+    "cumprod": lambda x: x.cumprod(1),
+    "a power": lambda x: x**x,
+    "atan2": lambda x: torch.atan2(x, 0 * x),
+    "norm": lambda x: x.norm(3, 1),
+    "std": lambda x: (0 * x).std(1),
+}
+
+
+@pytest.mark.parametrize("name", _AT_ZEROS)
+@pytest.mark.parametrize("num_zeros", [1, 4])
+def test_gradients_at_zeros_are_torchs(name, num_zeros):
+    def f(x):
+        out = _AT_ZEROS[name](x)
+        return (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)).sum()
+
+    x = torch.rand(2, 4, dtype=torch.float64) + 0.5
+    x[0, :num_zeros] = 0
+    wanted = torch.func.grad(f)(x)
+    torch.testing.assert_close(T.grad(f)(x), wanted)
+    leaf = x.clone().requires_grad_()
+    thunder.jit(f, transforms=[T.SubclassTransform()])(leaf).backward()
+    torch.testing.assert_close(leaf.grad, wanted)

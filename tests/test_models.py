@@ -9,7 +9,7 @@ import transformers as tf
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
-from thunder_norm.core import tensors as kinds
+from thunder_norm.core import kinds
 from thunder_norm.transforms import NormTransform
 
 SIZE = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 32}

@@ -22,9 +22,11 @@ from thunder.core.compile_data import get_compile_data  # noqa: F401 - its modul
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from tests.seeds import seeded
+
 warnings.simplefilter("ignore")
 
-torch.manual_seed(0)
+torch.manual_seed(seeded())
 _MODULE = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.GELU(), torch.nn.Dropout(0.0))
 _FLAGS = {"on": True, "scale": 2}
 
@@ -117,7 +119,7 @@ def programs() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, f in PROGRAMS.items():
         for requires_grad in (False, True):
-            torch.manual_seed(0)
+            torch.manual_seed(seeded())
             x = torch.linspace(-1, 2, 9).reshape(3, 3).requires_grad_(requires_grad)
             jitted = thunder.jit(f)
             try:

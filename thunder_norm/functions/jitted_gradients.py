@@ -71,12 +71,22 @@ def _is_concerned(bsym: BoundSymbol) -> bool:
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
-    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym)
+    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_a_gradient_with_nan(bsym)
 
 
 _NO_OPERATIONS = frozenset(
     {prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UPDATE_ALIASES, prims.PrimIDs.COPY_, prims.PrimIDs.ITEM}
 )
+
+
+def _has_a_gradient_with_nan(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's gradient is NaN where torch's is a number: of products with a zero, of 0 to the power of 0, of atan2(0, 0)."""
+    if bsym.sym.id is prims.PrimIDs.POW:
+        return isinstance(bsym.args[1], TensorProxy)
+    if bsym.sym.id in (prims.PrimIDs.PROD, prims.PrimIDs.ATAN2):
+        return True
+    is_taken_apart = isinstance(bsym.sym.id, str) and _get_gradfn_and_executor(bsym)[0] is None
+    return is_taken_apart and any(map(_has_a_gradient_with_nan, bsym.subsymbols))
 
 
 def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:

@@ -8,6 +8,7 @@ argument than torch's.  Type promotion is mended where Thunder works it out, in 
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -159,6 +160,25 @@ def _positive(dim: Any, ndim: int) -> Any:
 
 for _norm in (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm):
     _instead_of(_norm)(_norm_over_positive(ltorch._torch_to_thunder_function_map[_norm]))
+
+
+@_instead_of(F.normalize)
+def _normalize(input: TensorProxy, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
+    """x / max(|x|, eps).  Thunder's takes a root of the sum of powers, whose gradient is NaN where that is 0.
+
+    For p = 2 the maximum is taken under the root, where the square of eps is a number that the dtype has.
+    """
+    if out is not None or p in (0.0, math.inf, -math.inf):
+        return ltorch.normalize(input, p, dim, eps, out)
+    if p != 2.0 or eps < 1e-15:
+        norm = _norm_over_positive(ltorch._torch_to_thunder_function_map[torch.linalg.vector_norm])(input, p, dim, keepdim=True)
+        return ltorch.true_divide(input, ltorch.clamp(norm, min=eps))
+    entries = ltorch.abs(input) if dtypes.is_complex_dtype(input.dtype) else input
+    own = entries.dtype
+    if dtypes.is_low_precision_dtype(own):
+        entries = ltorch.to(entries, dtypes.float32)
+    square = ltorch.sum(ltorch.mul(entries, entries), dim, keepdim=True)
+    return ltorch.true_divide(input, ltorch.to(ltorch.sqrt(ltorch.clamp(square, min=eps * eps)), own))
 
 
 @_instead_of(torch.arange)

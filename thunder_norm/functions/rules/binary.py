@@ -30,10 +30,11 @@ register_slopes(
 
 
 def _over_square(t: TensorProxy, a: Any, b: Any) -> TensorProxy:
-    return ltorch.true_divide(t, ltorch.add(ltorch.mul(a, a), ltorch.mul(b, b)))
+    square = ltorch.add(ltorch.mul(a, a), ltorch.mul(b, b))
+    return ltorch.true_divide(t, ltorch.where(ltorch.eq(square, 0.0), 1.0, square))
 
 
-# the angle of (b, a): (b da - a db) / (a^2 + b^2)
+# the angle of (b, a): (b da - a db) / (a^2 + b^2), and 0 at the origin as torch has it
 register_slopes(
     prims.atan2,
     lambda t, y, a, b: _over_square(ltorch.mul(t, b), a, b),
