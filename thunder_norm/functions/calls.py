@@ -27,7 +27,7 @@ from thunder_norm.subclass.broadcast import broadcast_scalars_of
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tracing import hooks, lookasides
-from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
 
 
@@ -126,14 +126,14 @@ def _written(
     except Interrupted:
         return INTERPRETER_SIGNALS.EXCEPTION_RAISED
     except ThunderNormError as e:
-        return do_raise(_with_line(e))
+        return do_raise(with_users_line(e))
     except Exception as e:  # of a rule, or of Thunder's own checks: the user's to see, not a crash of the interpreter
         return do_raise(e)
     result = finish(call, bsyms, result)
     try:
         shown = closed(result)
     except ThunderNormError as e:
-        return do_raise(_with_line(e))
+        return do_raise(with_users_line(e))
     announce(shown, bsyms)
     trace.peek_scope().extend(bsyms)
     acquisition.reopen([*tree_flatten(result)[0], *(p for b in bsyms for p in b.flat_proxy_outs)])
@@ -151,7 +151,7 @@ def constructor(function: Callable) -> Callable:
         try:
             made = acquisition.wrapped(function(target.value, *values, **options), target)
         except ThunderNormError as e:
-            return do_raise(_with_line(e))
+            return do_raise(with_users_line(e))
         _remember_function(made, target)
         return made
 
@@ -176,10 +176,3 @@ def _remember_function(made: WrappedValue, target: WrappedValue) -> None:
 def draws_numbers(bsym: BoundSymbol) -> bool:
     """Whether an operation draws random numbers."""
     return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or any(draws_numbers(s) for s in bsym.subsymbols)
-
-
-def _with_line(error: ThunderNormError) -> ThunderNormError:
-    location = location_of_user()
-    if location is not None and "\n  at " not in str(error):
-        error.args = (f"{error}\n  at  {location}", *error.args[1:])
-    return error

@@ -19,7 +19,7 @@ from thunder_norm.subclass import interpret, operations, plain, plain_operations
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
-from thunder_norm.tracing import hooks, lookasides
+from thunder_norm.tracing import hooks
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
@@ -35,8 +35,7 @@ class Watching(Participant):
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
-        own = lookasides.of_others(fn) if fn is operations.AUTOGRAD_APPLY else None
-        return own or values.refusal(fn, args) or plain.about_plain(None, fn, args) or lookaside_for(fn, *args, **kwargs)
+        return values.refusal(fn, args) or plain.about_plain(None, fn, args) or lookaside_for(fn, *args, **kwargs)
 
     def finish_epilogue(self, ctx: JitCtx, epilogue: TraceCtx) -> None:
         """Write what the program has kept."""

@@ -33,10 +33,10 @@ from thunder_norm.subclass.attributes import (
     read_attribute,
     type_of,
 )
-from thunder_norm.subclass.operations import AUTOGRAD_APPLY, is_of_wrappers, operation_of, operation_on_first, torch_callable
+from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
-from thunder_norm.subclass.protocol import is_wrapper, is_wrapper_class, outer_metadata
+from thunder_norm.subclass.protocol import is_of_wrappers, is_wrapper, is_wrapper_class, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import FUNCTORCH_LEVELS, refuse_functorch, refuse_make_wrapper, refuse_setattr, refuse_value

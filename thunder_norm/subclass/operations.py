@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass import executors, trace
 from thunder_norm.subclass.acquisition import Acquisition, data_dependent
+from thunder_norm.subclass.protocol import is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 
@@ -38,11 +39,6 @@ _PROXY_METHODS = {
 
 # The interpreter takes bound methods apart: the class is the first argument.
 AUTOGRAD_APPLY = torch.autograd.Function.apply.__func__
-
-
-def is_of_wrappers(fn: Any) -> bool:
-    """Whether `fn` is an operation of a library's own: it dispatches on wrappers itself, and on plain tensors is its ``body``."""
-    return getattr(type(fn), "dispatches_on_wrappers", False)
 
 
 def torch_callable(fn: Callable) -> Callable | None:

@@ -178,3 +178,8 @@ def is_equal(a: Any, b: Any) -> bool:
         return type(a) is type(b) and bool(a == b)
     except Exception:  # noqa: BLE001 - a context may hold anything, for instance a tensor
         return False
+
+
+def is_of_wrappers(fn: Any) -> bool:
+    """Whether `fn` is an operation of a library's own: it dispatches on wrappers itself, and on plain tensors is its ``body``."""
+    return getattr(type(fn), "dispatches_on_wrappers", False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.locations import with_users_line
 
 
 class Refused:
@@ -15,12 +15,9 @@ class Refused:
 
     def note(self, error: Exception) -> Exception:
         """Remember an error that is about to be raised, and return it, with the user's line if its message has none."""
-        location = location_of_user()
-        if location is not None and "\n  at " not in str(error):
-            error.args = (f"{error}\n  at  {location}", *error.args[1:])
         if self._first is None:
             self._first = error
-        return error
+        return with_users_line(error)
 
     def raise_later(self, error: Exception) -> None:
         """Remember an error that cannot be raised here."""

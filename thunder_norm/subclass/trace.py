@@ -27,7 +27,7 @@ from thunder_norm.op_names import op_key
 from thunder_norm.subclass import aten
 from thunder_norm.subclass.acquisition import Acquisition, gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.fallback import is_random
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded
 
@@ -125,7 +125,7 @@ def operation_id(fn: Callable, args: Any, kwargs: Any, result: Any) -> Operation
     cls = type(wrappers[0]) if wrappers else "plain"
     if isinstance(fn, type):
         return OperationId(fn, "new")
-    if getattr(type(fn), "dispatches_on_wrappers", False):
+    if is_of_wrappers(fn):
         return OperationId(cls, fn.__name__)
     return OperationId(cls, name_of_operation(fn))
 

@@ -220,10 +220,7 @@ def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_user(fn: Callable) -> Callable | None:
-    try:
-        found = jit_ext._general_jit_lookaside_map.get(fn)
-    except TypeError:  # not hashable
-        return None
+    found = lookasides.look_up(jit_ext._general_jit_lookaside_map, fn)
     return found if hasattr(found, _IS_OF_USER) else None
 
 

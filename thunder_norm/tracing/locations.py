@@ -40,6 +40,14 @@ def location_of_user() -> str | None:
     return None
 
 
+def with_users_line(error: Exception) -> Exception:
+    """The error, with the line of the user's that is being interpreted if its message has none."""
+    location = location_of_user()
+    if location is not None and "\n  at " not in str(error):
+        error.args = (f"{error}\n  at  {location}", *error.args[1:])
+    return error
+
+
 @contextlib.contextmanager
 def at_line_of(trace: TraceCtx, bsym: BoundSymbol) -> Iterator[None]:
     """What is written to `trace` meanwhile comes from the statement that `bsym` came from."""

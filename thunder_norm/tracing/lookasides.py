@@ -33,12 +33,12 @@ def _entering(table: dict[Any, Callable], fn: Callable) -> Callable[[Callable], 
 
 def of_thunder_norm(fn: Callable) -> Callable | None:
     """What to call for a function of ours."""
-    return _found(_of_thunder_norm, fn)
+    return look_up(_of_thunder_norm, fn)
 
 
 def of_others(fn: Callable) -> Callable | None:
     """What to call for a function of torch or Python where a transform of ours has a part."""
-    return _found(_of_others, fn)
+    return look_up(_of_others, fn)
 
 
 def is_registered(fn: Callable) -> bool:
@@ -46,7 +46,8 @@ def is_registered(fn: Callable) -> bool:
     return of_thunder_norm(fn) is not None or of_others(fn) is not None
 
 
-def _found(table: dict[Any, Callable], fn: Callable) -> Callable | None:
+def look_up(table: dict[Any, Callable], fn: Callable) -> Callable | None:
+    """What a table has for `fn`, which may be an object that is not hashable."""
     try:
         return table.get(fn)
     except TypeError:  # not hashable

@@ -22,6 +22,8 @@ from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue,
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
 from thunder.core.proxies import TensorProxy
 
+from thunder_norm.tracing.lookasides import look_up
+
 _AS_TORCH: dict[Callable, Callable] = {}
 
 
@@ -30,10 +32,7 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue] = ()) -> Callable | Non
     if fn is getattr:
         is_mended = len(args) >= 2 and type(args[0].value) is TensorProxy and args[1].value in _methods()
         return _torchs_method if is_mended else None
-    try:
-        own = _AS_TORCH.get(fn)
-    except TypeError:  # not hashable
-        return None
+    own = look_up(_AS_TORCH, fn)
     return None if own is None else _called(own)
 
 
