@@ -8,6 +8,7 @@ import random
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 
 import hypothesis
 import numpy as np
@@ -51,6 +52,31 @@ def _fix_seeds() -> None:
 def fixed_seed() -> None:
     """Each test sees the same random numbers, alone or in any order."""
     _fix_seeds()
+
+
+def _process_state() -> dict[str, object]:
+    """What torch keeps for the whole process, and a test changes for the tests after it."""
+    return {
+        "a process group": torch.distributed.is_available() and torch.distributed.is_initialized(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "gradients": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "swapped parameters": torch.__future__.get_swap_module_params_on_conversion(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_over(fixed_seed: None) -> Iterator[None]:
+    """Tests run in any order: each leaves the process as it found it."""
+    before = _process_state()
+    yield
+    after = _process_state()
+    assert after == before, "the test leaves behind what the tests after it see"
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 import thunder
@@ -17,6 +18,14 @@ from thunder_norm.tracing.bindable import executor as boundary_executor
 from thunder_norm.transforms import SubclassTransform
 
 REFUSALS = (UnsupportedOpError, UnsupportedSubclassError)
+
+
+@pytest.fixture(autouse=True)
+def process_group_of_one(nothing_left_over: None) -> Iterator[None]:
+    """What cases with a DTensor start is ended."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def rows(entries) -> dict:
