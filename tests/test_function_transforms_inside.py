@@ -73,6 +73,33 @@ def test_second_derivatives_of_linear_algebra_in_every_order(name: str) -> None:
         assert_same(order(f)(x), expected, rtol=1e-7, atol=1e-8)
 
 
+TRIANGLES = ({}, {"upper": False}, {"transpose": True}, {"upper": False, "transpose": True, "unitriangular": True})
+
+
+@pytest.mark.parametrize("options", TRIANGLES, ids=str)
+def test_forward_mode_of_triangular_solve_does_not_read_the_other_half(options: dict) -> None:
+    """Torch's own pushes the half that the operation ignores, and with ``unitriangular`` the diagonal."""
+    b, A = float64(3, 2), float64(3, 3, seed=1) + 2 * torch.eye(3, dtype=torch.float64)
+    directions = (float64(3, 2, seed=2), float64(3, 3, seed=3))
+
+    def solution(b: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+        return torch.triangular_solve(b, A, **options)[0]
+
+    def the_same(b: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+        A = A.mT if options.get("transpose") else A
+        upper = options.get("upper", True) != options.get("transpose", False)
+        return torch.linalg.solve_triangular(A, b, upper=upper, unitriangular=options.get("unitriangular", False))
+
+    def pulled(solve: Callable, t: Any) -> Callable:
+        return lambda b, A: t.vjp(lambda b, A: t.jvp(solve, (b, A), directions), b, A)[1]((b.cos(), b.sin()))
+
+    expected = torch.func.jvp(the_same, (b, A), directions)
+    assert_same(T.jvp(solution, (b, A), directions), expected)
+    assert_same(thunder.jit(lambda b, A: T.jvp(solution, (b, A), directions))(b, A), expected)
+    assert_same(T.vmap(lambda b: T.jvp(solution, (b, A), directions))(b[None])[1][0], expected[1])
+    assert_same(pulled(solution, T)(b, A), pulled(the_same, torch.func)(b, A))
+
+
 NAMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sort": lambda x: x.sort().values * x.sort(dim=0).values,
     "torch.sort": lambda x: torch.sort(x, descending=True).values.cumsum(0),

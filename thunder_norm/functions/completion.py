@@ -35,6 +35,7 @@ from thunder_norm.functions.control_flow import data_dependent
 from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.levels import active_level
 from thunder_norm.functions.opaque import Operation, symbol_for
+from thunder_norm.functions.torch_func import Forward
 from thunder_norm.functions.trial import Trial, position_of, try_out
 from thunder_norm.subclass import operations, plain
 from thunder_norm.tracing import lookasides
@@ -243,7 +244,7 @@ def _symbol(function: Callable, changed: tuple[int, ...], views: tuple[tuple[int
     run = functools.partial(_run, function, changed)
     meta = functools.partial(_meta, function)
     name = _name(function).replace(".", "_")
-    return symbol_for(Operation(name, run, meta, name.removesuffix("_") in _DRAWS, views))
+    return symbol_for(Operation(name, run, meta, name.removesuffix("_") in _DRAWS, views, Forward.of(name.removesuffix("_"))))
 
 
 _DRAWS = frozenset("bernoulli cauchy exponential geometric log_normal normal random uniform".split())

@@ -29,6 +29,7 @@ from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.registry import VjpRule
 from thunder_norm.functions.replay import is_differentiable
 from thunder_norm.functions.thunder_rules import joint_of
+from thunder_norm.functions.torch_func import Forward
 from thunder_norm.functions.trial import for_torch, try_out
 from thunder_norm.tracing.locations import location_of
 
@@ -47,7 +48,8 @@ class Operation(NamedTuple):
     """An operation that torch runs.
 
     ``run(*args, **kwargs)`` takes torch tensors, ``meta(*args, **kwargs)`` proxies; the tensors of what both return, flattened,
-    correspond.  `views` are the results that share memory with an argument, by the positions of both.
+    correspond.  `views` are the results that share memory with an argument, by the positions of both.  `forward` is what torch's
+    forward mode of it is worth, and of what is derived from it.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Operation(NamedTuple):
     meta: Callable
     is_random: bool = False
     views: tuple[tuple[int, int], ...] = ()
+    forward: Forward = Forward.RIGHT
 
 
 class Derivation(NamedTuple):
@@ -81,11 +84,11 @@ def derived(transform: str, operation: Operation) -> Symbol:
 
 def _register(transform: str, operation: Operation) -> Symbol:
     how = _DERIVATIONS[transform]
-    if any(word in operation.name for word in ("solve", "det")):
-        torch_func.wrong_forwards.add(operation.run)
     run = functools.partial(how.run, operation.run)
+    if transform == "jvp":
+        run = functools.partial(run, forward=operation.forward)
     meta = functools.partial(how.meta, operation.meta)
-    symbol = symbol_for(Operation(f"{transform}_{operation.name}", run, meta, operation.is_random))
+    symbol = symbol_for(Operation(f"{transform}_{operation.name}", run, meta, operation.is_random, forward=operation.forward))
     _symbols[transform, operation] = symbol
     return symbol
 
@@ -166,7 +169,8 @@ def _operation(name: str, run: Callable, meta: Callable, is_random: bool) -> Ope
             found = meta(*args, **kwargs)
         return tree_map(lambda v: TensorProxy(like=v) if isinstance(v, TensorProxy) else v, found)
 
-    return Operation(name, _on_torch_types(_by_name_where_needed(run, meta)), alone, is_random)
+    run = _on_torch_types(_by_name_where_needed(run, meta))
+    return Operation(name, run, alone, is_random, forward=Forward.of(name))
 
 
 def _by_name_where_needed(run: Callable, meta: Callable) -> Callable:

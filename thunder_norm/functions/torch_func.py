@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,8 +31,29 @@ def _differentiated() -> Iterator[None]:
         _is_differentiated.reset(token)
 
 
-# What runs the operations of which torch's forward mode is wrong where it is differentiated, or in a batch of batches.
-wrong_forwards: set[Callable] = set()
+class Forward(enum.Enum):
+    """What torch's forward mode of an operation is worth.
+
+    The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
+    derivatives of its forward mode, in either direction, are wrong for them, and so is its forward mode in a batch of batches.  That of
+    ``torch.triangular_solve`` pushes the half of the matrix that the operation does not read.  Reverse mode is right for all of them.
+    """
+
+    RIGHT = "right"
+    WRONG_INSIDE = "wrong where it is differentiated, and in a batch of batches"
+    WRONG = "wrong"
+
+    @staticmethod
+    def of(name: str) -> Forward:
+        """That of the operation of a name: ``linalg_solve``, ``torch_linalg_solve``, ``_linalg_slogdet``."""
+        name = name.removeprefix("torch_").removeprefix("_").removeprefix("linalg_")
+        if name == "triangular_solve":
+            return Forward.WRONG
+        return Forward.WRONG_INSIDE if name in _WITH_FACTORS else Forward.RIGHT
+
+
+_WITH_FACTORS = frozenset("cholesky_solve det logdet lu_solve slogdet solve solve_ex solve_triangular tensorsolve".split())
+
 # How many batches what runs is in.
 _num_batches: contextvars.ContextVar[int] = contextvars.ContextVar("num_batches", default=0)
 
@@ -51,12 +73,15 @@ def meta_jvp(meta: Callable, args: tuple, kwargs: dict, tangents: Sequence[Tenso
     return *results, *(TensorProxy(like=p) for p in results if is_differentiable(p))
 
 
-def run_jvp(run: Callable, args: tuple, kwargs: dict, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+def run_jvp(
+    run: Callable, args: tuple, kwargs: dict, tangents: Sequence[torch.Tensor | None], forward: Forward
+) -> tuple[torch.Tensor, ...]:
     """All results, then the tangents of the floating ones; `tangents` has one, or None, for each tensor in (args, kwargs)."""
     points = flat_tensors((args, kwargs))
     varying = tuple(i for i, t in enumerate(tangents) if t is not None)
     function = _function_of(run, (args, kwargs), varying)
-    is_backwards = run in wrong_forwards and (_is_differentiated.get() or _num_batches.get() >= 2)
+    is_inside = _is_differentiated.get() or _num_batches.get() >= 2
+    is_backwards = forward is Forward.WRONG or (forward is Forward.WRONG_INSIDE and is_inside)
     results, pushed = _push(function, tuple(points[i] for i in varying), tuple(tangents[i] for i in varying), is_backwards)
     return *results, *pushed
 
@@ -80,10 +105,8 @@ def _function_of(run: Callable, arguments: tuple[tuple, dict], varying: Sequence
 def _push(function: Callable, points: tuple, directions: tuple, is_backwards: bool) -> tuple[tuple, tuple]:
     """Results and tangents; by two reverse modes where torch has no forward mode, or where that is wrong.
 
-    The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
-    derivatives of its forward mode, in either direction, are wrong for them, and so is its forward mode in a batch of batches. Others
-    go forwards: reverse over reverse of logcumsumexp is NaN, and for directions that leave the symmetric matrices the two modes of
-    cholesky differ.
+    Others go forwards: reverse over reverse of logcumsumexp is NaN, and for directions that leave the symmetric matrices the two modes
+    of cholesky differ.
 
     Programs run with gradients disabled, under which some of torch's formulas for gradients (``linalg_det_backward``,
     ``linalg_solve_backward``) choose variants that cannot be differentiated: of a function that is a gradient they would be.
