@@ -20,7 +20,8 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions.acquisition import program_of
 from thunder_norm.functions.custom import CustomOperation
 from thunder_norm.functions.levels import active_level
-from thunder_norm.subclass.acquisition import Acquisition, is_grad_enabled
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY
 from thunder_norm.subclass.record import Recorded, recording
 from thunder_norm.subclass.refused_backward import Refuse, untraceable_backward
@@ -56,7 +57,7 @@ class _Call:
             self.forward, recorder.log = recorder.log, []
             self.outputs = list({id(t): t for t in tree_flatten(self.result)[0] if isinstance(t, torch.Tensor)}.values())
             self._check_unchanged()
-            with self.acquisition.mode, recorder.paused(), torch.no_grad():
+            with self.acquisition.fakes.mode, recorder.paused(), torch.no_grad():
                 self.cotangents = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.outputs]
             try:
                 self._go_backward()
@@ -96,7 +97,7 @@ class _Call:
         self.gradients = [of.get(id(t)) for t in self.inputs]
 
     def _refuse_backward(self, error: Exception) -> None:
-        with self.acquisition.mode, torch.no_grad():
+        with self.acquisition.fakes.mode, torch.no_grad():
             self.gradients = [torch.empty_like(t) if t.requires_grad else None for t in self.inputs]
         gradients = tuple(g for g in self.gradients if g is not None)
         self.backward = [Recorded(Refuse(error, gradients), tuple(self.cotangents), {}, gradients, gradients)]

@@ -81,8 +81,8 @@ def _hidden_wrappers(call: Call) -> str | None:
     if interpreted is None:
         return None
     given = {p.name for p in call.tensors}
-    for proxy in interpreted.subclass_proxies():
-        spec = interpreted.input_specs.get(id(proxy.fake))
+    for proxy in interpreted.wrappers.proxies():
+        spec = interpreted.wrappers.specs.get(id(proxy.fake))
         if spec is not None and spec.requires_grad and not {p.name for p in leaf_proxies(interpreted, proxy.fake)} <= given:
             return with_details(
                 f"a function under {call.name} uses a {spec.cls.__name__} that requires grad and is not among its arguments",
@@ -95,7 +95,7 @@ def _hidden_wrappers(call: Call) -> str | None:
 def _check_not_torchs() -> None:
     """Refuse to transform what torch's autograd differentiates: its operations are constants to any other transform."""
     interpreted = current_acquisition()
-    if interpreted is not None and interpreted.differentiates:
+    if interpreted is not None and interpreted.autograd.is_running:
         raise TransformError(
             with_details(
                 "a transformed function in a program with wrappers that require grad",

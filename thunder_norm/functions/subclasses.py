@@ -10,7 +10,7 @@ from thunder.core.proxies import TensorProxy
 from thunder_norm.functions.jitted_gradients import functional, with_missing_gradients
 from thunder_norm.functions.transformed import compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
-from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.acquisition import Acquisition, Phase
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate
@@ -52,11 +52,11 @@ class SubclassTransform(interception.Interpreting):
         acquisition = interception.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
-        acquisition.is_finished = True
+        acquisition.phase = Phase.FINISHED
         acquisition.refused.check(acquisition.has_wrappers)
         values.check_numbers(computation_trace)
         traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
-        joint = differentiate(acquisition, traces[1]) if acquisition.differentiates else None
+        joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
         if acquisition.has_wrappers:
             hooks.forget_earlier_traces()  # the first trace users see is the program on plain tensors

@@ -54,7 +54,7 @@ class OpenWrapper:
         """A wrapper of the interpreted program, opened."""
         leaves = leaf_proxies(proxy.acquisition, proxy.fake)
         shapes = tuple(tuple(p.shape) for p in leaves)
-        given = proxy.acquisition.input_specs.get(id(proxy.fake))  # fakes never require grad here
+        given = proxy.acquisition.wrappers.specs.get(id(proxy.fake))  # fakes never require grad here
         spec = dataclasses.replace(WrapperSpec.of(proxy.fake), requires_grad=given is not None and given.requires_grad)
         return OpenWrapper(leaves, _Structure(spec, shapes, proxy.acquisition))
 
@@ -78,10 +78,10 @@ class OpenWrapper:
         stride = spec.stride if shape == spec.shape else torch.empty(shape, device="meta").stride()
         spec = dataclasses.replace(spec, shape=shape, stride=stride, requires_grad=False)
         fakes = tuple(_fake_of(acquisition, p) for p in self.leaves)
-        with torch.no_grad(), acquisition.mode:
+        with torch.no_grad(), acquisition.fakes.mode:
             fake = spec.build(fakes)
         proxy = acquisition.register(SubclassProxy(fake, acquisition))
-        acquisition.bound_leaves[id(fake)] = tuple(self.leaves)
+        acquisition.wrappers.leaves[id(fake)] = tuple(self.leaves)
         return proxy
 
     def _shape(self) -> tuple[int, ...]:
@@ -94,12 +94,12 @@ class OpenWrapper:
 
 
 def _fake_of(acquisition: Any, p: TensorProxy) -> torch.Tensor:
-    known = acquisition.layout_of(p)
+    known = acquisition.fakes.known(p)
     if known is None:
-        with acquisition.mode:
+        with acquisition.fakes.mode:
             dtype, device = dtypes.to_torch_dtype(p.dtype), devices.to_torch_device(p.device)
             known = torch.empty(tuple(p.shape), dtype=dtype, device=device)
-        acquisition.bind(known, p)
+        acquisition.fakes.bind(known, p)
     return known
 
 

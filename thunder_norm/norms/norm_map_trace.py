@@ -233,7 +233,7 @@ class NormMapTransform(NormTransform):
             if tensor.device.type == "meta":
                 raise self._depends_on_data(f"the values of {found[1]!r}, which is on the meta device", p)
             return lambda leaves: tensor
-        position = self._position_of(acquisition.real_input(p))
+        position = self._position_of(acquisition.fakes.real_input(p))
         if position is None or self._inputs[position].device.type == "meta":
             raise self._depends_on_data("the values of a plain tensor", p)
         return lambda leaves: leaves[position]

@@ -40,7 +40,8 @@ from thunder_norm.norms.parameters import (
 from thunder_norm.norms.plain_operations import Functions, Operations, Unknown, unknown_norm
 from thunder_norm.norms.recorder import LiftedParameter, NormRecorder, TracingEnvironment
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, is_grad_enabled, value_of
+from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
@@ -152,7 +153,7 @@ class NormAcquisition(Acquisition):
 
     def beyond_no_grad(self) -> set[int]:
         """Perturbations: a tensor moves as far under `torch.no_grad`, only derivatives of its norm stop there."""
-        normed = [n for p in self.subclass_proxies() for n in _normed_inside(p.fake)] + list(self._lifted.values())
+        normed = [n for p in self.wrappers.proxies() for n in _normed_inside(p.fake)] + list(self._lifted.values())
         return {id(n.perturbation_size) for n in normed if n.perturbation_size is not None} | self._given_perturbations
 
     # -- which operations ---------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class NormAcquisition(Acquisition):
 
     def is_parameter(self, proxy: TensorProxy) -> bool:
         """Whether a proxy is a floating parameter of a module, or derived from parameters alone."""
-        fake = self._fake_of.get(proxy.name)
+        fake = self.fakes.known(proxy)
         if fake is not None and id(fake) in self._derived:
             return True
         found = parameter_name(proxy)
@@ -220,7 +221,7 @@ class NormAcquisition(Acquisition):
 
     def is_parameter_fake(self, t: torch.Tensor) -> bool:
         """Whether a fake stands for a floating parameter, or was made from parameters alone."""
-        proxy = self.proxy_of(t)
+        proxy = self.fakes.proxy_of(t)
         return id(t) in self._derived or proxy is not None and self.is_parameter(proxy)
 
     def derive(self, recorder: Recorder, fn: Callable, args: tuple, kwargs: dict) -> Any:
@@ -255,7 +256,7 @@ class NormAcquisition(Acquisition):
 
     def name_of(self, t: torch.Tensor) -> str | None:
         """The dotted name of the parameter or buffer a fake stands for: of several, the one a norm is given for."""
-        proxy = self.proxy_of(t)
+        proxy = self.fakes.proxy_of(t)
         found = None if proxy is None else parameter_name(proxy)
         if found is None:
             return None
@@ -267,7 +268,7 @@ class NormAcquisition(Acquisition):
         """The normed tensor for a plain one, by this acquisition's policy; written once."""
         dims = canonical_dims(kind, elem_dims, t.ndim)
         self._check_known(t)
-        if self.proxy_of(t) is None and (id(t) not in self._derived or self.is_measured(t)):
+        if self.fakes.proxy_of(t) is None and (id(t) not in self._derived or self.is_measured(t)):
             return kind.of(t, dims)  # a temporary of the operation being recorded
         key = (id(t), kind, dims, is_grad_enabled())
         found = self._lifted.get(key)
@@ -284,7 +285,7 @@ class NormAcquisition(Acquisition):
             MissingNormRuleError: it does.
         """
         self.unknown.check(t, location_of_user())
-        proxy = self.proxy_of(t)
+        proxy = self.fakes.proxy_of(t)
         if proxy is None or id(t) in self._derived:
             return
         bsyms = get_jit_ctx().computation_trace.bound_symbols
@@ -312,7 +313,7 @@ class NormAcquisition(Acquisition):
                 own = self.stated(name, t) or self._first.setdefault(name, NormSpec(kind, dims))
             if self.leaves is not None and name in self.leaves:
                 return self._leaf(recorder, t, name, own, kind, dims)
-            if self.is_unit and self.is_parameter(self.proxy_of(t)):
+            if self.is_unit and self.is_parameter(self.fakes.proxy_of(t)):
                 return recorder.hoist_norm(
                     trace.OperationId(kind, "unit"), lambda: self._fit(own.around(t, 1.0), name, kind, dims)
                 )

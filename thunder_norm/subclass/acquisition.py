@@ -1,28 +1,31 @@
-"""What is known while one trace is acquired: fakes, the proxies they stand for, and where the user's program is."""
+"""What is known while one trace is acquired, and what a transform may decide about it.
+
+An acquisition has the fakes and wrappers met (`fakes`), what torch's autograd follows (`autograd`), what was refused (`refused`), its
+`phase`, and whether the program has wrappers (`presence`).
+"""
 
 from __future__ import annotations
 
-import contextlib
+import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from thunder.core import devices, dtypes
-from thunder.core.compile_data import get_cache_option, get_compile_data
+from thunder.core.compile_data import get_cache_option
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.options import CACHE_OPTIONS
-from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.model_state.escapes import tracing_mode
-from thunder_norm.subclass import activity
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper, outer_metadata
+from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
+from thunder_norm.subclass.fakes import Fakes, Wrappers
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
 from thunder_norm.tracing.locations import location_of_user
@@ -44,58 +47,41 @@ class WrapperOrigin:
     leaf_name: str
 
 
-class Replaced(NamedTuple):
-    """What became of a plain proxy whose tensor the program changed in place."""
+class Phase(enum.Enum):
+    """How far an acquisition is."""
 
-    proxy: TensorProxy
-    fake: torch.Tensor
-    position: int  # in the trace; from there on the proxy means what the fake stands for
+    WAITING = enum.auto()  # the interpreter has called nothing yet
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Presence(enum.IntEnum):
+    """What is known of wrappers in the program; it only grows."""
+
+    UNKNOWN = 0
+    MENTIONED = 1  # the program's code names a wrapper class that it may construct
+    EXPECTED = 2  # an argument or a parameter is one, although none was met yet
+    MET = 3
 
 
 class Acquisition:
-    """The fakes of one acquisition and the trace proxies they stand for.
-
-    A fake is known by identity; the table keeps it alive, so an id never comes back.  The table of a functionalised in-place
-    operation simply points to the newer proxy.
-    """
+    """The state of one acquisition."""
 
     recorder_kind: Any = None  # what logs its operations, if it is not `record.Recorder`
     roles: Mapping[str, str] = MappingProxyType({})  # inner tensors that are called by their role: the attribute, a letter
 
     def __init__(self) -> None:
-        self.is_started = False
-        self.is_finished = False
-        self.mode = tracing_mode()
-        self.watches = False  # whether every call of the program must be looked at: there are wrappers, or may be norms
-        self.has_wrappers = False
-        self.expects_wrappers = False  # some argument or parameter is one, although none was met yet
-        self.differentiates = False  # whether torch's autograd runs on the fakes, see `differentiation`
-        self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
-        self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
-        # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
-        self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
-        self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
-        self._num_scanned = 0
+        self.phase = Phase.WAITING
+        self.presence = Presence.UNKNOWN
+        self.watches = False  # whether every call of the program must be looked at: there may be wrappers, or norms
+        self.fakes = Fakes()
+        self.wrappers = Wrappers()
+        self.autograd = Autograd(self.fakes)
+        self.refused = Refused()
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
-        self.inside_levels: set[int] = set()  # the fakes of wrappers made in those
-        self.mentions_wrappers = False  # the program's code names a wrapper class it may construct
-        self.refused = Refused()
-        self.inner_fakes: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
-        self._held: dict[int, torch.Tensor] = {}  # fakes that the program may hold as plain tensors
-        self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
-        self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
-        self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
-        self._fake_of: dict[str, FakeTensor] = {}
-        self._subclass_proxies: dict[int, SubclassProxy] = {}
-        self.bound_leaves: dict[int, tuple[TensorProxy, ...]] = {}  # of each wrapper, as the trace knows them
-        self.input_fakes: set[int] = set()
-        self.user_names: dict[Variable, TensorProxy] = {}  # Thunder's table of proxies it names after the user's variables
-        self.readable_names: dict[str, TensorProxy] = {}  # ours, by the name before; see `names`
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
-        self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
         self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
-        self.input_specs: dict[int, WrapperSpec] = {}  # of input wrappers, by the identity of their fakes
 
     # -- what a transform may change ----------------------------------------------------------------------------------
 
@@ -136,214 +122,112 @@ class Acquisition:
     @property
     def intercepts_plain(self) -> bool:
         """Whether operations on plain tensors may be taken over (`wants` says which)."""
-        return self.differentiates
+        return self.autograd.is_running
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
-        if not self.differentiates:
+        if not self.autograd.is_running:
             return False
         values = tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0]
         proxies = [v for v in values if isinstance(v, TensorProxy)]
-        if any(p.name in self.replaced for p in proxies):
+        if any(p.name in self.fakes.replaced for p in proxies):
             return True
-        if _is_in_place(fn) and proxies and proxies[0].name in self._fake_of:  # whose other aliases only its fake knows
+        if _is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
             return True
-        return is_grad_enabled() and any(self.requires_grad(p) for p in proxies)
-
-    # -- differentiation ----------------------------------------------------------------------------------------------
-
-    def differentiate(self) -> None:
-        """From now on torch's autograd runs on the fakes: there is a wrapper that requires grad."""
-        if self.differentiates or self.is_transformed:
-            return
-        self.differentiates = self.watches = self.has_wrappers = True
-        for fake, proxy in list(self._proxy_of.values()):
-            self._note_source(fake, proxy)
+        return is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 
     def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
-        """Whether a plain tensor that requires grad meets wrappers without any: eager has a gradient, and it is the class's."""
-        if self.num_levels or self.differentiates or not is_grad_enabled():  # transforms differentiate inner tensors
+        """Whether torch's autograd has to start: a plain tensor that requires grad meets wrappers without any."""
+        if self.num_levels or self.autograd.is_running or not is_grad_enabled():  # transforms differentiate inner tensors
             return False
-        proxies = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, TensorProxy)]
-        fakes = [p.fake for p in proxies if isinstance(p, SubclassProxy)]
-        leaves = [self.proxy_of(t) for fake in fakes for t in WrapperSpec.of(fake).leaves(fake)]
-        plain = [p for p in proxies if not isinstance(p, SubclassProxy)]
-        if not fakes or not any(self.requires_grad(p) for p in plain):
-            return False
-        return not any(p is None or p.requires_grad or self.requires_grad(p) for p in leaves)
+        return self.autograd.meets_gradient(args, kwargs)
 
-    def requires_grad(self, proxy: TensorProxy) -> bool:
-        """Whether the tensor a proxy stands for requires grad, for torch or for Thunder."""
-        if isinstance(proxy, SubclassProxy):
-            return outer_metadata(proxy.fake)[2]
-        fake = self._fake_of.get(proxy.name) if self.differentiates else None
-        return self._is_active(proxy) if fake is None else fake.requires_grad
+    # -- wrappers -----------------------------------------------------------------------------------------------------
 
-    def _note_source(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
-        if (
-            not fake.requires_grad
-            and fake.dtype.is_floating_point
-            and id(fake) not in self.inner_fakes
-            and self._is_active(proxy)
-        ):
-            fake.requires_grad_()
-            self.sources[id(fake)] = fake
+    def note_presence(self, presence: Presence) -> None:
+        """There are, or may be, wrappers: every call must be looked at."""
+        self.presence = max(self.presence, presence)
+        self.watches = True
 
-    def _is_active(self, proxy: TensorProxy) -> bool:
-        """Whether Thunder would differentiate what a plain proxy stands for."""
-        if proxy.history is not None:
-            return proxy.requires_grad
-        bsyms = get_jit_ctx().computation_trace.bound_symbols
-        for bsym in bsyms[self._num_scanned :]:
-            inputs = (p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy))
-            self._active.update(p.name for p in inputs if p.history is not None and p.requires_grad)
-            activity.propagate(bsym, self._active)
-        self._num_scanned = len(bsyms)
-        return proxy.name in self._active
+    @property
+    def is_finished(self) -> bool:
+        """Whether its proxies mean nothing any more."""
+        return self.phase is Phase.FINISHED
+
+    @property
+    def has_wrappers(self) -> bool:
+        """Whether there are wrappers in the program, by now."""
+        return self.presence is Presence.MET
 
     @property
     def meets_wrappers(self) -> bool:
         """Whether there are wrappers in the program, as far as can be known by now."""
-        return self.has_wrappers or self.expects_wrappers
+        return self.presence >= Presence.EXPECTED
 
-    # -- refusals -----------------------------------------------------------------------------------------------------
+    def register(self, proxy: SubclassProxy) -> SubclassProxy:
+        """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
+        self.wrappers.add(proxy, is_inside=self.num_levels > 0)
+        self.note_presence(Presence.MET)
+        return proxy
+
+    def fake_wrapper(self, x: torch.Tensor) -> torch.Tensor:
+        """The wrapper `x` rebuilt over fake inner tensors."""
+        spec = WrapperSpec.of(x)
+        with torch.no_grad(), self.fakes.mode:
+            fake = spec.build(tuple(self.fakes.new(t) for t in spec.leaves(x)))
+        if self.autograd.is_running and spec.requires_grad:
+            self.autograd.note_wrapper(fake)
+        return fake
+
+    # -- differentiation, changes in place, refusals ------------------------------------------------------------------
+
+    def differentiate(self) -> None:
+        """From now on torch's autograd runs on the fakes: there is a wrapper that requires grad."""
+        if not (self.autograd.is_running or self.is_transformed):
+            self.note_presence(Presence.MET)
+            self.autograd.start()
+
+    def may_write_back(self, fake: torch.Tensor) -> bool:
+        """Whether `fake` is an inner tensor of an input that takes no part in differentiation; see `write_back`."""
+        return not self.autograd.is_running and self.fakes.inner.get(id(fake)) is False
+
+    def may_replace(self) -> bool:
+        """Whether the program may change a plain tensor that it holds: all its later uses are met here, and mean the new value."""
+        return self.autograd.is_running and not self.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
 
     def refuse(self, error: Exception) -> Exception:
         """Remember that this program cannot be traced; returns the error, with the user's line."""
         self.watches = True
         return self.refused.note(error)
 
-    # -- fakes of inputs ----------------------------------------------------------------------------------------------
-
-    def new_fake(self, t: torch.Tensor) -> FakeTensor:
-        """A fake with the metadata of the real plain tensor `t`."""
-        with self.mode:
-            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
-
-    def fake_wrapper(self, x: torch.Tensor) -> torch.Tensor:
-        """The wrapper `x` rebuilt over fake inner tensors."""
-        spec = WrapperSpec.of(x)
-        with torch.no_grad(), self.mode:
-            fake = spec.build(tuple(self.new_fake(t) for t in spec.leaves(x)))
-        if self.differentiates and spec.requires_grad:
-            with torch._C.DisableTorchFunctionSubclass():
-                fake.requires_grad_()
-            self.sources[id(fake)] = fake
-        return fake
-
-    def note_input(self, key: Any, real: torch.Tensor) -> None:
-        """Remember the real tensor an input proxy (by its history) or fake wrapper stands for."""
-        self._real_inputs[id(key)] = real
-
-    def real_input(self, proxy: TensorProxy) -> torch.Tensor | None:
-        """The real tensor an input proxy stands for."""
-        key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
-        return self._real_inputs.get(id(key))
-
-    def check_not_own_fake(self, x: torch.Tensor) -> None:
-        """Refuse to take one of our fakes for an input: it escaped in a result whose insides cannot be followed.
+    def check_cache_option(self) -> None:
+        """Refuse wrappers in traces that are to serve other shapes and numbers: fakes are static.
 
         Raises:
-            UnsupportedOpError: `x` is a fake of this acquisition, or a wrapper around one.
+            UnsupportedOpError: the function was jitted with ``cache="symbolic values"``.
         """
-        leaves = WrapperSpec.of(x).leaves(x) if is_wrapper(x) else (x,)
-        if any(isinstance(t, FakeTensor) and t.fake_mode is self.mode for t in leaves):
+        if get_cache_option() is CACHE_OPTIONS.SYMBOLIC_VALUES:
             raise UnsupportedOpError(
-                "an operation on a wrapper subclass returned a tensor inside an object that cannot be followed"
+                with_details(
+                    'a wrapper subclass in a function jitted with cache="symbolic values"',
+                    at=location_of_user(),
+                    why="its trace would be used for other shapes and numbers, which a wrapper's operations may depend on",
+                    instead='use cache="constant values" (the default) or cache="no caching"',
+                )
             )
 
-    # -- fakes and proxies --------------------------------------------------------------------------------------------
-
-    def bind(self, fake: FakeTensor, proxy: TensorProxy, *, is_input: bool = False) -> None:
-        """From now on `fake` stands for `proxy`."""
-        before = self.proxy_of(fake)
-        if before is not None and before is not proxy and self.is_held(fake):
-            self.replaced[before.name] = Replaced(before, fake, len(get_jit_ctx().computation_trace.bound_symbols))
-        self._proxy_of[id(fake)] = (fake, proxy)
-        self._fake_of[proxy.name] = fake
-        if is_input:
-            self.input_fakes.add(id(fake))
-
-    def proxy_of(self, fake: torch.Tensor) -> TensorProxy | None:
-        """The proxy a plain fake stands for now."""
-        found = self._proxy_of.get(id(fake))
-        return found[1] if found is not None else None
+    # -- arguments ----------------------------------------------------------------------------------------------------
 
     def fake_of(self, proxy: TensorProxy) -> torch.Tensor:
         """The fake for a proxy; a plain proxy met for the first time gets one (and counts as an input)."""
         if isinstance(proxy, SubclassProxy):
             return proxy.fake
-        fake = self._fake_of.get(proxy.name)
+        fake = self.fakes.known(proxy)
         if fake is None:
-            shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy.shape)
-            dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
-            with self.mode:
-                stride = self.strides.get(proxy.name)
-                fake = (
-                    torch.empty(shape, dtype=dtype, device=device)
-                    if stride is None
-                    else torch.empty_strided(shape, stride, dtype=dtype, device=device)
-                )
-            self.bind(fake, proxy, is_input=True)
-            if self.differentiates:
-                self._note_source(fake, proxy)
+            fake = self.fakes.new_for(proxy)
+            if self.autograd.is_running:
+                self.autograd.note_plain(fake, proxy)
         return fake
-
-    def current(self, proxy: TensorProxy) -> TensorProxy:
-        """What a proxy of the acquisition is called in the finished trace."""
-        proxy = self.user_names.get(variableify(proxy), proxy)
-        return self.readable_names.get(proxy.name, proxy)
-
-    def fakes_by_name(self) -> dict[str, torch.Tensor]:
-        """The fakes of plain proxies by the names they have in the finished trace."""
-        original = {p.name: variable.proxy.name for variable, p in self.user_names.items()}
-        original |= {p.name: original.get(name, name) for name, p in self.readable_names.items()}
-        return self._fake_of | {new: self._fake_of[old] for new, old in original.items() if old in self._fake_of}
-
-    def layout_of(self, proxy: TensorProxy) -> FakeTensor | None:
-        """The fake whose strides are those `proxy` has in eager mode; None where only Thunder computed it."""
-        return self._fake_of.get(proxy.name)
-
-    def shares_storage_with_another(self, fake: torch.Tensor) -> bool:
-        """Whether some other known fake is a view of the same storage."""
-        storage = fake.untyped_storage()._cdata
-        return any(other is not fake and other.untyped_storage()._cdata == storage for other, _ in list(self._proxy_of.values()))
-
-    def may_write_back(self, fake: torch.Tensor) -> bool:
-        """Whether `fake` is an inner tensor of an input that takes no part in differentiation; see `write_back`."""
-        return not self.differentiates and self.inner_fakes.get(id(fake)) is False
-
-    def hold(self, fake: torch.Tensor) -> None:
-        """The program got hold of `fake` as a plain tensor."""
-        self._held[id(fake)] = fake
-
-    def is_held(self, fake: torch.Tensor) -> bool:
-        """Whether the program may hold `fake` as a plain tensor; Thunder would not see it change."""
-        return id(fake) in self._held
-
-    def may_replace(self) -> bool:
-        """Whether the program may change a plain tensor that it holds: all its later uses are met here, and mean the new value."""
-        return self.differentiates and not self.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
-
-    def subclass_proxy(self, fake: torch.Tensor) -> SubclassProxy | None:
-        """The SubclassProxy made for this fake wrapper, if there is one."""
-        return self._subclass_proxies.get(id(fake))
-
-    def subclass_proxies(self) -> tuple[SubclassProxy, ...]:
-        """The proxies of all wrappers met so far."""
-        return tuple(self._subclass_proxies.values())
-
-    def register(self, proxy: SubclassProxy) -> SubclassProxy:
-        """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
-        self._subclass_proxies[id(proxy.fake)] = proxy
-        if self.num_levels:
-            self.inside_levels.add(id(proxy.fake))
-        self.has_wrappers = self.watches = True
-        return proxy
-
-    def spec_of(self, proxy: SubclassProxy) -> WrapperSpec:
-        """What the prologue must find in the input this proxy stands for (the interpreter may have renamed it)."""
-        return self.input_specs[id(proxy.fake)]
 
     def to_fake(self, value: Any) -> Any:
         """An argument as the user's torch function should see it: fakes for proxies, torch's types for Thunder's."""
@@ -369,22 +253,6 @@ class Acquisition:
             raise UnsupportedOpError(f"a {type(value).__name__} that is not an input of the jitted function is used inside it")
         return value
 
-    def check_cache_option(self) -> None:
-        """Refuse wrappers in traces that are to serve other shapes and numbers: fakes are static.
-
-        Raises:
-            UnsupportedOpError: the function was jitted with ``cache="symbolic values"``.
-        """
-        if get_cache_option() is CACHE_OPTIONS.SYMBOLIC_VALUES:
-            raise UnsupportedOpError(
-                with_details(
-                    'a wrapper subclass in a function jitted with cache="symbolic values"',
-                    at=location_of_user(),
-                    why="its trace would be used for other shapes and numbers, which a wrapper's operations may depend on",
-                    instead='use cache="constant values" (the default) or cache="no caching"',
-                )
-            )
-
 
 def _is_in_place(fn: Callable) -> bool:
     name = getattr(fn, "__name__", "")
@@ -402,26 +270,6 @@ def data_dependent(what: str) -> UnsupportedOpError:
             instead="use torch.where, or compute the condition outside the jitted function",
         )
     )
-
-
-def is_grad_enabled() -> bool:
-    """Whether the program being traced is in a region that records gradients."""
-    cd = get_compile_data()
-    return torch.is_grad_enabled() if cd is None else cd.is_grad_enabled
-
-
-@contextlib.contextmanager
-def gradients_recorded(is_recorded: bool) -> Iterator[None]:
-    """What is written into the trace inside the block has derivatives, or has none, whatever the program says there."""
-    cd = get_compile_data()
-    if cd is None:
-        yield
-        return
-    was_enabled, cd.is_grad_enabled = cd.is_grad_enabled, is_recorded
-    try:
-        yield
-    finally:
-        cd.is_grad_enabled = was_enabled
 
 
 def value_of(a: Any) -> Any:

@@ -55,7 +55,7 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
 
 def has_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> Any:
     """Called for ``hasattr(x, name)`` with a wrapper x."""
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.mode:
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
         value = hasattr(obj.value.fake, unwrap(name))
     return wrapped_result(value, [obj.provenance, name.provenance])
 
@@ -82,7 +82,7 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
             return _computed_attribute(acquisition, proxy, name, owner, found)
         if name not in vars(fake):
             return _class_attribute(acquisition, proxy, found)
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.mode:
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
         value = getattr(fake, name)
     return to_value(acquisition, value)
 
@@ -94,7 +94,7 @@ def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: st
     if isinstance(found, types.MemberDescriptorType) or (
         name in _METADATA_ATTRIBUTES and not _overrides_torch_function(type(proxy.fake))
     ):
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.mode:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
             value = getattr(proxy.fake, name)
         return to_value(acquisition, value)
     if name in ("data", "grad"):
@@ -132,12 +132,12 @@ _DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__
 def to_value(acquisition: Acquisition, value: Any) -> Any:
     """A value read from a fake wrapper, as the interpreter should see it."""
     if is_wrapper(value):
-        return acquisition.subclass_proxy(value) or trace.open_inner_wrapper(acquisition, value)
+        return acquisition.wrappers.proxy_of(value) or trace.open_inner_wrapper(acquisition, value)
     if isinstance(value, FakeTensor):
-        proxy = acquisition.proxy_of(value)
+        proxy = acquisition.fakes.proxy_of(value)
         if proxy is None:
             raise UnsupportedOpError("an attribute holds a tensor that __tensor_flatten__ does not name")
-        if acquisition.differentiates and acquisition.inner_fakes.get(id(value)):
+        if acquisition.autograd.is_running and acquisition.fakes.inner.get(id(value)):
             raise UnsupportedOpError(
                 with_details(
                     "an inner tensor that requires grad is used beside wrappers that require grad",
@@ -145,7 +145,7 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
                     instead="give it to the function as an argument of its own",
                 )
             )
-        acquisition.hold(value)
+        acquisition.fakes.hold(value)
         return proxy
     return value
 

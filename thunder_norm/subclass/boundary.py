@@ -94,8 +94,8 @@ def _note_origins(acquisition: Acquisition, trace: TraceCtx, leaves: list[BoundS
     for bsym in trace.bound_symbols:
         if bsym.sym.id == FLATTEN.id:
             (wrapper,) = bsym.args
-            for p, name in zip(bsym.output, acquisition.spec_of(wrapper).leaf_names(), strict=True):
-                acquisition.origins[p.name] = WrapperOrigin(acquisition.real_input(wrapper), name)
+            for p, name in zip(bsym.output, acquisition.wrappers.spec_of(wrapper).leaf_names(), strict=True):
+                acquisition.origins[p.name] = WrapperOrigin(acquisition.fakes.real_input(wrapper), name)
 
 
 def _flat(tree: Any, inner: Inner) -> Iterator[Any]:
@@ -167,7 +167,7 @@ def _lower_prologue(
     computation: TraceCtx,
     joint: Joint | None,
 ) -> TraceCtx:
-    specs = {p.name: acquisition.spec_of(p) for p in _wrappers_in(trace) if p.name in inner}
+    specs = {p.name: acquisition.wrappers.spec_of(p) for p in _wrappers_in(trace) if p.name in inner}
     new = from_trace(trace)
     new.bound_symbols = []
     checked: list[TensorProxy] = []
@@ -198,8 +198,8 @@ def _lower_prologue(
             spec = specs.pop(bsym.output.name)
             fakes = spec.leaves(bsym.output.fake)
             # autograd stops at a wrapper that requires grad itself
-            is_source = id(bsym.output.fake) in acquisition.sources
-            is_detached = tuple(is_source and acquisition.inner_fakes.get(id(t), False) for t in fakes)
+            is_source = id(bsym.output.fake) in acquisition.autograd.sources
+            is_detached = tuple(is_source and acquisition.fakes.inner.get(id(t), False) for t in fakes)
             checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], is_detached))
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new

@@ -60,8 +60,8 @@ class Joint:
         return list({id(t): t for t in needed if id(t) not in made and self._proxy(t) is not None}.values())
 
     def _proxy(self, t: torch.Tensor) -> TensorProxy | None:
-        found = self.acquisition.intermediates.get(id(t))
-        return found[1] if found is not None else self.acquisition.proxy_of(t)
+        found = self.acquisition.autograd.intermediates.get(id(t))
+        return found[1] if found is not None else self.acquisition.fakes.proxy_of(t)
 
     def anchor_sources(self, arguments: Sequence[Any], trace: TraceCtx) -> tuple[TensorProxy, ...]:
         """Decide what stands for each input in Thunder's autograd; returns the carriers, which `trace` is to take.
@@ -86,7 +86,7 @@ class Joint:
         return tuple(a for s in self.sources if s.uses_carriers for a in s.anchors)
 
     def _argument(self, source: Source) -> TensorProxy:
-        return self.acquisition.current(self.acquisition.proxy_of(source.fake))
+        return self.acquisition.fakes.current(self.acquisition.fakes.proxy_of(source.fake))
 
     def opening(self, wrappers: Mapping[int, TensorProxy]) -> tuple[Callable, list[TensorProxy], tuple[TensorProxy, ...]] | None:
         """What makes the carriers of inputs: a function, what it is called with, and what it returns.
@@ -141,7 +141,7 @@ class Joint:
     ) -> dict[str, TensorProxy]:
         """Decide what stands for each result in Thunder's autograd; returns the output proxies that do, by name."""
         proxies: dict[int, tuple[TensorProxy, ...]] = {}
-        fakes = self.acquisition.fakes_by_name()
+        fakes = self.acquisition.fakes.by_name()
         for p in returned:
             fake = _fake(p, fakes)
             if fake is not None:
@@ -162,7 +162,7 @@ class Joint:
 
     def _write_operation(self, trace: TraceCtx, executor: Any, anchored: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
         used = self._used()
-        saved = [self.acquisition.current(self._proxy(t)) for t in used]
+        saved = [self.acquisition.fakes.current(self._proxy(t)) for t in used]
         anchors = [a for s in self.sources for a in s.anchors]
         counts = len(anchored), len(anchors)
 
@@ -238,10 +238,10 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     Raises:
         UnsupportedOpError: something of the program does not go through torch's autograd.
     """
-    fakes = acquisition.fakes_by_name()
+    fakes = acquisition.fakes.by_name()
     _check_followed(acquisition, trace, fakes)
     outputs = _outputs(trace, fakes)
-    sources = list(acquisition.sources.values())
+    sources = list(acquisition.autograd.sources.values())
     if not outputs or not sources:
         return None
     structures = [Structure.of(_tangent_like(acquisition, t), f"a result of class {type(t).__name__}") for t in outputs]
@@ -299,9 +299,9 @@ def _fake(p: Any, fakes: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 
 def _check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> None:
     """Refuse what would lose gradients without a word."""
-    for proxy in acquisition.subclass_proxies():
-        spec = acquisition.input_specs.get(id(proxy.fake))
-        if spec is not None and not spec.requires_grad and any(acquisition.inner_fakes.get(id(t)) for t in leaves_of(proxy.fake)):
+    for proxy in acquisition.wrappers.proxies():
+        spec = acquisition.wrappers.specs.get(id(proxy.fake))
+        if spec is not None and not spec.requires_grad and any(acquisition.fakes.inner.get(id(t)) for t in leaves_of(proxy.fake)):
             raise UnsupportedOpError(
                 with_details(
                     f"{proxy.name}, a {type(proxy.fake).__name__}, does not require grad but its inner tensors do",
@@ -332,12 +332,12 @@ def _check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[st
 
 
 def _is_tracked(acquisition: Acquisition, fake: torch.Tensor | None) -> bool:
-    return fake is not None and fake.requires_grad and id(fake) not in acquisition.sources
+    return fake is not None and fake.requires_grad and id(fake) not in acquisition.autograd.sources
 
 
 def _tangent_like(acquisition: Acquisition, t: torch.Tensor) -> torch.Tensor:
     """A fake for the gradient of an output: like `torch.ones_like`, or plain where its class has none."""
-    with torch.no_grad(), acquisition.mode:
+    with torch.no_grad(), acquisition.fakes.mode:
         if is_wrapper(t):
             try:
                 return torch.ones_like(t.detach())

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass import interpret, operations, plain, plain_operations, side_effects, values
-from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
@@ -59,7 +59,7 @@ class Interpreting(Watching):
         """The proxy of a wrapper is one of ours; of other inputs it is remembered what they are."""
         acquisition = _acquisition_of(self)
         try:
-            acquisition.check_not_own_fake(x)
+            acquisition.fakes.check_foreign(x)
             if is_wrapper(x):
                 return interpret.proxy_for_input(acquisition, x, name, history)
             check_supported(x)
@@ -69,8 +69,8 @@ class Interpreting(Watching):
             x = torch.empty(())  # what Thunder makes of the refused one does not matter, and may be an error of its own
         p = thunders_proxy(x, name, history)
         if isinstance(p, TensorProxy) and x.layout is torch.strided:
-            acquisition.strides[p.name] = x.stride()
-            acquisition.note_input(p.history, x)
+            acquisition.fakes.strides[p.name] = x.stride()
+            acquisition.fakes.note_input(p.history, x)
         return p
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
@@ -80,11 +80,11 @@ class Interpreting(Watching):
             refused = values.refusal(fn, args)
             if refused is not None:
                 return refused
-        if not acquisition.is_started:
-            acquisition.is_started = True
+        if acquisition.phase is Phase.WAITING:
+            acquisition.phase = Phase.RUNNING
             _begin(acquisition, fn, args)
-        if not acquisition.mentions_wrappers and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
-            acquisition.mentions_wrappers = acquisition.watches = True
+        if acquisition.presence is Presence.UNKNOWN and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
+            acquisition.note_presence(Presence.MENTIONED)
         if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
             # most calls without wrappers
             return plain.about_plain(acquisition, fn, args) or lookaside_for(fn, *args, **kwargs)
@@ -107,7 +107,7 @@ def _acquisition_of(transform: Interpreting) -> Acquisition:
     found = getattr(ctx, _ATTRIBUTE, None)
     if found is None:
         found = transform.new_acquisition()
-        found.user_names = ctx._proxy_swapmap
+        found.fakes.user_names = ctx._proxy_swapmap
         setattr(ctx, _ATTRIBUTE, found)
         setattr(get_compile_data(), _ATTRIBUTE, found)
     return found
@@ -139,8 +139,8 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
     Relies on the interpreter's first call: ``fn_2(args, kwargs)``, a closure over the function given to ``interpret``.
     """
     wrappers = _wrappers_given(entry, args)
-    acquisition.expects_wrappers = bool(wrappers)
-    acquisition.watches |= bool(wrappers)
+    if wrappers:
+        acquisition.note_presence(Presence.EXPECTED)
     if torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers):
         acquisition.differentiate()
     given = [a.value for a in args]

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled, value_of
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent, value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
     has_attribute,
@@ -33,6 +33,7 @@ from thunder_norm.subclass.attributes import (
     read_attribute,
     type_of,
 )
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
@@ -49,7 +50,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     `args` and `kwargs` are the interpreter's wrapped values.
     """
     first = args[0].value if args else None
-    if acquisition.has_wrappers or acquisition.expects_wrappers:
+    if acquisition.meets_wrappers:
         if isinstance(first, SubclassProxy):
             found = _about_wrapper(acquisition, fn, args)
             if found is not None:
@@ -74,7 +75,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     if fn is AUTOGRAD_APPLY:
         return _autograd_function(acquisition, args, kwargs)
     if fn is torch.utils.checkpoint.checkpoint and (
-        acquisition.differentiates or acquisition.intercepts_plain or _has_wrapper(args, kwargs)
+        acquisition.autograd.is_running or acquisition.intercepts_plain or _has_wrapper(args, kwargs)
     ):
         return _without_checkpoint
     is_derivative = fn is torch.autograd.grad or fn is torch.autograd.backward
@@ -145,13 +146,13 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     If what it takes requires grad, its backward is torch's affair, and so is that of all that follows.
     """
     apply, given = unwrap(args[0]).apply, args[1:]
-    if not _has_wrapper(given, kwargs) and not (acquisition.differentiates and acquisition.wants(apply, given, kwargs)):
+    if not _has_wrapper(given, kwargs) and not (acquisition.autograd.is_running and acquisition.wants(apply, given, kwargs)):
         recursively_proxy(*given, **kwargs)
         if not _makes_wrappers(acquisition, apply, given, kwargs):
             return lookasides.of_others(AUTOGRAD_APPLY)
     values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
     is_torchs = is_grad_enabled() and not acquisition.num_levels
-    if is_torchs and any(isinstance(v, TensorProxy) and acquisition.requires_grad(v) for v in values):
+    if is_torchs and any(isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in values):
         acquisition.differentiate()
     return lambda cls, *inputs, **options: operation_of(acquisition, apply)(*inputs, **options)
 
@@ -222,7 +223,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     if outer_metadata(x)[2] and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region first
         acquisition.differentiate()
     fake = acquisition.fake_wrapper(x)
-    acquisition.note_input(fake, x)
+    acquisition.fakes.note_input(fake, x)
     if getattr(x, "_is_param", False):
         fake._is_param = True
     proxy = acquisition.register(SubclassProxy(fake, acquisition, name=name, history=history))

@@ -36,7 +36,7 @@ def with_readable_names(
         taken.add(name)
         with tracectx(computation):
             renamed[variable] = proxy.replace(name=name)
-    acquisition.readable_names = {variable.proxy.name: p for variable, p in renamed.items()}
+    acquisition.fakes.readable_names = {variable.proxy.name: p for variable, p in renamed.items()}
     if not renamed:
         return computation, epilogue
     if epilogue is not None:
@@ -49,7 +49,7 @@ def _wishes(acquisition: Acquisition, trace: TraceCtx) -> Iterator[tuple[TensorP
     for bsym in trace.bound_symbols:
         if bsym.sym.id == FLATTEN.id:
             (wrapper,) = bsym.args
-            spec = acquisition.spec_of(wrapper)
+            spec = acquisition.wrappers.spec_of(wrapper)
             for p, leaf in zip(bsym.output, spec.leaf_names(), strict=True):
                 yield p, f"{wrapper.name}_{leaf}"
         elif bsym.sym.id == LEAF.id:

@@ -154,7 +154,7 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
     given = (fake_args, fake_kwargs)
     before = trace.leaves_of_wrappers(acquisition, (given, acquisition.changing_with(given)))
     rule = None
-    if acquisition.differentiates and not isinstance(fn, type):
+    if acquisition.autograd.is_running and not isinstance(fn, type):
         rule = executors.grad_rule(trace.operation_id(fn, fake_args, fake_kwargs, None))
     with recording(acquisition) as recorder:
         if rule is None:

@@ -110,7 +110,7 @@ def _real(acquisition: Acquisition | None, obj: WrappedValue) -> torch.Tensor | 
     """The input that a proxy stands for; None for a result."""
     if isinstance(obj.original_value, torch.Tensor):
         return obj.original_value
-    return None if acquisition is None else acquisition.real_input(obj.value)
+    return None if acquisition is None else acquisition.fakes.real_input(obj.value)
 
 
 def _guard_type(obj: WrappedValue, real: torch.Tensor) -> None:
@@ -137,7 +137,7 @@ def _is_written_in_order(acquisition: Acquisition) -> bool:
 
 
 def _requires_grad(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    return wrapped_result(acquisition.requires_grad(obj.value), [obj.provenance, name.provenance])
+    return wrapped_result(acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
 
 
 _LAYOUT = ("stride", "is_contiguous", "storage_offset")
@@ -147,7 +147,7 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
     """Called for the stride, contiguity and storage offset of a plain tensor, of which Thunder's proxies know nothing."""
     asked = unwrap(name)
     real = _real(acquisition, obj)
-    known = real if real is not None or acquisition is None else acquisition.layout_of(obj.value)
+    known = real if real is not None or acquisition is None else acquisition.fakes.known(obj.value)
     if real is not None and obj.value.history is not None:
         get_jit_ctx().add_constraint((_check_of_layout(real.stride(), real.storage_offset()), obj.value))
     if known is None and asked == "is_contiguous":  # what Thunder computes may be taken for contiguous: it has no other layouts

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent, is_grad_enabled
+from thunder_norm.subclass.acquisition import Acquisition, data_dependent
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.tracing.locations import location_of_user
 
@@ -167,13 +168,13 @@ class Recorder(TorchDispatchMode):
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None
-        is_input = not isinstance(target, FakeTensor) or id(target) in self.acquisition.input_fakes
+        is_input = not isinstance(target, FakeTensor) or id(target) in self.acquisition.fakes.inputs
         if is_input and not self.acquisition.may_write_back(target):
-            is_inner = id(target) in self.acquisition.inner_fakes
+            is_inner = id(target) in self.acquisition.fakes.inner
             why = "it is an input of the jitted function" + (", and the program is differentiated" if is_inner else "")
-        elif self.acquisition.is_held(target) and (self.has_met_wrappers or not self.acquisition.may_replace()):
+        elif self.acquisition.fakes.is_held(target) and (self.has_met_wrappers or not self.acquisition.may_replace()):
             why = "the program also holds it as a plain tensor"
-        elif self.acquisition.shares_storage_with_another(target) or not all(
+        elif self.acquisition.fakes.shares_storage_with_another(target) or not all(
             _is_reshaped(alias, target) for alias in self._aliases_in_log(target)
         ):
             why = "another tensor is a view of it, or it is a view of another tensor"
@@ -231,8 +232,8 @@ def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     Autograd is off where only inner tensors are differentiated: that is Thunder's, on the operations written into the trace.
     """
     recorder = (acquisition.recorder_kind or Recorder)(acquisition)
-    is_tracked = acquisition.differentiates and is_grad_enabled()
-    with torch.set_grad_enabled(is_tracked), _autocast(), acquisition.mode, recorder:
+    is_tracked = acquisition.autograd.is_running and is_grad_enabled()
+    with torch.set_grad_enabled(is_tracked), _autocast(), acquisition.fakes.mode, recorder:
         yield recorder
 
 

@@ -63,7 +63,7 @@ def refused_backward(
     """One operation that raises `error` in the place of the gradients of all inputs."""
     found = []
     for fake in sources:
-        with torch.no_grad(), acquisition.mode:  # of a wrapper nothing is known but that there is a gradient
+        with torch.no_grad(), acquisition.fakes.mode:  # of a wrapper nothing is known but that there is a gradient
             gradient = torch.empty(() if is_wrapper(fake) else fake.shape, dtype=fake.dtype, device=fake.device)
         found.append(Source(fake, Structure.of(gradient, "an input")))
     gradients = tuple(t for s in found for t in s.gradient.carried)

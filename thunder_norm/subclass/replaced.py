@@ -22,10 +22,10 @@ def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
     Raises:
         UnsupportedOpError: an operation uses such a tensor unseen, and would take its old value.
     """
-    if not acquisition.replaced:
+    if not acquisition.fakes.replaced:
         return traces
     prologue, computation, epilogue = traces
-    old = {acquisition.current(r.proxy).name: r for r in acquisition.replaced.values()}
+    old = {acquisition.fakes.current(r.proxy).name: r for r in acquisition.fakes.replaced.values()}
     for position, bsym in enumerate(computation.bound_symbols[:-1]):
         if isinstance(bsym.sym.id, OperationId) or bsym.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
             continue
@@ -40,7 +40,10 @@ def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
                         instead="use the out-of-place operation",
                     )
                 )
-    swaps = {variableify(acquisition.current(r.proxy)): acquisition.current(acquisition.proxy_of(r.fake)) for r in old.values()}
+    swaps = {
+        variableify(acquisition.fakes.current(r.proxy)): acquisition.fakes.current(acquisition.fakes.proxy_of(r.fake))
+        for r in old.values()
+    }
     computation = from_trace(traces[1])
     *body, returned = traces[1].bound_symbols
     computation.bound_symbols = [*body, returned.from_bsym_swap_proxies(swaps)]

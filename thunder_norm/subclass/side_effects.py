@@ -225,8 +225,8 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
 
 def _keeping(acquisition: Acquisition, proxy: TensorProxy) -> Callable[[torch.Tensor], torch.Tensor]:
     """What is kept of the tensor that a proxy stands for: without gradient if it has none in eager mode."""
-    plain = acquisition.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy
-    is_constant = plain is not None and not acquisition.requires_grad(plain)
+    plain = acquisition.fakes.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy
+    is_constant = plain is not None and not acquisition.autograd.requires_grad(plain)
     return lambda t: acquisition.kept(t).detach() if is_constant else acquisition.kept(t)
 
 

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.op_names import op_key
 from thunder_norm.subclass import aten
-from thunder_norm.subclass.acquisition import Acquisition, gradients_recorded, is_grad_enabled
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.autograd import gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.fallback import is_random
 from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -66,13 +67,13 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
     spec = WrapperSpec.of(x)
     leaves = []
     for fake, real in zip(spec.leaves(proxy.fake), spec.leaves(x), strict=True):
-        if acquisition.proxy_of(fake) is None:
-            acquisition.inner_fakes[id(fake)] = real.requires_grad
-            leaf = proxy_like(fake, requires_grad=real.requires_grad and id(proxy.fake) not in acquisition.sources)
-            acquisition.bind(fake, leaf, is_input=True)
-        leaves.append(acquisition.proxy_of(fake))
-    acquisition.input_specs[id(proxy.fake)] = spec
-    acquisition.bound_leaves[id(proxy.fake)] = tuple(leaves)
+        if acquisition.fakes.proxy_of(fake) is None:
+            acquisition.fakes.inner[id(fake)] = real.requires_grad
+            leaf = proxy_like(fake, requires_grad=real.requires_grad and id(proxy.fake) not in acquisition.autograd.sources)
+            acquisition.fakes.bind(fake, leaf, is_input=True)
+        leaves.append(acquisition.fakes.proxy_of(fake))
+    acquisition.wrappers.specs[id(proxy.fake)] = spec
+    acquisition.wrappers.leaves[id(proxy.fake)] = tuple(leaves)
     _append_top_level(FLATTEN.bind(proxy, output=tuple(leaves)))
 
 
@@ -80,14 +81,14 @@ def write_leaf(acquisition: Acquisition, name: str, fakes: Sequence[torch.Tensor
     """Write the scalars given for parameter `name` as further inputs of the computation."""
     proxies = tuple(proxy_like(f, requires_grad=r) for f, r in zip(fakes, requires_grad, strict=True))
     for fake, proxy in zip(fakes, proxies, strict=True):
-        acquisition.bind(fake, proxy, is_input=True)
+        acquisition.fakes.bind(fake, proxy, is_input=True)
     _append_top_level(LEAF.bind(name, output=proxies))
 
 
 def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> SubclassProxy:
     """The proxy of a wrapper found inside another one (nested wrappers share their leaves)."""
     proxy = acquisition.register(SubclassProxy(fake, acquisition))
-    leaves = acquisition.bound_leaves[id(fake)] = leaf_proxies(acquisition, fake)
+    leaves = acquisition.wrappers.leaves[id(fake)] = leaf_proxies(acquisition, fake)
     if not acquisition.num_levels:  # else it lives in a program of its own, and its result is announced when that is written
         _append_top_level(UNFLATTEN.bind(*leaves, output=proxy))
     return proxy
@@ -101,9 +102,9 @@ def leaf_proxies(acquisition: Acquisition, wrapper: torch.Tensor) -> tuple[Tenso
     """The proxies the leaves of a fake wrapper stand for now."""
     leaves = WrapperSpec.of(wrapper).leaves(wrapper)
     for t in leaves:
-        if acquisition.proxy_of(t) is None and not isinstance(t, FakeTensor):
-            acquisition.bind(t, aten.captured(t))
-    proxies = tuple(acquisition.proxy_of(t) for t in leaves)
+        if acquisition.fakes.proxy_of(t) is None and not isinstance(t, FakeTensor):
+            acquisition.fakes.bind(t, aten.captured(t))
+    proxies = tuple(acquisition.fakes.proxy_of(t) for t in leaves)
     if any(p is None for p in proxies):
         raise UnsupportedOpError(f"a {type(wrapper).__name__} holds a tensor that no traced operation produced")
     return proxies
@@ -115,7 +116,7 @@ def leaves_of_wrappers(acquisition: Acquisition, tree: Any) -> dict[int, tuple[t
     for x in tree_flatten(tree)[0]:
         if is_wrapper(x):
             spec = WrapperSpec.of(x)
-            found[id(x)] = (x, tuple((id(t), id(acquisition.proxy_of(t))) for t in spec.leaves(x)))
+            found[id(x)] = (x, tuple((id(t), id(acquisition.fakes.proxy_of(t))) for t in spec.leaves(x)))
     return found
 
 
@@ -158,15 +159,15 @@ def write(
 
 def _rebind(acquisition: Acquisition) -> None:
     """Tell the trace of every wrapper, also those that share inner tensors, which proxies its leaves are now."""
-    for proxy in acquisition.subclass_proxies():
+    for proxy in acquisition.wrappers.proxies():
         leaves = leaf_proxies(acquisition, proxy.fake)
-        if any(p is not q for p, q in zip(acquisition.bound_leaves[id(proxy.fake)], leaves, strict=True)):
-            if acquisition.num_levels and id(proxy.fake) not in acquisition.inside_levels:
+        if any(p is not q for p, q in zip(acquisition.wrappers.leaves[id(proxy.fake)], leaves, strict=True)):
+            if acquisition.num_levels and not acquisition.wrappers.is_inside(proxy.fake):
                 raise UnsupportedOpError("a function under a transform changes a wrapper in place that it did not make")
             if acquisition.num_levels:
-                acquisition.bound_leaves[id(proxy.fake)] = leaves
+                acquisition.wrappers.leaves[id(proxy.fake)] = leaves
                 continue
-            acquisition.bound_leaves[id(proxy.fake)] = leaves
+            acquisition.wrappers.leaves[id(proxy.fake)] = leaves
             _append_top_level(REBIND.bind(proxy, *leaves, output=None))
 
 
@@ -188,26 +189,28 @@ def emit_composite(
     outputs = [t for t in outputs if id(t) in produced]
     if not outputs and not any(is_random(r.func) for r in log):
         return
-    if not acquisition.differentiates:  # the backward may use everything
+    if not acquisition.autograd.is_running:  # the backward may use everything
         log = _needed(log, outputs)
     produced = {id(t) for r in log for t in r.outputs}
-    used = {id(t): t for r in log for t in _tensors((r.args, r.kwargs)) if acquisition.proxy_of(t) is not None}
+    used = {id(t): t for r in log for t in _tensors((r.args, r.kwargs)) if acquisition.fakes.proxy_of(t) is not None}
     inputs = _unique([*(t for t in arguments if id(t) in used), *used.values()])
 
     wanted = {id(t) for t in outputs} | {id(t) for r in log for t in tree_flatten((r.args, r.kwargs))[0]}
-    if acquisition.differentiates:
+    if acquisition.autograd.is_running:
         wanted |= produced
     going_on = None if is_grad_enabled() else _going_on(acquisition, log)
-    symbol, made = composite(operation, log, inputs, outputs, wanted, is_detached=acquisition.differentiates, going_on=going_on)
+    symbol, made = composite(
+        operation, log, inputs, outputs, wanted, is_detached=acquisition.autograd.is_running, going_on=going_on
+    )
     with nullcontext() if not going_on else gradients_recorded(True):
-        results = symbol(*(acquisition.proxy_of(t) for t in inputs))
+        results = symbol(*(acquisition.fakes.proxy_of(t) for t in inputs))
     for t, p in zip(outputs, results, strict=True):
-        acquisition.bind(t, p)
-    for t in (t for r in log for t in r.outputs if acquisition.differentiates):
-        acquisition.intermediates[id(t)] = (t, made[id(t)])
+        acquisition.fakes.bind(t, p)
+    for t in (t for r in log for t in r.outputs if acquisition.autograd.is_running):
+        acquisition.autograd.intermediates[id(t)] = (t, made[id(t)])
     for recorded in everything:
-        used_now = {id(t): acquisition.proxy_of(t) for t in _tensors((recorded.args, recorded.kwargs))}
-        acquisition.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs}
+        used_now = {id(t): acquisition.fakes.proxy_of(t) for t in _tensors((recorded.args, recorded.kwargs))}
+        acquisition.autograd.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs}
 
 
 def _made_before(acquisition: Acquisition, log: Sequence[Recorded]) -> list[Recorded]:
@@ -217,11 +220,11 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded]) -> list[Reco
 
     def visit(recorded: Recorded) -> None:
         for t in _tensors((recorded.args, recorded.kwargs)):
-            if id(t) in known or acquisition.proxy_of(t) is not None or id(t) not in acquisition.made_by:
+            if id(t) in known or acquisition.fakes.proxy_of(t) is not None or id(t) not in acquisition.autograd.made_by:
                 continue
-            maker, used_then = acquisition.made_by[id(t)]
+            maker, used_then = acquisition.autograd.made_by[id(t)]
             inputs = _tensors((maker.args, maker.kwargs))
-            is_changed = any(acquisition.proxy_of(i) is not used_then[id(i)] for i in inputs) or _has_in_place_operations()
+            is_changed = any(acquisition.fakes.proxy_of(i) is not used_then[id(i)] for i in inputs) or _has_in_place_operations()
             if not (is_changed or maker.is_in_place or is_random(maker.func)):
                 known.update(id(o) for o in maker.outputs)
                 visit(maker)
@@ -357,11 +360,11 @@ def _unique(tensors: Any) -> list[torch.Tensor]:
 
 def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
     if is_wrapper(result):
-        known = acquisition.subclass_proxy(result)
+        known = acquisition.wrappers.proxy_of(result)
         return known if known is not None else open_inner_wrapper(acquisition, result)
     if isinstance(result, torch.Tensor):
-        acquisition.hold(result)
-        proxy = acquisition.proxy_of(result)
+        acquisition.fakes.hold(result)
+        proxy = acquisition.fakes.proxy_of(result)
         return proxy if proxy is not None else _constant_result(acquisition, result)
     if type(result).__module__ == "torch.return_types":
         return type(result)([_to_proxies(acquisition, v) for v in result])

@@ -42,7 +42,7 @@ def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str
         fakes = WrapperSpec.of(wrapper.fake).leaves(wrapper.fake)
         for target, value, fake in zip(given.get(name, leaves), leaves, fakes, strict=True):
             if target is not value:
-                if id(fake) not in acquisition.inner_fakes:
+                if id(fake) not in acquisition.fakes.inner:
                     raise UnsupportedOpError(
                         f"an inner tensor of the input {name} ({wrapper.fake.__class__.__name__}) is replaced"
                     )

@@ -1,0 +1,103 @@
+"""What is differentiated while a trace is acquired: by torch's autograd, which may run on the fakes, and by Thunder, as far as is known.
+
+`differentiation` makes the gradients of what torch's autograd has followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from thunder.core.compile_data import get_compile_data
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm.subclass import activity
+from thunder_norm.subclass.fakes import Fakes
+from thunder_norm.subclass.protocol import WrapperSpec, outer_metadata
+from thunder_norm.subclass.proxy import SubclassProxy
+
+
+class Autograd:
+    """Torch's autograd on the fakes of one acquisition: it runs as soon as there is a wrapper that requires grad."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        self.is_running = False
+        self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
+        self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
+        # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
+        self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
+        self._fakes = fakes
+        self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
+        self._num_scanned = 0
+
+    def start(self) -> None:
+        """Run from now on, from the plain tensors as well that Thunder would differentiate."""
+        self.is_running = True
+        for fake, proxy in self._fakes.pairs():
+            self.note_plain(fake, proxy)
+
+    def note_wrapper(self, fake: torch.Tensor) -> None:
+        """An input wrapper requires grad."""
+        with torch._C.DisableTorchFunctionSubclass():
+            fake.requires_grad_()
+        self.sources[id(fake)] = fake
+
+    def note_plain(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
+        """A plain tensor is met, which requires grad where Thunder would differentiate it."""
+        is_candidate = not fake.requires_grad and fake.dtype.is_floating_point and id(fake) not in self._fakes.inner
+        if is_candidate and self._is_active(proxy):
+            fake.requires_grad_()
+            self.sources[id(fake)] = fake
+
+    def requires_grad(self, proxy: TensorProxy) -> bool:
+        """Whether the tensor a proxy stands for requires grad, for torch or for Thunder."""
+        if isinstance(proxy, SubclassProxy):
+            return outer_metadata(proxy.fake)[2]
+        fake = self._fakes.known(proxy) if self.is_running else None
+        return self._is_active(proxy) if fake is None else fake.requires_grad
+
+    def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a plain tensor that requires grad meets wrappers without any: eager has a gradient, and it is the class's."""
+        proxies = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, TensorProxy)]
+        wrappers = [p.fake for p in proxies if isinstance(p, SubclassProxy)]
+        leaves = [self._fakes.proxy_of(t) for fake in wrappers for t in WrapperSpec.of(fake).leaves(fake)]
+        plain = [p for p in proxies if not isinstance(p, SubclassProxy)]
+        if not wrappers or not any(self.requires_grad(p) for p in plain):
+            return False
+        return not any(p is None or p.requires_grad or self.requires_grad(p) for p in leaves)
+
+    def _is_active(self, proxy: TensorProxy) -> bool:
+        """Whether Thunder would differentiate what a plain proxy stands for."""
+        if proxy.history is not None:
+            return proxy.requires_grad
+        bsyms = get_jit_ctx().computation_trace.bound_symbols
+        for bsym in bsyms[self._num_scanned :]:
+            inputs = (p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy))
+            self._active.update(p.name for p in inputs if p.history is not None and p.requires_grad)
+            activity.propagate(bsym, self._active)
+        self._num_scanned = len(bsyms)
+        return proxy.name in self._active
+
+
+def is_grad_enabled() -> bool:
+    """Whether the program being traced is in a region that records gradients."""
+    cd = get_compile_data()
+    return torch.is_grad_enabled() if cd is None else cd.is_grad_enabled
+
+
+@contextlib.contextmanager
+def gradients_recorded(is_recorded: bool) -> Iterator[None]:
+    """What is written into the trace inside the block has derivatives, or has none, whatever the program says there."""
+    cd = get_compile_data()
+    if cd is None:
+        yield
+        return
+    was_enabled, cd.is_grad_enabled = cd.is_grad_enabled, is_recorded
+    try:
+        yield
+    finally:
+        cd.is_grad_enabled = was_enabled

@@ -1,0 +1,171 @@
+"""The tensors without data that a program is acquired with, and the proxies of the trace that they stand for.
+
+A fake is known by identity; the tables keep it alive, so that an id never comes back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from thunder.core import devices, dtypes
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
+from torch._subclasses.fake_tensor import FakeTensor
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.model_state.escapes import tracing_mode
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.proxy import SubclassProxy
+
+
+class Replaced(NamedTuple):
+    """What became of a plain proxy whose tensor the program changed in place."""
+
+    proxy: TensorProxy
+    fake: torch.Tensor
+    position: int  # in the trace; from there on the proxy means what the fake stands for
+
+
+class Fakes:
+    """Those of plain tensors, inner ones of wrappers among them.
+
+    After a functionalised in-place operation a fake stands for the newer proxy.
+    """
+
+    def __init__(self) -> None:
+        self.mode = tracing_mode()
+        self.inputs: set[int] = set()  # the fakes of inputs
+        self.inner: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
+        self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
+        self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
+        self.user_names: dict[Variable, TensorProxy] = {}  # Thunder's table of proxies it names after the user's variables
+        self.readable_names: dict[str, TensorProxy] = {}  # ours, by the name before; see `names`
+        self._held: dict[int, torch.Tensor] = {}  # those that the program may hold as plain tensors
+        self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
+        self._fake_of: dict[str, FakeTensor] = {}
+        self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
+
+    def new(self, t: torch.Tensor) -> FakeTensor:
+        """A fake with the metadata of the real plain tensor `t`."""
+        with self.mode:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+
+    def new_for(self, proxy: TensorProxy) -> FakeTensor:
+        """The fake of a plain proxy that is met for the first time, and counts as an input."""
+        shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy.shape)
+        dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
+        stride = self.strides.get(proxy.name)
+        with self.mode:
+            if stride is None:
+                fake = torch.empty(shape, dtype=dtype, device=device)
+            else:
+                fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        self.bind(fake, proxy, is_input=True)
+        return fake
+
+    def bind(self, fake: FakeTensor, proxy: TensorProxy, *, is_input: bool = False) -> None:
+        """From now on `fake` stands for `proxy`."""
+        before = self.proxy_of(fake)
+        if before is not None and before is not proxy and self.is_held(fake):
+            self.replaced[before.name] = Replaced(before, fake, len(get_jit_ctx().computation_trace.bound_symbols))
+        self._proxy_of[id(fake)] = (fake, proxy)
+        self._fake_of[proxy.name] = fake
+        if is_input:
+            self.inputs.add(id(fake))
+
+    def proxy_of(self, fake: torch.Tensor) -> TensorProxy | None:
+        """The proxy a plain fake stands for now."""
+        found = self._proxy_of.get(id(fake))
+        return found[1] if found is not None else None
+
+    def known(self, proxy: TensorProxy) -> FakeTensor | None:
+        """The fake of a plain proxy, its strides those that the tensor has in eager mode; None where only Thunder computed it."""
+        return self._fake_of.get(proxy.name)
+
+    def pairs(self) -> list[tuple[FakeTensor, TensorProxy]]:
+        """All fakes, and what they stand for."""
+        return list(self._proxy_of.values())
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def current(self, proxy: TensorProxy) -> TensorProxy:
+        """What a proxy of the acquisition is called in the finished trace."""
+        proxy = self.user_names.get(variableify(proxy), proxy)
+        return self.readable_names.get(proxy.name, proxy)
+
+    def by_name(self) -> dict[str, torch.Tensor]:
+        """The fakes of plain proxies by the names they have in the finished trace."""
+        original = {p.name: variable.proxy.name for variable, p in self.user_names.items()}
+        original |= {p.name: original.get(name, name) for name, p in self.readable_names.items()}
+        return self._fake_of | {new: self._fake_of[old] for new, old in original.items() if old in self._fake_of}
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def shares_storage_with_another(self, fake: torch.Tensor) -> bool:
+        """Whether some other known fake is a view of the same storage."""
+        storage = fake.untyped_storage()._cdata
+        return any(other is not fake and other.untyped_storage()._cdata == storage for other, _ in self.pairs())
+
+    def hold(self, fake: torch.Tensor) -> None:
+        """The program got hold of `fake` as a plain tensor."""
+        self._held[id(fake)] = fake
+
+    def is_held(self, fake: torch.Tensor) -> bool:
+        """Whether the program may hold `fake` as a plain tensor; Thunder would not see it change."""
+        return id(fake) in self._held
+
+    # -- the real tensors ---------------------------------------------------------------------------------------------
+
+    def note_input(self, key: Any, real: torch.Tensor) -> None:
+        """Remember the real tensor an input proxy (by its history) or fake wrapper stands for."""
+        self._real_inputs[id(key)] = real
+
+    def real_input(self, proxy: TensorProxy) -> torch.Tensor | None:
+        """The real tensor an input proxy stands for."""
+        key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
+        return self._real_inputs.get(id(key))
+
+    def check_foreign(self, x: torch.Tensor) -> None:
+        """Refuse to take one of these fakes for an input: it escaped in a result whose insides cannot be followed.
+
+        Raises:
+            UnsupportedOpError: `x` is one of them, or a wrapper around one.
+        """
+        leaves = WrapperSpec.of(x).leaves(x) if is_wrapper(x) else (x,)
+        if any(isinstance(t, FakeTensor) and t.fake_mode is self.mode for t in leaves):
+            raise UnsupportedOpError(
+                "an operation on a wrapper subclass returned a tensor inside an object that cannot be followed"
+            )
+
+
+class Wrappers:
+    """The fake wrappers, by identity, with the one proxy that each has."""
+
+    def __init__(self) -> None:
+        self.leaves: dict[int, tuple[TensorProxy, ...]] = {}  # of each wrapper, as the trace knows them
+        self.specs: dict[int, WrapperSpec] = {}  # of input wrappers: what the prologue must find
+        self._proxies: dict[int, SubclassProxy] = {}
+        self._inside: set[int] = set()  # those made in functions under function transforms
+
+    def add(self, proxy: SubclassProxy, is_inside: bool) -> None:
+        """Remember the proxy of a fake wrapper; `is_inside` says that a function under function transforms made it."""
+        self._proxies[id(proxy.fake)] = proxy
+        if is_inside:
+            self._inside.add(id(proxy.fake))
+
+    def proxy_of(self, fake: torch.Tensor) -> SubclassProxy | None:
+        """The proxy made for a fake wrapper, if there is one."""
+        return self._proxies.get(id(fake))
+
+    def proxies(self) -> tuple[SubclassProxy, ...]:
+        """Those of all wrappers met so far."""
+        return tuple(self._proxies.values())
+
+    def is_inside(self, fake: torch.Tensor) -> bool:
+        """Whether a function under function transforms made it."""
+        return id(fake) in self._inside
+
+    def spec_of(self, proxy: SubclassProxy) -> WrapperSpec:
+        """What the prologue must find in the input a proxy stands for (the interpreter may have renamed it)."""
+        return self.specs[id(proxy.fake)]
