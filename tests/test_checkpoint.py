@@ -357,7 +357,9 @@ def test_with_norms() -> None:
     model, x = Model(), torch.randn(3, 4)
     jm = thunder.jit(model, transforms=[NormTransform(), CheckpointTransform(["blocks.1"])])
     torch.testing.assert_close(jm(x), model(x))
-    torch.testing.assert_close(jm(RMSTensor.of(x)).norm_size, model(RMSTensor.of(x)).norm_size)
+    torch.testing.assert_close(
+        jm(RMSTensor.of(x)).norm_size, model(RMSTensor.of(x)).norm_size, rtol=1e-5, atol=0
+    )  # of float32 data
 
 
 def test_beside_wrappers_a_region_is_what_is_in_it() -> None:

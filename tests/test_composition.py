@@ -270,7 +270,10 @@ def test_real_mode_is_what_thunder_makes_without_us(program):
         return
     assert type(result) is type(expected)
     torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
-    assert bound_symbols(with_us) == bound_symbols(without)
+    traces = bound_symbols(with_us)
+    # prod, and layer_norm of one dimension, have gradients of ours: Thunder's are NaN at zeros, or fail
+    if not any(str(i).startswith("thunder_norm.") for t in traces for i, *_ in t):
+        assert traces == bound_symbols(without)
 
 
 # -- the programs themselves -----------------------------------------------------------------------------------------------
