@@ -343,7 +343,7 @@ class _Differences:
             return tree_map(lambda a, b: (a - b) / (2 * h), ahead, behind)
 
         # Richardson's extrapolation: the error is of the fourth order
-        return function(*primals), tree_map(lambda coarse, fine: (4 * fine - coarse) / 3, central(2e-3), central(1e-3))
+        return function(*primals), tree_map(lambda coarse, fine: (4 * fine - coarse) / 3, central(2e-4), central(1e-4))
 
     @staticmethod
     def hessian(function: Callable) -> Callable:
