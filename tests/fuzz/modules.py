@@ -109,7 +109,8 @@ class ModuleProgram:
         return (
             _IMPORTS
             + "\n\n".join(classes)
-            + f"\n\ntorch.set_default_dtype(torch.{self.dtype})\ntorch.manual_seed({self.seed})\nmodel = {self.expression}.train({self.training})\n"
+            + f"\n\ntorch.set_default_dtype(torch.{self.dtype})\n"
+            + f"\n\ndef made():\n    torch.manual_seed({self.seed})\n    return {self.expression}.train({self.training})\n\n\n"
             + f"torch.manual_seed({self.seed + 1})\ninputs = ({inputs})\n"
             + _SHOWN
         )
@@ -146,41 +147,33 @@ from thunder_norm.modular import ModularNorm
 
 """
 _SHOWN = """
-first = model
 
-
-def again():
-    # some count their calls
-    global model
-    model = copy.deepcopy(first)
-
-
-def run(*args):
+def run(model, *args):
     torch.manual_seed(0)
     return [t for t in tree_leaves(model(*args)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
 def attempt(what, f):
-    again()
+    model = made()  # anew: it may count its calls
     try:
-        print(what, f())
+        print(what, f(model))
     except Exception as e:
         print(what, type(e).__name__, e)
 
 
-def reached():
+def reached(model):
     found = ModularNorm(model, *inputs).sensitivities
     return {name: s > 0 for name, s in found.items()}
 
 
-def with_gradient():
-    sum(t.square().sum() for t in run(*inputs)).backward()
+def with_gradient(model):
+    sum(t.square().sum() for t in run(model, *inputs)).backward()
     return {name: p.grad is not None for name, p in model.named_parameters()}
 
 
 wrapped = [LinfTensor.of(x) if x.is_floating_point() else x for x in inputs]
-attempt("bounds           ", lambda: run(*wrapped))
-attempt("largest entries  ", lambda: [t.abs().amax().item() for t in run(*inputs)])
+attempt("bounds           ", lambda model: run(model, *wrapped))
+attempt("largest entries  ", lambda model: [t.abs().amax().item() for t in run(model, *inputs)])
 attempt("reached          ", reached)
 attempt("with a gradient  ", with_gradient)
 """
