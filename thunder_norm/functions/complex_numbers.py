@@ -34,14 +34,17 @@ def conjugate(value: Any) -> Any:
     return conj_physical(value) if is_complex(value) else value
 
 
-_ORDERS = frozenset({prims.PrimIDs.AMAX, prims.PrimIDs.AMIN, prims.PrimIDs.MAXIMUM, prims.PrimIDs.MINIMUM})
+# What they compute of complex numbers is not defined (an order), not implemented in torch (convolution, pad), or a real mean.
+_OF_REAL_NUMBERS = frozenset(
+    getattr(prims.PrimIDs, name) for name in ("AMAX", "AMIN", "MAXIMUM", "MINIMUM", "CONVOLUTION", "PAD", "VAR_MEAN")
+)
 
 
-def orders_complex(bsym: BoundSymbol) -> bool:
-    """Whether an operation consists of parts that compare complex numbers, as Thunder's logsumexp does: nothing runs those."""
-    if bsym.sym.id in _ORDERS:
+def has_parts_of_real_numbers(bsym: BoundSymbol) -> bool:
+    """Whether an operation on complex numbers consists of parts that are for real ones, as Thunder's logsumexp does."""
+    if bsym.sym.id in _OF_REAL_NUMBERS:
         return any(map(is_complex, bsym.flat_proxy_args))
-    return any(map(orders_complex, bsym.subsymbols))
+    return any(map(has_parts_of_real_numbers, bsym.subsymbols))
 
 
 def holomorphic(backward: Callable) -> Callable:

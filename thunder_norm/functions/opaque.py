@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions import torch_func
-from thunder_norm.functions.complex_numbers import orders_complex
+from thunder_norm.functions.complex_numbers import has_parts_of_real_numbers
 from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.registry import VjpRule
 from thunder_norm.functions.replay import is_differentiable
@@ -301,7 +301,7 @@ _WHOLE = frozenset(f"torch.nn.functional.max_pool{n}d" for n in (1, 2, 3))
 
 def is_whole(bsym: BoundSymbol) -> bool:
     """Whether an operation is not what its parts compute, so that all of it is torch's to run and to transform."""
-    return bsym.sym.id in _WHOLE or orders_complex(bsym)
+    return bsym.sym.id in _WHOLE or has_parts_of_real_numbers(bsym)
 
 
 def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:

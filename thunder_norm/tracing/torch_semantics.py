@@ -223,6 +223,15 @@ def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: 
     return ltorch.clamp(input, int(min_val), int(max_val))
 
 
+@_instead_of(torch.var_mean)
+def _var_mean(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Thunder's has a real mean of complex numbers, whatever its dtype when it runs."""
+    if args or not dtypes.is_complex_dtype(input.dtype):
+        return ltorch.var_mean(input, dim, *args, **kwargs)
+    over = dim if isinstance(dim, int) or dim else None  # no dimensions are all of them
+    return ltorch.var(input, over, **kwargs), ltorch.mean(input, over, kwargs.get("keepdim", False))
+
+
 @_instead_of(F.mse_loss)
 def _mse_loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     """Thunder's has the dtype of the first; torch's broadcasts first, so that one without dimensions has a part in the dtype."""
@@ -259,8 +268,9 @@ _original_promotion = utils._elementwise_type_promotion
 def mended_promotion(a: Any, b: Any) -> Any | None:
     """The type of two operands by torch's rules, where Thunder's tables have another.
 
-    They have with uint8, for bool with a number, and for a real and a complex tensor without dimensions of other precisions.  Numbers have the types of Python, and tensors without dimensions weak dtypes; an operand with dimensions decides unless the other
-    one is of a higher kind.
+    They have with uint8, for bool with a number, and for a real and a complex tensor without dimensions of other precisions.  Numbers
+    have the types of Python, and tensors without dimensions weak dtypes; an operand with dimensions decides unless the other one is of
+    a higher kind.
     """
     return _promotions().get((a, b))
 
