@@ -32,11 +32,11 @@ from thunder_norm.functions import completion
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.levels import Levels
 from thunder_norm.functions.readability import without_dead_code
-from thunder_norm.functions.replay import scope
 from thunder_norm.functions.wrappers import closed, opened
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.recording import scope
 
 _RESERVED = ("args", "kwargs", "fn", "obj")  # names in Thunder's prologues
 

@@ -29,6 +29,7 @@ from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tracing import hooks, lookasides
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
+from thunder_norm.tracing.recording import scope
 
 
 @lookasides.for_our(Transformed.__call__)
@@ -115,7 +116,7 @@ def _written(
     """Write the program of a call into the open trace; its result, for the interpreter."""
     trace = get_jit_ctx().computation_trace
     try:
-        with acquisition.scope(trace) as bsyms, disable_autocast():
+        with scope(trace) as bsyms, disable_autocast():
             _check_not_torchs()
             call = Call(transformed, args, kwargs)
             result = transformed.value.emit(call)

@@ -19,7 +19,6 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
-from thunder_norm.functions.acquisition import scope
 from thunder_norm.functions.decompositions import decomposed
 from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
@@ -34,6 +33,7 @@ from thunder_norm.functions.replay import (
     returned,
 )
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.recording import scope
 
 
 @langctx(Languages.TORCH)

@@ -16,9 +16,10 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, Symbol, has_tags
 from thunder.core.trace import TraceCtx, get_tracectx
 
-from thunder_norm.functions.acquisition import flat_program, outputs_of, program_of, scope
+from thunder_norm.functions.acquisition import flat_program, outputs_of, program_of
 from thunder_norm.functions.readability import BackwardId, tidied
 from thunder_norm.functions.replay import Values, is_differentiable
+from thunder_norm.tracing.recording import print_without_module, scope
 
 Ids = prims.PrimIDs
 
@@ -103,11 +104,6 @@ def renewed_program(program: TraceCtx) -> TraceCtx:
     """The same flat program with proxies of its own: a program is written once."""
     fresh = [TensorProxy(like=p, history=None) for p in program.args]
     return program_of(lambda *args: replayed(program, args), fresh, hoists=False)
-
-
-def print_without_module(bsym: BoundSymbol) -> None:
-    """Have a symbol of ours printed by its name alone."""
-    bsym._call_ctx = {}
 
 
 def _must_not_run_again(b: BoundSymbol) -> bool:

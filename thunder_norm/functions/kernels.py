@@ -17,7 +17,7 @@ from thunder.core.symbol import Symbol
 from thunder.core.utils import get_computation_dtype
 from thunder.executors import torchex
 
-from thunder_norm.functions.grouping import print_without_module
+from thunder_norm.tracing.recording import print_without_module
 
 
 def _with_kernel(kernel: Callable) -> Callable[[Callable], Symbol]:

@@ -19,6 +19,8 @@ from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import get_tracectx
 from torch.utils._pytree import tree_flatten, tree_map
 
+from thunder_norm.tracing.recording import scope
+
 Ids = prims.PrimIDs
 
 _KEPT = {prims.OpTags.DONT_DCE, prims.OpTags.RANDOM_OP}
@@ -295,14 +297,8 @@ def _number_key(v: Any) -> Hashable:
 
 def _recorded(b: BoundSymbol, function: Callable, *args: Any) -> BoundSymbol | None:
     """`function` of `args` as a bound symbol that makes the output of `b`."""
-    trace = get_tracectx()
-    saved = list(trace.scopes)
-    written: list[BoundSymbol] = []
-    trace.push_scope(written)
-    try:
+    with scope(get_tracectx()) as written:
         out = function(*args)
-    finally:
-        trace.scopes[:] = saved
     if len(written) != 1 or not _is_like(out, b.output):
         return None
     new = written[0].from_bsym_swap_proxies({variableify(out): b.output})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,19 +15,6 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 from thunder_norm.errors import TransformError, TransformLevelError, with_details
 from thunder_norm.tracing.locations import at_line_of, location_of
-
-
-@contextlib.contextmanager
-def scope(trace: TraceCtx) -> Iterator[list[BoundSymbol]]:
-    """Record what is written to `trace` in a list of its own; whatever happens inside, the trace is as before afterwards."""
-    saved = list(trace.scopes)
-    bsyms: list[BoundSymbol] = []
-    trace.push_scope(bsyms)
-    try:
-        yield bsyms
-    finally:
-        trace.scopes[:] = saved
-
 
 _BOOKKEEPING = frozenset(
     {

@@ -21,7 +21,7 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
-from thunder_norm.functions.acquisition import operations_of, outputs_of, program_of, scope
+from thunder_norm.functions.acquisition import operations_of, outputs_of, program_of
 from thunder_norm.functions.complex_numbers import in_dtype_of
 from thunder_norm.functions.decompositions import decomposed
 from thunder_norm.functions.grouping import grouped, replayed
@@ -32,6 +32,7 @@ from thunder_norm.functions.replay import apart, is_differentiable
 from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
+from thunder_norm.tracing.recording import scope
 
 _IGNORED = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL, prims.PrimIDs.COMMENT)
 
