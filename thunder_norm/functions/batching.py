@@ -21,11 +21,10 @@ from thunder.core.trace import TraceCtx, get_tracectx
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.functions.decompositions import decomposed
-from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
+from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
 from thunder_norm.functions.registry import batching_rules
-from thunder_norm.functions.replay import Values, at_the_line_of, is_bookkeeping, returned
-from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.locations import at_line_of, location_of
 
 Randomness = Literal["error", "different", "same"]
 Draws = dict[str, Any]  # what was drawn once for all samples, by the name of the program's proxy
@@ -69,7 +68,7 @@ def evaluate_vmap(
         if dim is not None:
             program.batched.add(p.name)
     program.run(trace.bound_symbols)
-    results = returned(trace)
+    results = outputs_of(trace)
     return tuple(program.values.read(results)), tuple(map(program.dim_of, results))
 
 
@@ -96,14 +95,14 @@ class _Program:
             if is_bookkeeping(bsym) or (bsym.flat_proxy_outs and all(p in self.values for p in bsym.flat_proxy_outs)):
                 continue
             if _is_random(bsym):
-                with at_the_line_of(bsym):
+                with at_line_of(get_tracectx(), bsym):
                     self._draw(bsym)
             elif not self._is_batched(bsym):
                 self.values.copy(bsym)
             elif not bsym.flat_proxy_outs and not _has_effect(bsym):
                 continue  # it says something of the shape of one sample, which is written in the program as it is
             else:
-                with at_the_line_of(bsym):
+                with at_line_of(get_tracectx(), bsym):
                     self._batch(bsym)
 
     def _is_batched(self, bsym: BoundSymbol) -> bool:

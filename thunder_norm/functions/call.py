@@ -7,10 +7,11 @@ from typing import Any
 
 from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
 from thunder.core.proxies import TensorProxy
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec
 
 from thunder_norm.functions import acquisition
 from thunder_norm.functions.acquisition import Program
+from thunder_norm.functions.programs import flat_proxies
 
 
 class Call:
@@ -39,4 +40,4 @@ class Call:
     @property
     def tensors(self) -> tuple[TensorProxy, ...]:
         """The tensors among the arguments, in the order of the arguments of `acquire`'s program."""
-        return tuple(v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, TensorProxy))
+        return flat_proxies((self.args, self.kwargs))

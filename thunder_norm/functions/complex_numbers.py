@@ -11,22 +11,14 @@ import torch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
+
+from thunder_norm.functions.programs import has_complex, is_complex
 
 # A copy: the lazy conjugate of torch.conj is a view that some kernels do not take.
 conj_physical = ltorch._torch_to_thunder_function_map[torch.conj_physical]
 
 complex_of = ltorch._torch_to_thunder_function_map[torch.complex]  # of a real and an imaginary part
-
-
-def is_complex(value: Any) -> bool:
-    """Whether a value is a complex tensor."""
-    return isinstance(value, TensorProxy) and dtypes.is_complex_dtype(value.dtype)
-
-
-def has_complex(tree: Any) -> bool:
-    """Whether there is a complex tensor among the leaves of a tree."""
-    return any(map(is_complex, tree_flatten(tree)[0]))
 
 
 def conjugate(value: Any) -> Any:

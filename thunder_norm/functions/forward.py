@@ -20,19 +20,18 @@ from thunder.core.trace import TraceCtx, get_tracectx
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
 from thunder_norm.functions.decompositions import decomposed
-from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
-from thunder_norm.functions.registry import jvp_rules
-from thunder_norm.functions.replay import (
+from thunder_norm.functions.programs import (
     Values,
-    at_the_line_of,
     detach,
+    flat_proxies,
     is_bookkeeping,
     is_detached,
     is_differentiable,
-    returned,
+    outputs_of,
 )
-from thunder_norm.tracing.locations import location_of
+from thunder_norm.functions.registry import jvp_rules
+from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 
 
@@ -62,7 +61,7 @@ def evaluate_jvp(
         if tangent is not None:
             program.tangents[p] = tangent
     program.run(trace.bound_symbols)
-    results = returned(trace)
+    results = outputs_of(trace)
     return tuple(program.values.read(results)), tuple(program.tangents.get(p) if isinstance(p, Proxy) else None for p in results)
 
 
@@ -105,7 +104,7 @@ class _Program:
         return self.values.read(args), tree_map(lambda v: self.tangents.get(v) if isinstance(v, Proxy) else None, args)
 
     def _write(self, bsym: BoundSymbol, rule: Any) -> None:
-        with at_the_line_of(bsym):
+        with at_line_of(get_tracectx(), bsym):
             with scope(get_tracectx()) as written:
                 out, tangent = rule()
                 results = tree_flatten(out)[0]

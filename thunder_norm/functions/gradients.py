@@ -11,10 +11,9 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
-from thunder_norm.functions.acquisition import outputs_of
 from thunder_norm.functions.call import Call
 from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.complex_numbers import is_complex
+from thunder_norm.functions.programs import is_complex, outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Transformed, shared
 from thunder_norm.functions.wrappers import OpenWrapper

@@ -14,11 +14,10 @@ from thunder.core import prims
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, Symbol, has_tags
-from thunder.core.trace import TraceCtx, get_tracectx
+from thunder.core.trace import get_tracectx
 
-from thunder_norm.functions.acquisition import flat_program, outputs_of, program_of
+from thunder_norm.functions.programs import flat_program, is_differentiable, replayed
 from thunder_norm.functions.readability import BackwardId, tidied
-from thunder_norm.functions.replay import Values, is_differentiable
 from thunder_norm.tracing.recording import print_without_module, scope
 
 Ids = prims.PrimIDs
@@ -88,22 +87,6 @@ def _symbol(bsym: BoundSymbol, mask: tuple, kept: Sequence[BoundSymbol], argumen
 
     name = f"{bsym.sym.name}_backward"
     return Symbol(name=name, meta=meta, id=BackwardId(bsym.sym.id or bsym.sym.name, mask), _bind_postprocess=print_without_module)
-
-
-def replayed(program: TraceCtx, actual: Sequence[Any]) -> tuple[Any, ...]:
-    """Write a flat program into the open trace once more, with new proxies."""
-    values = Values()
-    for p, v in zip(program.args, actual, strict=True):
-        values[p] = v
-    for b in program.bound_symbols[:-1]:
-        values.copy(b)
-    return values.read(outputs_of(program))
-
-
-def renewed_program(program: TraceCtx) -> TraceCtx:
-    """The same flat program with proxies of its own: a program is written once."""
-    fresh = [TensorProxy(like=p, history=None) for p in program.args]
-    return program_of(lambda *args: replayed(program, args), fresh, hoists=False)
 
 
 def _must_not_run_again(b: BoundSymbol) -> bool:

@@ -25,9 +25,8 @@ from torch.utils._pytree import tree_map
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions import torch_func
 from thunder_norm.functions.complex_numbers import orders_complex
-from thunder_norm.functions.flat import flat_proxies
+from thunder_norm.functions.programs import flat_proxies, is_differentiable
 from thunder_norm.functions.registry import VjpRule
-from thunder_norm.functions.replay import is_differentiable
 from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_func import Forward
 from thunder_norm.functions.trial import for_torch, try_out

@@ -12,11 +12,10 @@ from thunder.core.trace import TraceCtx
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
-from thunder_norm.functions.acquisition import outputs_of, program_of
 from thunder_norm.functions.call import Call
 from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.gradients import Differentiated, split_aux
-from thunder_norm.functions.replay import Values, returned
+from thunder_norm.functions.programs import outputs_of, program_of, replayed
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Transformed, shared
 
@@ -45,12 +44,7 @@ class PullbackProgram(Transformed):
         """Write the backward once more."""
         cotangents, saved = call.args
         leaves = self.checked(cotangents)
-        values = Values()
-        for p, v in zip(self.trace.args, [*leaves, *saved], strict=True):
-            values[p] = v
-        for bsym in self.trace.bound_symbols[:-1]:
-            values.copy(bsym)
-        return tree_unflatten(values.read(returned(self.trace)), self.in_spec)
+        return tree_unflatten(replayed(self.trace, [*leaves, *saved]), self.in_spec)
 
     def checked(self, cotangents: Any) -> list[TensorProxy]:
         """The cotangents of the floating point results.

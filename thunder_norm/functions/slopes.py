@@ -16,7 +16,8 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 
-from thunder_norm.functions.complex_numbers import conjugate, has_complex
+from thunder_norm.functions.complex_numbers import conjugate
+from thunder_norm.functions.programs import has_complex
 from thunder_norm.functions.registry import VjpRule, jvp_rules, vjp_rules
 
 Slope = Callable[..., Any]

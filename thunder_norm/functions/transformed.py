@@ -22,8 +22,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions import autograd, registry
-from thunder_norm.functions.acquisition import outputs_of
 from thunder_norm.functions.call import Call
+from thunder_norm.functions.programs import outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.wrappers import OpenWrapper, is_open, proxies_of
 from thunder_norm.subclass import plain

@@ -15,7 +15,7 @@ from thunder.core import prims
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
-from thunder_norm.functions.complex_numbers import is_complex
+from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
 from thunder_norm.functions.slopes import of_operand, register_slopes
 

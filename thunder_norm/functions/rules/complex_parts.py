@@ -9,7 +9,8 @@ import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.functions.complex_numbers import complex_of, conj_physical, is_complex
+from thunder_norm.functions.complex_numbers import complex_of, conj_physical
+from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
 from thunder_norm.functions.slopes import summed_to
 

@@ -15,8 +15,9 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 
 from thunder_norm.functions.batch_dims import shifted
-from thunder_norm.functions.complex_numbers import conjugate, holomorphic, is_complex
+from thunder_norm.functions.complex_numbers import conjugate, holomorphic
 from thunder_norm.functions.differentials import factors, from_mean, halves, plus, reduced, restored
+from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
 
 # -- tangents ---------------------------------------------------------------------------------------------------------

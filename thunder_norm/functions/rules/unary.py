@@ -9,7 +9,7 @@ import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.functions.complex_numbers import is_complex
+from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, register_jvp, vjp_rules
 from thunder_norm.functions.slopes import register_slopes
 
