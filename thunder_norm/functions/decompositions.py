@@ -16,7 +16,7 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import get_tracectx
 
-from thunder_norm.functions.complex_numbers import complex_of
+from thunder_norm.functions.derivatives import complex_of
 from thunder_norm.functions.registry import decompositions
 from thunder_norm.tracing.recording import scope
 

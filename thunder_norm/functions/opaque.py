@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions import torch_func
-from thunder_norm.functions.complex_numbers import orders_complex
-from thunder_norm.functions.programs import flat_proxies, is_differentiable
+from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule
 from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_func import Forward
@@ -296,6 +295,16 @@ def is_opaque(bsym: BoundSymbol) -> bool:
 
 # Thunder's parts of these multiply padding of minus infinity with zeros.
 _WHOLE = frozenset(f"torch.nn.functional.max_pool{n}d" for n in (1, 2, 3))
+
+
+_ORDERS = frozenset({prims.PrimIDs.AMAX, prims.PrimIDs.AMIN, prims.PrimIDs.MAXIMUM, prims.PrimIDs.MINIMUM})
+
+
+def orders_complex(bsym: BoundSymbol) -> bool:
+    """Whether an operation consists of parts that compare complex numbers, as Thunder's logsumexp does: nothing runs those."""
+    if bsym.sym.id in _ORDERS:
+        return any(map(is_complex, bsym.flat_proxy_args))
+    return any(map(orders_complex, bsym.subsymbols))
 
 
 def is_whole(bsym: BoundSymbol) -> bool:

@@ -23,10 +23,9 @@ from thunder.core.trace import get_tracectx
 from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backward_impls, nondifferentiable_vjp_symbols
 
 from thunder_norm.errors import TransformError
-from thunder_norm.functions.complex_numbers import conjugate
+from thunder_norm.functions.derivatives import conjugate, of_operand
 from thunder_norm.functions.programs import apart, has_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule
-from thunder_norm.functions.slopes import of_operand
 from thunder_norm.tracing.recording import backward_of_joint, scope
 
 Ids = prims.PrimIDs

@@ -15,9 +15,9 @@ from thunder.core import prims
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
+from thunder_norm.functions.derivatives import of_operand, register_slopes
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
-from thunder_norm.functions.slopes import of_operand, register_slopes
 
 register_slopes(prims.add, lambda t, y, a, b: t, lambda t, y, a, b: t)
 register_slopes(prims.sub, lambda t, y, a, b: t, lambda t, y, a, b: ltorch.neg(t))

@@ -9,10 +9,9 @@ import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.functions.complex_numbers import complex_of, conj_physical
+from thunder_norm.functions.derivatives import complex_of, conj_physical, summed_to
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
-from thunder_norm.functions.slopes import summed_to
 
 
 def _complex(a: TensorProxy, like: TensorProxy) -> TensorProxy:

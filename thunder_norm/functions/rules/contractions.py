@@ -11,10 +11,8 @@ from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.functions.batch_dims import sample_ndim, with_batch, with_sample_ndim
-from thunder_norm.functions.complex_numbers import holomorphic
-from thunder_norm.functions.differentials import plus, register_multilinear
+from thunder_norm.functions.derivatives import holomorphic, plus, register_multilinear, summed_to
 from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
-from thunder_norm.functions.slopes import summed_to
 
 # -- tangents: one term for each factor that moves --------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.pytree import tree_map
 from thunder.core.symbol import Symbol
 
+from thunder_norm.functions.backwards import softmax_backward
 from thunder_norm.functions.batch_dims import shifted, with_batch
-from thunder_norm.functions.kernels import softmax_backward
 from thunder_norm.functions.registry import batching_rules
 
 

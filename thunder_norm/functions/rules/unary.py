@@ -9,9 +9,9 @@ import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
+from thunder_norm.functions.derivatives import register_slopes
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, register_jvp, vjp_rules
-from thunder_norm.functions.slopes import register_slopes
 
 for _symbol in (prims.ceil, prims.floor, prims.round, prims.sign, prims.trunc):
     register_slopes(_symbol, None)
