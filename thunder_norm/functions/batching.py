@@ -20,10 +20,9 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
-from thunder_norm.functions.decompositions import decomposed
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
-from thunder_norm.functions.registry import batching_rules
+from thunder_norm.functions.registry import batching_rules, decomposed
 from thunder_norm.tracing.locations import at_line_of, location_of
 
 Randomness = Literal["error", "different", "same"]

@@ -19,7 +19,6 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
-from thunder_norm.functions.decompositions import decomposed
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.programs import (
     Values,
@@ -30,7 +29,7 @@ from thunder_norm.functions.programs import (
     is_differentiable,
     outputs_of,
 )
-from thunder_norm.functions.registry import jvp_rules
+from thunder_norm.functions.registry import decomposed, jvp_rules
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 

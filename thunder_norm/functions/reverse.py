@@ -22,12 +22,11 @@ from thunder.core.trace import TraceCtx, get_tracectx
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
 from thunder_norm.functions.backwards import grouped
-from thunder_norm.functions.decompositions import decomposed
 from thunder_norm.functions.derivatives import in_dtype_of
 from thunder_norm.functions.opaque import is_opaque, is_whole, torch_vjp_rule
 from thunder_norm.functions.programs import apart, is_differentiable, operations_of, outputs_of, program_of, replayed
 from thunder_norm.functions.readability import core
-from thunder_norm.functions.registry import VjpRule, vjp_rules
+from thunder_norm.functions.registry import VjpRule, decomposed, vjp_rules
 from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
