@@ -10,7 +10,6 @@ outer one sees it; there is no stack of levels at run time.
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, wrap
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
@@ -31,7 +30,7 @@ from thunder_norm.functions import completion
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.levels import Levels
 from thunder_norm.functions.programs import flat_program
-from thunder_norm.functions.wrappers import closed, opened
+from thunder_norm.functions.wrappers import value_of, values_of, wrapped
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.locations import location_of
@@ -69,33 +68,6 @@ class Program:
         """The function's result with `outs` in place of the trace's results."""
         remaining = iter(outs)
         return tree_unflatten([next(remaining) if isinstance(v, TensorProxy) else v for v in self.out_leaves], self.out_spec)
-
-
-def values_of(args: Sequence[WrappedValue], kwargs: dict[str, WrappedValue]) -> tuple[tuple, dict]:
-    """Arguments as the interpreter has them, as values: proxies in place of tensors, containers included."""
-    return tuple(value_of(a) for a in args), {k: value_of(v) for k, v in kwargs.items()}
-
-
-def value_of(w: WrappedValue) -> Any:
-    """A value with the proxies that Thunder has for its tensors; numbers on the way are guarded as Thunder does it."""
-    value = w.value
-    if isinstance(value, list | tuple):
-        w.track_items()
-        items = [value_of(i) for i in w.item_wrappers]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        w.track_items()
-        new = copy.copy(value)
-        for k, item in w.item_wrappers.items():
-            new[k] = value_of(item)
-        return new
-    return opened(value)
-
-
-def wrapped(value: Any, like: WrappedValue | None = None) -> WrappedValue:
-    """A value that a transformed function makes, for the interpreter."""
-    inputs = [] if like is None else [like.provenance]
-    return wrap(closed(value), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inputs))
 
 
 def acquire(

@@ -16,14 +16,13 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
 from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap
-from thunder_norm.functions.call import Call
 from thunder_norm.functions.calls import constructor, draws_numbers
-from thunder_norm.functions.factories import eye
+from thunder_norm.functions.completion import eye
 from thunder_norm.functions.forward import evaluate_jvp
 from thunder_norm.functions.gradients import Argnums, Differentiated, checked_argnums, split_aux, zeros_if_none
 from thunder_norm.functions.programs import is_complex, outputs_of, program_of
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.transformed import Transformed, shared
+from thunder_norm.functions.transformed import Call, Transformed, shared
 
 
 class _Jacobian(Transformed):

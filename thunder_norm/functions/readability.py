@@ -32,7 +32,7 @@ _VIEWS_OF_UNIFORM = frozenset(
 
 
 class BackwardId(NamedTuple):
-    """The id of the backward of an operation, see `grouping`."""
+    """The id of the backward of an operation, see `backwards`."""
 
     operation: Any
     shape: tuple  # which arguments get gradients, which results are used

@@ -11,7 +11,7 @@ import torch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.functions.batch_dims import sample_ndim, with_batch, with_sample_ndim
+from thunder_norm.functions.batching import sample_ndim, with_batch, with_sample_ndim
 from thunder_norm.functions.derivatives import holomorphic, plus, register_multilinear, summed_to
 from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
 

@@ -19,7 +19,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 from thunder.core.symbol import Symbol
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
-from thunder_norm.functions.batch_dims import sample_ndim, sample_shape, tensors_of, to_sample_shape, with_sample_ndim
+from thunder_norm.functions.batching import sample_ndim, sample_shape, tensors_of, to_sample_shape, with_sample_ndim
 from thunder_norm.functions.derivatives import of_operand, register_slopes
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, batching_rules, jvp_rules, register_jvp, vjp_rules

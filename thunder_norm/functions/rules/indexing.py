@@ -13,7 +13,7 @@ from thunder.core import prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Symbol
 
-from thunder_norm.functions.batch_dims import canonical, sample_ndim, sample_shape, shifted, with_batch
+from thunder_norm.functions.batching import canonical, sample_ndim, sample_shape, shifted, with_batch
 from thunder_norm.functions.derivatives import complex_of, register_linear
 from thunder_norm.functions.opaque import Operation, derived
 from thunder_norm.functions.programs import is_complex

@@ -16,7 +16,7 @@ from thunder.core.pytree import tree_map
 from thunder.core.symbol import Symbol
 
 from thunder_norm.functions.backwards import softmax_backward
-from thunder_norm.functions.batch_dims import shifted, with_batch
+from thunder_norm.functions.batching import shifted, with_batch
 from thunder_norm.functions.derivatives import conjugate, holomorphic, plus
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
