@@ -25,6 +25,7 @@ from thunder_norm.functions.gradients import split_aux
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.programs import (
     Values,
+    described,
     detach,
     flat_proxies,
     is_bookkeeping,
@@ -247,7 +248,7 @@ def _check_pair(path: str, x: Any, dx: Any) -> None:
         raise TransformTypeError(
             with_details(
                 f"jvp: primals{path} is not floating point and cannot move",
-                got=f"a tensor of {dtypes.to_torch_dtype(x.dtype)}, shape {tuple(x.shape)}",
+                got=f"a tensor of {described(x)}",
                 instead="close over it, or convert it with .to(torch.float32)",
             )
         )
@@ -255,8 +256,8 @@ def _check_pair(path: str, x: Any, dx: Any) -> None:
         raise TransformError(
             with_details(
                 f"jvp: tangents{path} does not fit its primal",
-                primal=f"{dtypes.to_torch_dtype(x.dtype)}, shape {tuple(x.shape)}",
-                tangent=f"{dtypes.to_torch_dtype(dx.dtype)}, shape {tuple(dx.shape)}",
+                primal=described(x),
+                tangent=described(dx),
             )
         )
 

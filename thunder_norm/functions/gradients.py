@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.programs import is_complex, outputs_of, program_of, replayed
+from thunder_norm.functions.programs import described, is_complex, outputs_of, program_of, replayed
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Call, Transformed, shared
 from thunder_norm.functions.wrappers import OpenWrapper
@@ -142,7 +142,7 @@ def _check_differentiable(arg: Any, position: int, name: str) -> None:
             raise TransformTypeError(
                 with_details(
                     f"{name}: {what} is not floating point and cannot be differentiated",
-                    got=f"a tensor of {dtypes.to_torch_dtype(v.dtype)}, shape {tuple(v.shape)}",
+                    got=f"a tensor of {described(v)}",
                     instead="name the arguments to differentiate in argnums, or convert it with .to(torch.float32)",
                 )
             )
@@ -153,11 +153,11 @@ def _num_losses(loss: Any, name: str) -> int:
     if isinstance(loss, OpenWrapper):
         if all(isinstance(p, TensorProxy) and p.ndim == 0 and dtypes.is_inexact_dtype(p.dtype) for p in loss.leaves):
             return len(loss.leaves)
-        described = ", ".join(f"{dtypes.to_torch_dtype(p.dtype)} {tuple(p.shape)}" for p in loss.leaves)
+        inner = ", ".join(f"{dtypes.to_torch_dtype(p.dtype)} {tuple(p.shape)}" for p in loss.leaves)
         raise TransformTypeError(
             with_details(
                 f"{name} needs a function that returns a scalar",
-                got=f"a {loss.class_name} of {described}",
+                got=f"a {loss.class_name} of {inner}",
                 instead="return one of its inner tensors, reduced (.sum(), .mean())",
             )
         )
@@ -276,7 +276,7 @@ class PullbackProgram(Transformed):
                     with_details(
                         f"vjp: the cotangent{keystr(path)} does not fit its result",
                         result=f"{e.dtype}, shape {e.shape}",
-                        cotangent=f"{dtypes.to_torch_dtype(ct.dtype)}, shape {tuple(ct.shape)}",
+                        cotangent=described(ct),
                     )
                 )
             found.append(ct)

@@ -20,7 +20,7 @@ from thunder_norm.functions.calls import constructor, draws_numbers
 from thunder_norm.functions.completion import eye
 from thunder_norm.functions.forward import evaluate_jvp
 from thunder_norm.functions.gradients import Argnums, Differentiated, checked_argnums, split_aux, zeros_if_none
-from thunder_norm.functions.programs import is_complex, outputs_of, program_of
+from thunder_norm.functions.programs import described, is_complex, outputs_of, program_of
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Call, Transformed, shared
 
@@ -164,7 +164,7 @@ def _check_real(tensors: Sequence[TensorProxy], name: str, what: str) -> None:
             raise TransformTypeError(
                 with_details(
                     f"{name} needs real {what}s",
-                    got=f"a tensor of {dtypes.to_torch_dtype(t.dtype)}, shape {tuple(t.shape)}",
+                    got=f"a tensor of {described(t)}",
                     instead="torch.view_as_real and torch.view_as_complex, or jvp and vjp, which take complex numbers",
                 )
             )

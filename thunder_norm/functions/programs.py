@@ -55,6 +55,11 @@ def has_complex(tree: Any) -> bool:
     return any(map(is_complex, tree_leaves(tree)))
 
 
+def described(p: TensorProxy) -> str:
+    """``torch.float32, shape (2, 3)``, for messages."""
+    return f"{dtypes.to_torch_dtype(p.dtype)}, shape {tuple(p.shape)}"
+
+
 _BOOKKEEPING = frozenset(
     {
         prims.PrimIDs.UNPACK_TRIVIAL,
