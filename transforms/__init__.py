@@ -3,13 +3,12 @@
 from thunder_norm.functions import autograd_functions  # noqa: F401 - has a lookaside
 from thunder_norm.functions.checks import check_jvp, check_vjp
 from thunder_norm.functions.custom import custom_vjp
-from thunder_norm.functions.gradients import grad, value_and_grad
+from thunder_norm.functions.forward import jvp
+from thunder_norm.functions.gradients import grad, value_and_grad, vjp
 from thunder_norm.functions.jacobians import hessian, jacfwd, jacrev
 from thunder_norm.functions.logging import log
-from thunder_norm.functions.pullbacks import vjp
 from thunder_norm.functions.registry import register_batching, register_jvp, register_vjp, self_adjoint
 from thunder_norm.functions.subclasses import SubclassTransform
-from thunder_norm.functions.tangents import jvp
 from thunder_norm.functions.vmap import vmap
 from thunder_norm.norms.function_of_sizes import function_of_sizes
 from thunder_norm.norms.transform import NormTransform

@@ -16,6 +16,7 @@ from thunder.transforms.autocast import disable_autocast
 from thunder_norm.checkpointing.regions import is_region, with_body
 from thunder_norm.subclass import values
 from thunder_norm.subclass.interception import Watching
+from thunder_norm.tracing.recording import scope
 
 
 class SplitBiasTransform(Watching):
@@ -94,12 +95,8 @@ def _split(trace: TraceCtx, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
     if _casts(bsym):  # autocast has chosen a dtype for each step
         return [s for sub in bsym.subsymbols for s in _split(trace, sub)]
     trace.set_current_source_location(bsym.source_filename, bsym.source_positions)
-    written: list[BoundSymbol] = []
-    trace.push_scope(written)
-    try:
+    with scope(trace) as written:
         out = _sum(parts)
-    finally:
-        trace.pop_scope()
     (expected,) = bsym.flat_proxy_outs
     names = {variableify(out): expected}
     return [b.from_bsym_swap_proxies(names) for b in written]

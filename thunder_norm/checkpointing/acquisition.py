@@ -17,11 +17,11 @@ from thunder.core.trace import TraceCtx
 from thunder_norm.checkpointing.regions import Region, names_in
 from thunder_norm.checkpointing.replays import refused, writes
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.acquisition import scope
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import FLATTEN, LEAF
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.recording import scope
 
 _STATE = "_thunder_norm_regions"
 

@@ -23,6 +23,7 @@ from thunder.transforms.autodiff import grad_transform_on_trace
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
 from thunder_norm.subclass.boundary_passes import declare_arguments
+from thunder_norm.tracing.recording import print_without_module
 
 
 class Region:
@@ -192,7 +193,7 @@ def _another(p: Proxy) -> Proxy:
 
 def _symbol(name: str) -> Symbol:
     register_grad(REGION, _rule)
-    return Symbol(name=name, id=REGION, meta=_meta, python_printer=_print, _bind_postprocess=_without_module)
+    return Symbol(name=name, id=REGION, meta=_meta, python_printer=_print, _bind_postprocess=print_without_module)
 
 
 def _meta(*args: Any, region: Region) -> Any:
@@ -205,10 +206,6 @@ def _print(bsym: BoundSymbol, outs: Any, args: Sequence[Any], kwargs: dict[str, 
     names = ", ".join(p.name for p in bsym.flat_proxy_outs)
     called = ", ".join(p.name for p in bsym.flat_proxy_args)
     return f"{names if isinstance(bsym.output, Proxy) else f'({names},)'} = {bsym.sym.name}({called})"
-
-
-def _without_module(bsym: BoundSymbol) -> None:
-    bsym._call_ctx = {}
 
 
 # -- the gradient -----------------------------------------------------------------------------------------------------

@@ -10,33 +10,31 @@ outer one sees it; there is no stack of levels at run time.
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, wrap
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, get_tracectx, tracectx
+from thunder.core.trace import TraceCtx, tracectx
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformLevelError, with_details
 from thunder_norm.functions import completion
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.levels import Levels
-from thunder_norm.functions.readability import without_dead_code
-from thunder_norm.functions.replay import scope
-from thunder_norm.functions.wrappers import closed, opened
+from thunder_norm.functions.programs import flat_program
+from thunder_norm.functions.wrappers import value_of, values_of, wrapped
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.recording import scope
 
 _RESERVED = ("args", "kwargs", "fn", "obj")  # names in Thunder's prologues
 
@@ -70,61 +68,6 @@ class Program:
         """The function's result with `outs` in place of the trace's results."""
         remaining = iter(outs)
         return tree_unflatten([next(remaining) if isinstance(v, TensorProxy) else v for v in self.out_leaves], self.out_spec)
-
-
-def outputs_of(trace: TraceCtx) -> tuple[Any, ...]:
-    """What a flat program returns."""
-    return tuple(trace.bound_symbols[-1].args[0])
-
-
-def operations_of(trace: TraceCtx) -> list[BoundSymbol]:
-    """What a flat program computes: its bound symbols without the return."""
-    return list(trace.bound_symbols[:-1])
-
-
-def flat_program(args: Sequence[Proxy], bsyms: Sequence[BoundSymbol], outs: Sequence[Any]) -> TraceCtx:
-    """A flat program made of these parts."""
-    trace = TraceCtx()
-    trace.args = tuple(args)
-    trace.bound_symbols = list(bsyms)
-    for b in _with_parts(bsyms):  # parts become operations of their own where one is taken apart
-        trace.names.update(p.name for p in b.flat_proxy_outs)
-    trace.names.update(p.name for p in args if isinstance(p, Proxy))
-    trace.bound_symbols.append(prims.python_return.bind(tuple(outs), output=()))
-    return trace
-
-
-def _with_parts(bsyms: Sequence[BoundSymbol]) -> Iterator[BoundSymbol]:
-    for b in bsyms:
-        yield b
-        yield from _with_parts(b.subsymbols)
-
-
-def values_of(args: Sequence[WrappedValue], kwargs: dict[str, WrappedValue]) -> tuple[tuple, dict]:
-    """Arguments as the interpreter has them, as values: proxies in place of tensors, containers included."""
-    return tuple(value_of(a) for a in args), {k: value_of(v) for k, v in kwargs.items()}
-
-
-def value_of(w: WrappedValue) -> Any:
-    """A value with the proxies that Thunder has for its tensors; numbers on the way are guarded as Thunder does it."""
-    value = w.value
-    if isinstance(value, list | tuple):
-        w.track_items()
-        items = [value_of(i) for i in w.item_wrappers]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        w.track_items()
-        new = copy.copy(value)
-        for k, item in w.item_wrappers.items():
-            new[k] = value_of(item)
-        return new
-    return opened(value)
-
-
-def wrapped(value: Any, like: WrappedValue | None = None) -> WrappedValue:
-    """A value that a transformed function makes, for the interpreter."""
-    inputs = [] if like is None else [like.provenance]
-    return wrap(closed(value), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inputs))
 
 
 def acquire(
@@ -233,29 +176,6 @@ def forget_replaced(used: Set[str]) -> None:
 def keep(value: WrappedValue) -> None:
     """Have the interpreter remember what it knows of a value for the rest of the acquisition."""
     Levels.of(get_jit_ctx()).kept.append(value)
-
-
-def program_of(write: Callable[..., Sequence[Any]], args: Sequence[TensorProxy], *, hoists: bool = True) -> TraceCtx:
-    """What `write`, called with `args`, writes, as a flat program: it takes `args` and everything else that is used.
-
-    `write` returns proxies or None; the program returns the proxies.  With `hoists`, what does not depend on `args` is no part of the
-    program: it is written into the open trace, once.
-    """
-    trace = get_tracectx()
-    with scope(trace) as bsyms:
-        outs = [p for p in write(*args) if isinstance(p, Proxy)]
-    dependent = {p.name for p in args}
-    inside = []
-    for b in bsyms:
-        if not hoists or any(p.name in dependent for p in b.flat_proxy_args):
-            dependent.update(p.name for p in b.flat_proxy_outs)
-            inside.append(b)
-        else:
-            trace.peek_scope().append(b)
-    made = {p.name for b in inside for p in b.flat_proxy_outs} | {p.name for p in args}
-    needed = without_dead_code(inside, {p.name for p in outs})
-    captured = {p.name: p for p in (*(p for b in needed for p in b.flat_proxy_args), *outs) if p.name not in made}
-    return flat_program([*args, *captured.values()], needed, outs)
 
 
 def _check_levels(levels: Levels, captured: dict[str, Proxy], bsyms: Sequence[BoundSymbol], name: str) -> None:

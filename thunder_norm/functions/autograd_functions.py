@@ -17,9 +17,9 @@ from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.acquisition import program_of
 from thunder_norm.functions.custom import CustomOperation
 from thunder_norm.functions.levels import active_level
+from thunder_norm.functions.programs import flat_tensors, program_of
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY
@@ -110,7 +110,7 @@ class _Call:
             *get_interpreterruntimectx().get_current_user_source_location()
         )
         produced = {id(t) for r in self.forward for t in r.outputs} | {id(t) for t in self.inputs}
-        kept = {id(t): t for r in self.backward for t in _tensors((r.args, r.kwargs)) if id(t) in produced}
+        kept = {id(t): t for r in self.backward for t in flat_tensors((r.args, r.kwargs)) if id(t) in produced}
         kept |= {id(g): g for g in self.gradients if g is not None and id(g) in produced}
         saved = list(kept.values())
         gradients = [g for g in self.gradients if g is not None]
@@ -129,11 +129,7 @@ class _Call:
         self, part: str, log: Sequence[Recorded], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> Any:
         """What `log` does as a flat program from `inputs` to `outputs`."""
-        wanted = {id(t) for r in log for t in _tensors((r.args, r.kwargs))} | {id(t) for t in outputs}
+        wanted = {id(t) for r in log for t in flat_tensors((r.args, r.kwargs))} | {id(t) for t in outputs}
         symbol, _ = composite(OperationId(self.cls.__name__, part), log, inputs, outputs, wanted)
         formal = [proxy_like(t) for t in inputs]
         return program_of(lambda *args: symbol(*args), formal, hoists=False)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [v for v in tree_flatten(tree)[0] if isinstance(v, torch.Tensor)]

@@ -18,14 +18,11 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
-import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
-from thunder_norm.functions.decompositions import decomposed
-from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
-from thunder_norm.functions.registry import batching_rules
-from thunder_norm.functions.replay import Values, at_the_line_of, is_bookkeeping, returned
-from thunder_norm.tracing.locations import location_of
+from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
+from thunder_norm.functions.registry import batching_rules, decomposed
+from thunder_norm.tracing.locations import at_line_of, location_of
 
 Randomness = Literal["error", "different", "same"]
 Draws = dict[str, Any]  # what was drawn once for all samples, by the name of the program's proxy
@@ -69,7 +66,7 @@ def evaluate_vmap(
         if dim is not None:
             program.batched.add(p.name)
     program.run(trace.bound_symbols)
-    results = returned(trace)
+    results = outputs_of(trace)
     return tuple(program.values.read(results)), tuple(map(program.dim_of, results))
 
 
@@ -96,14 +93,14 @@ class _Program:
             if is_bookkeeping(bsym) or (bsym.flat_proxy_outs and all(p in self.values for p in bsym.flat_proxy_outs)):
                 continue
             if _is_random(bsym):
-                with at_the_line_of(bsym):
+                with at_line_of(get_tracectx(), bsym):
                     self._draw(bsym)
             elif not self._is_batched(bsym):
                 self.values.copy(bsym)
             elif not bsym.flat_proxy_outs and not _has_effect(bsym):
                 continue  # it says something of the shape of one sample, which is written in the program as it is
             else:
-                with at_the_line_of(bsym):
+                with at_line_of(get_tracectx(), bsym):
                     self._batch(bsym)
 
     def _is_batched(self, bsym: BoundSymbol) -> bool:
@@ -250,3 +247,57 @@ def _is_random(bsym: BoundSymbol) -> bool:
         return True
     operation = operation_of(bsym) if prims.OpTags.AUTO_REGISTERED in (bsym.sym.tags or ()) else None
     return operation is not None and operation.is_random
+
+
+# -- what batching rules have in common --------------------------------------------------------------------------------
+#
+# A batch dimension, where there is one, is the first.
+
+
+def sample_shape(value: TensorProxy, dim: int | None) -> tuple[int, ...]:
+    """The shape of a value for one sample."""
+    return tuple(value.shape) if dim is None else tuple(value.shape[1:])
+
+
+def sample_ndim(value: TensorProxy, dim: int | None) -> int:
+    """The rank of a value for one sample."""
+    return value.ndim - (dim is not None)
+
+
+def with_batch(axis_size: int, value: TensorProxy, dim: int | None) -> TensorProxy:
+    """The value with a batch dimension, expanded if it has none."""
+    return value if dim is not None else to_sample_shape(axis_size, value, dim, tuple(value.shape))
+
+
+def to_sample_shape(axis_size: int, value: TensorProxy, dim: int | None, shape: Sequence[int]) -> TensorProxy:
+    """The value with a batch dimension, and broadcast to `shape` for each sample, as torch broadcasts."""
+    wanted = (axis_size, *shape)
+    own = sample_shape(value, dim)
+    if dim is not None and own == tuple(shape):
+        return value
+    begin = 1 + len(shape) - len(own)
+    kept = ([0] if dim is not None else []) + list(range(begin, len(wanted)))
+    return prims.broadcast_in_dim(value, wanted, tuple(kept))
+
+
+def with_sample_ndim(value: TensorProxy, dim: int | None, ndim: int) -> TensorProxy:
+    """A batched value with dimensions of size 1 put in, so that it broadcasts per sample with others of rank `ndim`."""
+    missing = ndim - sample_ndim(value, dim)
+    if dim is None or missing <= 0:
+        return value
+    return ltorch.reshape(value, (value.shape[0], *(1,) * missing, *value.shape[1:]))
+
+
+def canonical(index: int, ndim: int) -> int:
+    """A dimension of one sample, not negative."""
+    return int(index) + ndim if index < 0 else int(index)
+
+
+def shifted(index: int, ndim: int) -> int:
+    """A dimension of one sample of rank `ndim`, as a dimension of the batch."""
+    return canonical(index, ndim) + 1
+
+
+def tensors_of(in_dims: Sequence[Any], args: Sequence[Any]) -> list[tuple[TensorProxy, int | None]]:
+    """The tensors among arguments, with their batch dimensions."""
+    return [(a, d) for a, d in zip(args, in_dims, strict=True) if isinstance(a, TensorProxy)]

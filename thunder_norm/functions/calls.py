@@ -15,20 +15,20 @@ from thunder.transforms.autocast import disable_autocast
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import ThunderNormError, TransformError, with_details
-from thunder_norm.functions import acquisition, control_flow, functional_call  # noqa: F401 - two register lookasides
+from thunder_norm.functions import acquisition, functional_call  # noqa: F401 - registers a lookaside
 from thunder_norm.functions.acquisition import Interrupted
-from thunder_norm.functions.call import Call
 from thunder_norm.functions.jitted_gradients import with_gradients
 from thunder_norm.functions.levels import active_level
 from thunder_norm.functions.readability import tidied
-from thunder_norm.functions.transformed import Transformed, run_interpreted
-from thunder_norm.functions.wrappers import announce, closed, is_open
+from thunder_norm.functions.transformed import Call, Transformed, run_interpreted
+from thunder_norm.functions.wrappers import announce, closed, is_open, values_of, wrapped
 from thunder_norm.subclass.broadcast import broadcast_scalars_of
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tracing import hooks, lookasides
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
+from thunder_norm.tracing.recording import scope
 
 
 @lookasides.for_our(Transformed.__call__)
@@ -115,7 +115,7 @@ def _written(
     """Write the program of a call into the open trace; its result, for the interpreter."""
     trace = get_jit_ctx().computation_trace
     try:
-        with acquisition.scope(trace) as bsyms, disable_autocast():
+        with scope(trace) as bsyms, disable_autocast():
             _check_not_torchs()
             call = Call(transformed, args, kwargs)
             result = transformed.value.emit(call)
@@ -137,7 +137,7 @@ def _written(
     announce(shown, bsyms)
     trace.peek_scope().extend(bsyms)
     acquisition.reopen([*tree_flatten(result)[0], *(p for b in bsyms for p in b.flat_proxy_outs)])
-    return acquisition.wrapped(shown, transformed)
+    return wrapped(shown, transformed)
 
 
 def constructor(function: Callable) -> Callable:
@@ -147,9 +147,9 @@ def constructor(function: Callable) -> Callable:
     @lookasides.for_our(use)
     @lookasides.for_our(function)
     def lookaside(target: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-        values, options = acquisition.values_of(args, kwargs)
+        values, options = values_of(args, kwargs)
         try:
-            made = acquisition.wrapped(function(target.value, *values, **options), target)
+            made = wrapped(function(target.value, *values, **options), target)
         except ThunderNormError as e:
             return do_raise(with_users_line(e))
         _remember_function(made, target)
@@ -168,7 +168,7 @@ def _remember_function(made: WrappedValue, target: WrappedValue) -> None:
     if function is target.value:
         made.attribute_wrappers["function"] = target
         return
-    inner = acquisition.wrapped(function, target)
+    inner = wrapped(function, target)
     made.attribute_wrappers["function"] = inner
     _remember_function(inner, target)
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, WrongDerivativeError, with_details
-from thunder_norm.functions.pullbacks import vjp
-from thunder_norm.functions.tangents import jvp
+from thunder_norm.functions.forward import jvp
+from thunder_norm.functions.gradients import vjp
 
 
 def check_vjp(function: Callable, *primals: Any, num_directions: int = 3, rtol: float | None = None) -> None:

@@ -31,12 +31,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.functions.control_flow import data_dependent
-from thunder_norm.functions.flat import flat_proxies
-from thunder_norm.functions.levels import active_level
-from thunder_norm.functions.opaque import Operation, symbol_for
+from thunder_norm.functions.levels import active_level, data_dependent
+from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
+from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.torch_func import Forward
 from thunder_norm.functions.trial import Trial, position_of, try_out
+from thunder_norm.functions.wrappers import wrapped
 from thunder_norm.subclass import operations, plain
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
@@ -306,3 +306,40 @@ def _name(function: Callable) -> str:
     if getattr(function, "__name__", "") == "__get__":  # a property of torch.Tensor
         return f"Tensor.{function.__self__.__name__}"
     return getattr(function, "__name__", "operation")
+
+
+# -- torch.eye, which Thunder has not: also the standard basis of Jacobians --------------------------------------------
+
+
+def _eye_meta(n: int, m: int, *, device: str, dtype: torch.dtype) -> TensorProxy:
+    return TensorProxy(shape=(n, m), device=devices.to_device(device), dtype=dtypes.to_dtype(dtype), requires_grad=False)
+
+
+def _eye(n: int, m: int, *, device: str, dtype: Any) -> torch.Tensor:
+    return torch.eye(n, m, device=device, dtype=dtypes.to_torch_dtype(dtype) if isinstance(dtype, dtypes.dtype) else dtype)
+
+
+_EYE = opaque_executor.register_operator("eye", meta=_eye_meta, fn=_eye)
+
+
+def eye(n: int, m: int | None = None, *, device: Any = None, dtype: Any = None) -> TensorProxy:
+    """Write the identity matrix of n rows and m columns into the open trace."""
+    device = torch.get_default_device() if device is None else devices.to_torch_device(device)
+    dtype = torch.get_default_dtype() if dtype is None else dtypes.to_torch_dtype(dtype)
+    return _EYE(int(n), int(n if m is None else m), device=str(device), dtype=dtype)
+
+
+@lookasides.instead_of(torch.eye)
+def _torch_eye(
+    n: WrappedValue,
+    m: WrappedValue | None = None,
+    *,
+    device: WrappedValue | None = None,
+    dtype: WrappedValue | None = None,
+    layout: WrappedValue | None = None,
+    requires_grad: WrappedValue | None = None,
+) -> Any:
+    filename, positions = get_interpreterruntimectx().get_current_user_source_location()
+    get_jit_ctx().computation_trace.set_current_source_location(filename, positions)
+    values = [None if w is None else w.value for w in (m, device, dtype)]
+    return wrapped(eye(n.value, values[0], device=values[1], dtype=values[2]), n)

@@ -14,18 +14,16 @@ from thunder.core.trace import TraceCtx
 from torch.utils._pytree import PyTree, tree_flatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
-from thunder_norm.functions.acquisition import Program, flat_program, operations_of, outputs_of, program_of
-from thunder_norm.functions.batch_dims import with_batch
-from thunder_norm.functions.batching import evaluate_vmap
-from thunder_norm.functions.call import Call
+from thunder_norm.functions.acquisition import Program
+from thunder_norm.functions.batching import evaluate_vmap, with_batch
 from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.grouping import print_without_module, renewed_program, replayed
+from thunder_norm.functions.programs import apart, flat_program, operations_of, outputs_of, program_of, renewed_program, replayed
 from thunder_norm.functions.registry import VjpRule
-from thunder_norm.functions.replay import apart
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.thunder_rules import joint_of
-from thunder_norm.functions.transformed import Transformed
+from thunder_norm.functions.transformed import Call, Transformed
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.recording import print_without_module
 
 
 class CustomVjp(Transformed):

@@ -1,4 +1,4 @@
-"""Forward mode: a program that pushes tangents along with its values.
+"""Forward mode: `jvp`, a program that pushes tangents along with its values.
 
 ``evaluate_jvp`` walks a flat program and emits, for each operation, its result and the tangent of its result into the trace that is
 open.  A tangent of None is zero, and costs nothing.
@@ -6,34 +6,37 @@ open.  A tangent of None is zero, and costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import thunder.torch as ltorch
-from thunder.core import prims
+from thunder.core import dtypes, prims
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten, tree_map
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
-from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
-from thunder_norm.functions.acquisition import scope
-from thunder_norm.functions.decompositions import decomposed
-from thunder_norm.functions.flat import flat_proxies
+from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, TransformTypeError, with_details
+from thunder_norm.functions.calls import constructor
+from thunder_norm.functions.gradients import split_aux
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
-from thunder_norm.functions.registry import jvp_rules
-from thunder_norm.functions.replay import (
+from thunder_norm.functions.programs import (
     Values,
-    at_the_line_of,
+    described,
     detach,
+    flat_proxies,
     is_bookkeeping,
     is_detached,
     is_differentiable,
-    returned,
+    outputs_of,
 )
-from thunder_norm.tracing.locations import location_of
+from thunder_norm.functions.registry import decomposed, jvp_rules
+from thunder_norm.functions.transformed import Call, Transformed, shared
+from thunder_norm.tracing.locations import at_line_of, location_of
+from thunder_norm.tracing.recording import scope
 
 
 @langctx(Languages.TORCH)
@@ -62,7 +65,7 @@ def evaluate_jvp(
         if tangent is not None:
             program.tangents[p] = tangent
     program.run(trace.bound_symbols)
-    results = returned(trace)
+    results = outputs_of(trace)
     return tuple(program.values.read(results)), tuple(program.tangents.get(p) if isinstance(p, Proxy) else None for p in results)
 
 
@@ -105,7 +108,7 @@ class _Program:
         return self.values.read(args), tree_map(lambda v: self.tangents.get(v) if isinstance(v, Proxy) else None, args)
 
     def _write(self, bsym: BoundSymbol, rule: Any) -> None:
-        with at_the_line_of(bsym):
+        with at_line_of(get_tracectx(), bsym):
             with scope(get_tracectx()) as written:
                 out, tangent = rule()
                 results = tree_flatten(out)[0]
@@ -186,3 +189,113 @@ def _item(bsym: BoundSymbol) -> DataDependentError:
             instead="keep it a tensor: x.sum() in place of x.sum().item()",
         )
     )
+
+
+# -- the transform -----------------------------------------------------------------------------------------------------
+
+
+class Jvp(Transformed):
+    """A function of (primals, tangents): the function's result at the primals, and the tangent of the result."""
+
+    name = "jvp"
+
+    def __init__(self, function: Callable, has_aux: bool = False):
+        super().__init__(function)
+        self.has_aux = has_aux
+
+    def emit(self, call: Call) -> Any:
+        """Write values and tangents."""
+        primals, tangents = call.args
+        _check_arguments(primals, tangents)
+        points, directions = tree_leaves(primals), tree_leaves(tangents)
+        program = call.acquire(args=primals)
+        inputs, speeds = [*points, *program.captured], [*directions, *[None] * len(program.captured)]
+        outs, moved = evaluate_jvp(program.trace, inputs, speeds, renew=False)
+        value, aux = split_aux(program.result(outs), self.has_aux, self.name)
+        written = [ltorch.zeros_like(v) if t is None else t for v, t in zip(outs, moved, strict=True)]
+        tangent, _ = split_aux(program.result(written), self.has_aux, self.name)
+        _check_result(value)
+        return (value, tangent, aux) if self.has_aux else (value, tangent)
+
+
+def _check_arguments(primals: Any, tangents: Any) -> None:
+    for given, what in ((primals, "primals"), (tangents, "tangents")):
+        if not isinstance(given, tuple | list):
+            raise TransformTypeError(
+                with_details(f"jvp: {what} must be a tuple, one entry for each argument", got=f"a {type(given).__name__}")
+            )
+    if not primals:
+        raise TransformError("jvp needs at least one primal")
+    points, spec = tree_flatten_with_path(tuple(primals))
+    directions, other = tree_flatten_with_path(tuple(tangents))
+    if spec != other:
+        raise TransformError(with_details("jvp: primals and tangents differ in structure", primals=spec, tangents=other))
+    for (path, x), (_, dx) in zip(points, directions, strict=True):
+        _check_pair(keystr(path), x, dx)
+
+
+def _check_pair(path: str, x: Any, dx: Any) -> None:
+    for v, what in ((x, "primals"), (dx, "tangents")):
+        if not isinstance(v, TensorProxy):
+            raise TransformTypeError(
+                with_details(
+                    f"jvp: {what}{path} is no tensor",
+                    got=f"a {type(v).__name__}",
+                    instead="torch.tensor(...) for a number; close over what does not move",
+                )
+            )
+    if not dtypes.is_inexact_dtype(x.dtype):
+        raise TransformTypeError(
+            with_details(
+                f"jvp: primals{path} is not floating point and cannot move",
+                got=f"a tensor of {described(x)}",
+                instead="close over it, or convert it with .to(torch.float32)",
+            )
+        )
+    if tuple(x.shape) != tuple(dx.shape) or x.dtype != dx.dtype:
+        raise TransformError(
+            with_details(
+                f"jvp: tangents{path} does not fit its primal",
+                primal=described(x),
+                tangent=described(dx),
+            )
+        )
+
+
+def _check_result(value: Any) -> None:
+    for v in tree_leaves(value):
+        if not isinstance(v, TensorProxy):
+            raise TransformTypeError(
+                with_details(
+                    "jvp needs a function that returns tensors",
+                    got=f"a {type(v).__name__}",
+                    instead="has_aux=True if it returns (tensors, aux)",
+                )
+            )
+
+
+def jvp(function: Callable, primals: tuple, tangents: tuple, *, has_aux: bool = False) -> Any:
+    """The result of a function, and how fast it moves when its arguments move.
+
+    ``out, tangent = jvp(f, (x,), (dx,))``: ``tangent = J dx`` with J the Jacobian of f at x.
+
+    Args:
+        function: takes floating point tensors, in tuples, lists and dicts if it likes.
+        primals: its arguments, a tuple.
+        tangents: their tangents, with their structure, shapes and dtypes.
+        has_aux: `function` returns ``(out, aux)``; the result is then ``(out, tangent, aux)``.
+
+    Raises:
+        TransformError: tangents do not fit their primals.
+        TransformTypeError: a primal is no floating point tensor, or the result no tensor.
+
+    >>> import torch
+    >>> jvp(torch.sin, (torch.zeros(2),), (torch.tensor([1.0, 2.0]),))
+    (tensor([0., 0.]), tensor([1., 2.]))
+    """
+    return _pushforward(function, has_aux)(primals, tangents)
+
+
+@constructor
+def _pushforward(function: Callable, has_aux: bool) -> Jvp:
+    return shared(Jvp, function, has_aux)

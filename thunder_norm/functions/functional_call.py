@@ -16,8 +16,8 @@ from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.acquisition import value_of, wrapped
 from thunder_norm.functions.levels import Levels
+from thunder_norm.functions.wrappers import value_of, wrapped
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 

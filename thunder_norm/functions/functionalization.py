@@ -20,10 +20,10 @@ from thunder.core.trace import TraceCtx, from_trace, get_tracectx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.flat import flat_proxies, flat_tensors
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for, views_of
-from thunder_norm.functions.replay import scope
+from thunder_norm.functions.programs import flat_proxies, flat_tensors
 from thunder_norm.tracing.locations import at_line_of, location_of
+from thunder_norm.tracing.recording import scope
 
 VIEWS = frozenset(
     {

@@ -14,16 +14,15 @@ from thunder.core.trace import TraceCtx
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
-from thunder_norm.functions.acquisition import Program, outputs_of, program_of
+from thunder_norm.functions.acquisition import Program
 from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap
-from thunder_norm.functions.call import Call
 from thunder_norm.functions.calls import constructor, draws_numbers
-from thunder_norm.functions.complex_numbers import is_complex
-from thunder_norm.functions.factories import eye
+from thunder_norm.functions.completion import eye
 from thunder_norm.functions.forward import evaluate_jvp
 from thunder_norm.functions.gradients import Argnums, Differentiated, checked_argnums, split_aux, zeros_if_none
+from thunder_norm.functions.programs import described, is_complex, outputs_of, program_of
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.transformed import Transformed, shared
+from thunder_norm.functions.transformed import Call, Transformed, shared
 
 
 class _Jacobian(Transformed):
@@ -165,7 +164,7 @@ def _check_real(tensors: Sequence[TensorProxy], name: str, what: str) -> None:
             raise TransformTypeError(
                 with_details(
                     f"{name} needs real {what}s",
-                    got=f"a tensor of {dtypes.to_torch_dtype(t.dtype)}, shape {tuple(t.shape)}",
+                    got=f"a tensor of {described(t)}",
                     instead="torch.view_as_real and torch.view_as_complex, or jvp and vjp, which take complex numbers",
                 )
             )

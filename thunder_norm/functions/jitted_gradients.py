@@ -18,14 +18,11 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
 
-from thunder_norm.functions.acquisition import flat_program
-from thunder_norm.functions.complex_numbers import is_complex
-from thunder_norm.functions.flat import flat_proxies
 from thunder_norm.functions.functionalization import without_mutations
-from thunder_norm.functions.grouping import print_without_module, renewed_program, replayed
 from thunder_norm.functions.opaque import is_opaque
-from thunder_norm.functions.replay import is_differentiable, scope
+from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
 from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.tracing.recording import print_without_module, scope
 
 
 def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:

@@ -1,11 +1,21 @@
-"""Which functions under function transforms are being interpreted, one in the other."""
+"""Functions under transforms while they are interpreted: which they are, one in the other, and what they cannot ask for.
+
+Values of tensors asked for while a transformed function is traced are refused, with the user's line.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from thunder.core.interpreter import WrappedValue
-from thunder.core.jit_ext import JitCtx, get_jit_ctx
+from thunder.core.interpreter import WrappedValue, do_raise, interpreter_needs_wrap
+from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
+from thunder.core.proxies import TensorProxy
+
+from thunder_norm.errors import DataDependentError, with_details
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
 
 _STATE = "_thunder_norm_levels"
 
@@ -37,3 +47,60 @@ def active_level() -> str | None:
         return None
     names = Levels.of(ctx).names
     return names[-1] if names else None
+
+
+_CONVERSIONS = {"__bool__": "a condition", "__int__": "int()", "__float__": "float()", "__complex__": "complex()"}
+_BUILTINS = {float: "float()", int: "int()", complex: "complex()"}
+
+
+def data_dependent(what: str, transform: str, at: str | None) -> DataDependentError:
+    """The error for a function that needs to know the value of a tensor.
+
+    Args:
+        what: what it was needed for.
+        transform: the name of the transform.
+        at: the user's line.
+    """
+    return DataDependentError(
+        with_details(
+            f"the value of a tensor is needed for {what}, in a function under {transform}",
+            at=at,
+            why="the function is traced once for all values, so no value is known",
+            instead="torch.where(condition, a, b) for a condition; compute what depends on values outside and pass it in",
+        )
+    )
+
+
+def _converting(builtin: type, what: str) -> Callable:
+    """The builtin, which Python runs itself, unless it is called on a tensor of a transformed function."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return builtin(*args, **kwargs)
+
+    opaque = interpreter_needs_wrap(call)
+
+    def lookaside(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        level = active_level()
+        if level is None or not any(isinstance(a.value, TensorProxy) for a in args):
+            return opaque(*args, **kwargs)
+        return do_raise(data_dependent(what, level, location_of_user()))
+
+    return lookaside
+
+
+def _refusing(original: Callable, what: str) -> Callable:
+    def lookaside(*args: Any, **kwargs: Any) -> Any:
+        level = active_level()
+        if level is None:
+            return original(*args, **kwargs)
+        return do_raise(data_dependent(what, level, location_of_user()))
+
+    return lookaside
+
+
+for _name, _what in _CONVERSIONS.items():  # Thunder's own do not know the user's line
+    _method = getattr(TensorProxy, _name)
+    lookasides.instead_of(_method)(_refusing(_general_jit_lookaside_map[_method], _what))
+for _builtin, _what in _BUILTINS.items():
+    if _builtin not in _general_jit_lookaside_map:
+        lookasides.instead_of(_builtin)(_converting(_builtin, _what))

@@ -13,11 +13,9 @@ from thunder.core.pytree import tree_flatten, tree_map
 from thunder.core.symbol import BoundSymbol
 
 from thunder_norm.errors import TransformTypeError, with_details
-from thunder_norm.functions.acquisition import operations_of, outputs_of
-from thunder_norm.functions.call import Call
 from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.replay import Values
-from thunder_norm.functions.transformed import Transformed
+from thunder_norm.functions.programs import Values, operations_of, outputs_of
+from thunder_norm.functions.transformed import Call, Transformed
 
 
 class Log(Transformed):

@@ -24,10 +24,8 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions import torch_func
-from thunder_norm.functions.complex_numbers import has_parts_of_real_numbers
-from thunder_norm.functions.flat import flat_proxies
+from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule
-from thunder_norm.functions.replay import is_differentiable
 from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_func import Forward
 from thunder_norm.functions.trial import for_torch, try_out
@@ -297,6 +295,19 @@ def is_opaque(bsym: BoundSymbol) -> bool:
 
 # Thunder's parts of these multiply padding of minus infinity with zeros.
 _WHOLE = frozenset(f"torch.nn.functional.max_pool{n}d" for n in (1, 2, 3))
+
+
+# What they compute of complex numbers is not defined (an order), not implemented in torch (convolution, pad), or a real mean.
+_OF_REAL_NUMBERS = frozenset(
+    getattr(prims.PrimIDs, name) for name in ("AMAX", "AMIN", "MAXIMUM", "MINIMUM", "CONVOLUTION", "PAD", "VAR_MEAN")
+)
+
+
+def has_parts_of_real_numbers(bsym: BoundSymbol) -> bool:
+    """Whether an operation on complex numbers consists of parts that are for real ones, as Thunder's logsumexp does."""
+    if bsym.sym.id in _OF_REAL_NUMBERS:
+        return any(map(is_complex, bsym.flat_proxy_args))
+    return any(map(has_parts_of_real_numbers, bsym.subsymbols))
 
 
 def is_whole(bsym: BoundSymbol) -> bool:

@@ -19,6 +19,9 @@ from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import get_tracectx
 from torch.utils._pytree import tree_flatten, tree_map
 
+from thunder_norm.functions.programs import is_like, without_dead_code
+from thunder_norm.tracing.recording import scope
+
 Ids = prims.PrimIDs
 
 _KEPT = {prims.OpTags.DONT_DCE, prims.OpTags.RANDOM_OP}
@@ -29,7 +32,7 @@ _VIEWS_OF_UNIFORM = frozenset(
 
 
 class BackwardId(NamedTuple):
-    """The id of the backward of an operation, see `grouping`."""
+    """The id of the backward of an operation, see `backwards`."""
 
     operation: Any
     shape: tuple  # which arguments get gradients, which results are used
@@ -46,17 +49,6 @@ def tidied(bsyms: Sequence[BoundSymbol], result: Any) -> tuple[list[BoundSymbol]
     result = tree_map(tidy.resolved, result)
     needed = {p.name for p in tree_flatten(result)[0] if isinstance(p, Proxy)}
     return without_dead_code(tidy.kept, needed), result
-
-
-def without_dead_code(bsyms: Sequence[BoundSymbol], needed: set[str]) -> list[BoundSymbol]:
-    """The operations that make something named in `needed`, or something those use."""
-    needed = set(needed)
-    kept = []
-    for b in reversed(bsyms):
-        if has_tags(b, {prims.OpTags.DONT_DCE}) or any(p.name in needed for p in b.flat_proxy_outs):
-            needed.update(p.name for p in b.flat_proxy_args)
-            kept.append(b)
-    return kept[::-1]
 
 
 class _Tidy:
@@ -180,9 +172,9 @@ class _Tidy:
                 if [first[i] for i in second] == list(range(a.ndim)):
                     return source.args[0]
             return None
-        if _is_like(a, b.output):
+        if is_like(a, b.output):
             return a
-        if b.sym.id is Ids.RESHAPE and source is not None and source.sym.id is Ids.RESHAPE and _is_like(source.args[0], b.output):
+        if b.sym.id is Ids.RESHAPE and source is not None and source.sym.id is Ids.RESHAPE and is_like(source.args[0], b.output):
             return source.args[0]
         return None
 
@@ -199,7 +191,7 @@ class _Tidy:
             number = self._number(value)
             if number is None or not isinstance(other, TensorProxy) or self._number(other) is not None:
                 continue
-            if (not isinstance(value, TensorProxy) and b is whole) or not _is_like(other, b.output):
+            if (not isinstance(value, TensorProxy) and b is whole) or not is_like(other, b.output):
                 continue
             if is_left and b.sym.id is Ids.MUL:
                 return _recorded(b, ltorch.mul, other, number)
@@ -256,13 +248,9 @@ def _is_effect(b: BoundSymbol) -> bool:
     return has_tags(b, _KEPT) or any(_is_effect(s) for s in b.subsymbols) or not b.flat_proxy_outs
 
 
-def _is_like(p: TensorProxy, q: TensorProxy) -> bool:
-    return tuple(p.shape) == tuple(q.shape) and p.dtype == q.dtype and p.device == q.device
-
-
 def _may_stand_for(p: Any, out: Any) -> bool:
     """Whether uses of `out` may become uses of `p`: they look the same to a program, and to reverse mode."""
-    if not isinstance(p, TensorProxy) or not isinstance(out, TensorProxy) or not _is_like(p, out):
+    if not isinstance(p, TensorProxy) or not isinstance(out, TensorProxy) or not is_like(p, out):
         return False
     return (ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags) == (ProxyTag.DETACHED_AUTOGRAD_GRAPH in out.tags)
 
@@ -295,15 +283,9 @@ def _number_key(v: Any) -> Hashable:
 
 def _recorded(b: BoundSymbol, function: Callable, *args: Any) -> BoundSymbol | None:
     """`function` of `args` as a bound symbol that makes the output of `b`."""
-    trace = get_tracectx()
-    saved = list(trace.scopes)
-    written: list[BoundSymbol] = []
-    trace.push_scope(written)
-    try:
+    with scope(get_tracectx()) as written:
         out = function(*args)
-    finally:
-        trace.scopes[:] = saved
-    if len(written) != 1 or not _is_like(out, b.output):
+    if len(written) != 1 or not is_like(out, b.output):
         return None
     new = written[0].from_bsym_swap_proxies({variableify(out): b.output})
     return new.from_bsym(source_filename=b.source_filename, source_positions=b.source_positions)

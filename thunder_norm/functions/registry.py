@@ -14,10 +14,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import thunder.torch as ltorch
 import torch
-from thunder.core.symbol import Symbol
+from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import get_tracectx
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.tracing.hooks import torch_functions_on_proxies
+from thunder_norm.tracing.recording import scope
 
 Rule = TypeVar("Rule")
 
@@ -127,7 +131,23 @@ jvp_rules: Registry[Callable] = Registry("jvp")
 batching_rules: Registry[Callable] = Registry("batching")
 
 # How an operation that Thunder has no decomposition of is written in others, for all transforms; called as the operation is.
+# Some are what Thunder's own gradient rules are made of: a second transform meets them in the program that a first one made.  Others
+# torch would transform wrong.  And torch's formulas for the gradients of those that draw numbers would draw others.
 decompositions: Registry[Callable] = Registry("decomposition")
+
+
+def decomposed(bsym: BoundSymbol) -> list[BoundSymbol] | None:
+    """What an operation consists of, by its own arguments and results; None if it has no decomposition, or none of these arguments."""
+    decomposition = decompositions.find(bsym.sym)
+    if decomposition is None:
+        return None
+    with scope(get_tracectx()) as written:
+        result = decomposition(*bsym.args, **bsym.kwargs)
+    if result is NotImplemented:
+        return None
+    pairs = zip(tree_flatten(result)[0], tree_flatten(bsym.output)[0], strict=True)
+    renamed = {variableify(made): out for made, out in pairs if isinstance(made, TensorProxy)}
+    return [b.from_bsym_swap_proxies(renamed) for b in written]
 
 
 def generation() -> int:

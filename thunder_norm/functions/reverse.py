@@ -21,17 +21,16 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
-from thunder_norm.functions.acquisition import operations_of, outputs_of, program_of, scope
-from thunder_norm.functions.complex_numbers import in_dtype_of
-from thunder_norm.functions.decompositions import decomposed
-from thunder_norm.functions.grouping import grouped, replayed
+from thunder_norm.functions.backwards import grouped
+from thunder_norm.functions.derivatives import in_dtype_of
 from thunder_norm.functions.opaque import is_opaque, is_whole, torch_vjp_rule
+from thunder_norm.functions.programs import apart, described, is_differentiable, operations_of, outputs_of, program_of, replayed
 from thunder_norm.functions.readability import core
-from thunder_norm.functions.registry import VjpRule, vjp_rules
-from thunder_norm.functions.replay import apart, is_differentiable
+from thunder_norm.functions.registry import VjpRule, decomposed, vjp_rules
 from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
+from thunder_norm.tracing.recording import scope
 
 _IGNORED = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL, prims.PrimIDs.COMMENT)
 
@@ -264,7 +263,7 @@ def _checked_results(bsym: BoundSymbol, made: Sequence[TensorProxy]) -> Sequence
         raise _misfit(bsym, f"forward returns {len(made)} results, the operation {len(outs)}")
     for m, o in zip(made, outs, strict=True):
         if tuple(m.shape) != tuple(o.shape) or m.dtype != o.dtype:
-            raise _misfit(bsym, "forward returns another result than the operation", got=_described(m), expected=_described(o))
+            raise _misfit(bsym, "forward returns another result than the operation", got=described(m), expected=described(o))
     return made
 
 
@@ -309,10 +308,6 @@ def _is_constant(bsym: BoundSymbol, active: set[str]) -> bool:
     if not any(dtypes.is_inexact_dtype(o.dtype) for o in outs):
         return True
     return bsym.sym.id in CONSTANT or any(ProxyTag.DETACHED_AUTOGRAD_GRAPH in o.tags for o in outs)
-
-
-def _described(p: TensorProxy) -> str:
-    return f"{dtypes.to_torch_dtype(p.dtype)}, shape {tuple(p.shape)}"
 
 
 def _misfit(bsym: BoundSymbol, what: str, **details: Any) -> TransformError:

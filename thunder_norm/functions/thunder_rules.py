@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thunder.core import prims
-from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.pytree import tree_flatten, tree_unflatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import get_tracectx
 from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backward_impls, nondifferentiable_vjp_symbols
 
 from thunder_norm.errors import TransformError
-from thunder_norm.functions.complex_numbers import conjugate, has_complex
+from thunder_norm.functions.derivatives import conjugate, of_operand
+from thunder_norm.functions.programs import apart, has_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule
-from thunder_norm.functions.replay import apart, is_differentiable, scope
-from thunder_norm.functions.slopes import of_operand
+from thunder_norm.tracing.recording import backward_of_joint, scope
 
 Ids = prims.PrimIDs
 
@@ -116,17 +116,7 @@ def _from_joint(joint: Callable) -> VjpRule:
         result, others = saved
         tensors = [p for p in tree_flatten(result)[0] if isinstance(p, TensorProxy)]
         cotangent_of = {p.name: ct for p, ct in zip(tensors, cotangents, strict=True)}
-        swaps: dict = {}
-        found = []
-        for b in others:
-            if b.sym.id is Ids.GET_GRAD:
-                swaps[variableify(b.output)] = cotangent_of[b.args[0].name]
-            elif b.sym.id is Ids.PUT_GRAD:
-                target, gradient = b.args
-                found.append((target, swaps.get(variableify(gradient), gradient)))
-            else:
-                get_tracectx().peek_scope().append(b.from_bsym_swap_proxies(swaps, skip_output=True))
-        return found
+        return list(backward_of_joint(others, cotangent_of))
 
     return _JointRule(forward, backward)
 

@@ -15,8 +15,7 @@ import torch
 from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from thunder_norm.functions.flat import flat_proxies, flat_tensors
-from thunder_norm.functions.replay import is_differentiable
+from thunder_norm.functions.programs import flat_proxies, flat_tensors, is_differentiable
 
 # Whether what runs is being differentiated.
 _is_differentiated: contextvars.ContextVar[bool] = contextvars.ContextVar("is_differentiated", default=False)

@@ -16,16 +16,16 @@ import thunder
 import thunder.torch as ltorch
 import torch
 from thunder.core import dtypes
-from thunder.core.interpreter import WrappedValue
+from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
 from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
-from thunder_norm.functions import autograd, registry
-from thunder_norm.functions.acquisition import outputs_of
-from thunder_norm.functions.call import Call
+from thunder_norm.functions import acquisition, autograd, registry
+from thunder_norm.functions.acquisition import Program
+from thunder_norm.functions.programs import flat_proxies, outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.wrappers import OpenWrapper, is_open, proxies_of
+from thunder_norm.functions.wrappers import OpenWrapper, is_open, proxies_of, values_of, wrapped
 from thunder_norm.subclass import plain
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
@@ -35,7 +35,7 @@ class _Ours(hooks.Participant):
     """Has the interpreter know, in compilations of ours without wrappers, that they are ours."""
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
-        """Values that are asked for are refused by `control_flow`, for a function under a transform."""
+        """Values that are asked for are refused by `levels`, for a function under a transform."""
         return plain.about_plain(None, fn, args) or hooks.lookaside_for(fn, *args, **kwargs)
 
 
@@ -51,6 +51,35 @@ def compiles(cls: type[torch.Tensor]) -> Callable[[type[hooks.Participant]], typ
         return transform
 
     return enter
+
+
+class Call:
+    """One call of a transformed function, met by the interpreter."""
+
+    def __init__(self, transformed: WrappedValue, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]):
+        self._transformed = transformed
+        self._args = args
+        self._kwargs = kwargs
+        self.name: str = transformed.value.name
+        self.result_specs: list[TreeSpec] = transformed.value.result_specs
+        self.skipped = transformed.value.num_own_arguments
+        values, self.kwargs = values_of(args, kwargs)
+        self.own, self.args = values[: self.skipped], values[self.skipped :]
+
+    def acquire(
+        self, function: str = "function", args: Sequence[Any] | None = None, shapes: Callable[..., Any] | None = None
+    ) -> Program:
+        """The attribute `function` of the transformed function as a flat program, for this call's arguments or for `args`."""
+        found = _interpret_call(getattr, self._transformed, wrap_const(function))
+        if args is not None:
+            given = tuple(wrapped(a, self._transformed) for a in args)
+            return acquisition.acquire(found, self.name, given, {}, shapes)
+        return acquisition.acquire(found, self.name, self._args[self.skipped :], self._kwargs, shapes)
+
+    @property
+    def tensors(self) -> tuple[TensorProxy, ...]:
+        """The tensors among the arguments, in the order of the arguments of `acquire`'s program."""
+        return flat_proxies((self.args, self.kwargs))
 
 
 class Transformed:

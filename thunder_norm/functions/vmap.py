@@ -11,13 +11,12 @@ from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import PyTree, TreeSpec, _broadcast_to_and_flatten, keystr, tree_flatten, tree_flatten_with_path
 
+import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
-from thunder_norm.functions.batch_dims import with_batch
-from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap
-from thunder_norm.functions.call import Call
+from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap, with_batch
 from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.transformed import Transformed, shared
+from thunder_norm.functions.transformed import Call, Transformed, shared
 
 Dims = Any  # an int, None, or a tree of them that is a prefix of the arguments or of the result
 

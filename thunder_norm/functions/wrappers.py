@@ -6,14 +6,21 @@ out of a transformed function is opened, a pytree like any other, and closed aga
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from thunder.core import devices, dtypes
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
 from thunder.core.proxies import TensorProxy
-from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_flatten, tree_map
+from torch.utils._pytree import (
+    GetAttrKey,
+    register_pytree_node,
+    tree_flatten,
+    tree_map,
+)
 
 from thunder_norm.errors import TransformTypeError, with_details
 from thunder_norm.subclass.protocol import WrapperSpec, is_equal
@@ -146,3 +153,33 @@ register_pytree_node(
     from_dumpable_context=str,
     flatten_with_keys_fn=_with_keys,
 )
+
+
+# -- values of the interpreter -----------------------------------------------------------------------------------------
+
+
+def values_of(args: Sequence[WrappedValue], kwargs: dict[str, WrappedValue]) -> tuple[tuple, dict]:
+    """Arguments as the interpreter has them, as values: proxies in place of tensors, containers included."""
+    return tuple(value_of(a) for a in args), {k: value_of(v) for k, v in kwargs.items()}
+
+
+def value_of(w: WrappedValue) -> Any:
+    """A value with the proxies that Thunder has for its tensors; numbers on the way are guarded as Thunder does it."""
+    value = w.value
+    if isinstance(value, list | tuple):
+        w.track_items()
+        items = [value_of(i) for i in w.item_wrappers]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        w.track_items()
+        new = copy.copy(value)
+        for k, item in w.item_wrappers.items():
+            new[k] = value_of(item)
+        return new
+    return opened(value)
+
+
+def wrapped(value: Any, like: WrappedValue | None = None) -> WrappedValue:
+    """A value that a transformed function makes, for the interpreter."""
+    inputs = [] if like is None else [like.provenance]
+    return wrap(closed(value), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inputs))

@@ -11,11 +11,8 @@ from thunder.core.trace import TraceCtx
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.acquisition import flat_program
-from thunder_norm.functions.call import Call
-from thunder_norm.functions.grouping import replayed
-from thunder_norm.functions.replay import is_bookkeeping
-from thunder_norm.functions.transformed import Transformed
+from thunder_norm.functions.programs import flat_program, is_bookkeeping, replayed
+from thunder_norm.functions.transformed import Call, Transformed
 
 if TYPE_CHECKING:
     from thunder_norm.norms.norm_map import NormMap

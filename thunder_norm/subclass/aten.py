@@ -30,6 +30,7 @@ from thunder_norm.subclass.fallback import Written, fallback, fallback_executor,
 from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.recording import scope
 
 aten = torch.ops.aten
 
@@ -165,19 +166,15 @@ _captures: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _try(symbol: Callable, args: tuple, kwargs: dict, expected: tuple[torch.Tensor, ...]) -> tuple[TensorProxy, ...] | None:
     """Call `symbol` in the trace; keep what it wrote only if every output has the metadata torch computed."""
     trace = get_tracectx()
-    scopes = list(trace.scopes)
-    scope: list = []
-    trace.push_scope(scope)
     try:
-        result = symbol(*args, **kwargs)
+        with scope(trace) as written:
+            result = symbol(*args, **kwargs)
     except Exception:  # noqa: BLE001 - any failure means this symbol is not the right one; the next candidate is
-        trace.scopes[:] = scopes  # Symbol.__call__ leaves its own scope behind when its meta function raises
         return None
-    trace.scopes[:] = scopes
     outputs = tuple(v for v in tree_flatten(result)[0] if isinstance(v, TensorProxy))
     if len(outputs) != len(expected) or not all(_same_metadata(p, t) for p, t in zip(outputs, expected, strict=True)):
         return None
-    trace.peek_scope().extend(scope)
+    trace.peek_scope().extend(written)
     return outputs
 
 

@@ -34,6 +34,7 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
 from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
 from thunder_norm.subclass.trace import OperationId, composite, proxy_like
+from thunder_norm.tracing.recording import scope
 
 
 @dataclass
@@ -185,12 +186,9 @@ class Joint:
 
         operation = executor.register_operator("torch_autograd", like=forward)
         executor.register_implementation(operation, execution_transform=forward, grad_transform=grad)
-        scope: list = []
-        with tracectx(trace):
-            trace.push_scope(scope)
+        with tracectx(trace), scope(trace) as written:
             results = operation(*anchored, *anchors, *saved)
-            trace.pop_scope()
-        trace.bound_symbols.extend(scope)
+        trace.bound_symbols.extend(written)
         return results
 
     def _write_backward(self, env: dict[int, TensorProxy]) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 
 import thunder.torch as ltorch
 import torch
-from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
-from thunder.core.proxies import TensorProxy, variableify
-from thunder.core.symbol import BoundSymbol
+from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
 from thunder.extend import OperatorExecutor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -25,6 +23,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.record import Recorded, Recorder, Step
 from thunder_norm.subclass.trace import OperationId, name_of_operation
+from thunder_norm.tracing.recording import backward_of_joint, scope
 
 
 def register_implementation(
@@ -136,23 +135,13 @@ class RuleStep(Step):
 
         What the backward uses of the forward is computed again.
         """
-        trace = get_tracectx()
-        scope: list[BoundSymbol] = []
-        trace.push_scope(scope)
-        results = self.rule(*inputs)
-        trace.pop_scope()
+        with scope(get_tracectx()) as written:
+            results = self.rule(*inputs)
         given = {p.name: g for p, g in zip(tree_flatten(results)[0], cotangents, strict=True)}
         gradients: dict[str, TensorProxy] = {}
-        swaps: dict = {}
-        for bsym in scope:
-            if bsym.sym.id == prims.PrimIDs.GET_GRAD:
-                swaps[bsym.output.name] = given[bsym.args[0].name]
-            elif bsym.sym.id == prims.PrimIDs.PUT_GRAD:
-                name, gradient = bsym.args[0].name, swaps.get(bsym.args[1].name, bsym.args[1])
-                gradients[name] = ltorch.add(gradients[name], gradient) if name in gradients else gradient
-            else:
-                swap = {variableify(p): swaps[p.name] for p in bsym.flat_proxy_args if p.name in swaps}
-                trace.peek_scope().append(bsym.from_bsym_swap_proxies(swap, skip_output=True))
+        for target, gradient in backward_of_joint(written, given):
+            known = gradients.get(target.name)
+            gradients[target.name] = gradient if known is None else ltorch.add(known, gradient)
         return tuple(
             gradients[p.name] if p.name in gradients else ltorch.zeros_like(p)
             for p, wanted in zip(inputs, self.has_gradient, strict=True)

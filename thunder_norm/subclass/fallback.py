@@ -26,6 +26,7 @@ from thunder.extend import OperatorExecutor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.tracing.recording import print_without_module
 
 # Runs the operations Thunder has no symbol for.  Never in an executor list: only what is written here carries it.
 fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")
@@ -100,7 +101,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
             name=name,
             id=f"thunder_norm.{name}",
             meta=lambda *args, **kwargs: _select(written.results(func, args, kwargs), used, TensorProxy),
-            _bind_postprocess=_print_without_module,
+            _bind_postprocess=print_without_module,
         )
         torch_ex.register_implementation(symbol.id, kernel)
     if is_random(func):
@@ -144,10 +145,6 @@ def _random_vjp(
     if func.overloadpacket.__name__ in _CONSTANT:
         return [ltorch.zeros_like(p) for p in inputs]
     raise UnsupportedOpError(f"random operation {func} inside a wrapper subclass has no gradient that reuses what was drawn")
-
-
-def _print_without_module(bsym: Any) -> None:
-    bsym._call_ctx = {}
 
 
 def _which(func: Callable, used: tuple[bool, ...]) -> str:

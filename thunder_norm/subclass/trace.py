@@ -31,6 +31,7 @@ from thunder_norm.subclass.fallback import is_random
 from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded
+from thunder_norm.tracing.recording import print_without_module
 
 
 class OperationId(NamedTuple):
@@ -298,7 +299,7 @@ def composite(
             p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
         return results
 
-    return Symbol(name=str(operation), meta=meta, id=operation, _bind_postprocess=_print_without_module), made
+    return Symbol(name=str(operation), meta=meta, id=operation, _bind_postprocess=print_without_module), made
 
 
 def _attached(p: TensorProxy) -> TensorProxy:
@@ -325,10 +326,6 @@ def keep_only(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbo
         wanted.update(p.name for p in bsym.flat_proxy_args)
         kept.append(bsym)
     return kept[::-1]
-
-
-def _print_without_module(bsym: BoundSymbol) -> None:
-    bsym._call_ctx = {}
 
 
 def _needed(log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> list[Recorded]:

@@ -5,14 +5,11 @@ what they write is transformed again by an outer transform; see `register_vjp`, 
 """
 
 from thunder_norm.functions.rules import (  # noqa: F401 - registers the rules
-    binary,
     complex_parts,
     contractions,
     elementwise,
     indexing,
     neural,
     reductions,
-    scans,
     shapes,
-    unary,
 )

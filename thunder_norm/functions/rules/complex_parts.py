@@ -6,12 +6,13 @@ For those the transpose is with respect to ``Re(conj(a) b)``, the inner product 
 from __future__ import annotations
 
 import thunder.torch as ltorch
+import torch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.functions.complex_numbers import complex_of, conj_physical, is_complex
-from thunder_norm.functions.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
-from thunder_norm.functions.slopes import summed_to
+from thunder_norm.functions.derivatives import complex_of, conj_physical, summed_to
+from thunder_norm.functions.programs import is_complex
+from thunder_norm.functions.registry import VjpRule, decompositions, jvp_rules, register_jvp, vjp_rules
 
 
 def _complex(a: TensorProxy, like: TensorProxy) -> TensorProxy:
@@ -89,3 +90,11 @@ vjp_rules.add(
     prims.convert_element_type,
     VjpRule(lambda x, dtype: (prims.convert_element_type(x, dtype), x), lambda x, g: (_converted(g, x.dtype), None)),
 )
+
+
+def _polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
+    """r (cos t + i sin t).  Torch 2.11's tangent of it has a wrong sign."""
+    return complex_of(ltorch.mul(abs, ltorch.cos(angle)), ltorch.mul(abs, ltorch.sin(angle)))
+
+
+decompositions.add(torch.polar, _polar)

@@ -1,20 +1,19 @@
-"""Products of matrices, linear layers and convolutions."""
+"""Products of matrices, linear layers and convolutions; determinants."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import thunder.torch as ltorch
+import torch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.functions.batch_dims import sample_ndim, with_batch, with_sample_ndim
-from thunder_norm.functions.complex_numbers import holomorphic
-from thunder_norm.functions.differentials import plus, register_multilinear
-from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
-from thunder_norm.functions.slopes import summed_to
+from thunder_norm.functions.batching import sample_ndim, with_batch, with_sample_ndim
+from thunder_norm.functions.derivatives import holomorphic, plus, register_multilinear, summed_to
+from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
 
 # -- tangents: one term for each factor that moves --------------------------------------------------------------------
 
@@ -224,3 +223,33 @@ def _with_own_weights(axis_size: int, a: TensorProxy, weight: TensorProxy, setti
 
 
 batching_rules.add(prims.convolution, convolution)
+
+
+# -- determinants -----------------------------------------------------------------------------------------------------
+
+
+def _determinant(A: TensorProxy) -> TensorProxy:
+    """By its definition for up to 3 rows: of a singular matrix torch's formulas have no third derivative."""
+    size = A.shape[-1]
+    if not 1 <= size <= 3:
+        return NotImplemented
+
+    def entry(i: int, j: int) -> TensorProxy:
+        return ltorch.getitem(A, (..., i, j))
+
+    if size == 1:
+        return entry(0, 0)
+    if size == 2:
+        return _minor(entry, (0, 1), (0, 1))
+    found = ltorch.mul(entry(0, 0), _minor(entry, (1, 2), (1, 2)))
+    found = ltorch.sub(found, ltorch.mul(entry(0, 1), _minor(entry, (1, 2), (0, 2))))
+    return ltorch.add(found, ltorch.mul(entry(0, 2), _minor(entry, (1, 2), (0, 1))))
+
+
+def _minor(entry: Callable[[int, int], TensorProxy], rows: tuple[int, int], columns: tuple[int, int]) -> TensorProxy:
+    (i, k), (j, m) = rows, columns
+    return ltorch.sub(ltorch.mul(entry(i, j), entry(k, m)), ltorch.mul(entry(i, m), entry(k, j)))
+
+
+for _operation in (torch.det, torch.linalg.det):
+    decompositions.add(_operation, _determinant)

@@ -13,11 +13,11 @@ from thunder.core import prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Symbol
 
-from thunder_norm.functions.batch_dims import canonical, sample_ndim, sample_shape, shifted, with_batch
-from thunder_norm.functions.complex_numbers import complex_of, is_complex
-from thunder_norm.functions.differentials import register_linear
+from thunder_norm.functions.batching import canonical, sample_ndim, sample_shape, shifted, with_batch
+from thunder_norm.functions.derivatives import complex_of, register_linear
 from thunder_norm.functions.opaque import Operation, derived
-from thunder_norm.functions.registry import batching_rules, register_vjp
+from thunder_norm.functions.programs import is_complex
+from thunder_norm.functions.registry import batching_rules, decompositions, register_vjp
 
 # -- tangents ---------------------------------------------------------------------------------------------------------
 
@@ -276,3 +276,24 @@ batching_rules.add(prims.index_add, _index_add_or_copy(prims.index_add, prims.sc
 batching_rules.add(prims.index_copy, _index_add_or_copy(prims.index_copy, prims.scatter))
 batching_rules.add(prims.index_put, index_put)
 batching_rules.add(prims.copy_with_setitem, copy_with_setitem)
+
+
+# -- in other operations ----------------------------------------------------------------------------------------------
+
+
+def _index_fill(input: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | float) -> TensorProxy:
+    """`value` at the positions of `index` along `dim`, `input` elsewhere.
+
+    Torch 2.11 batches it wrong where only a 0-dim value has a batch dimension.
+    """
+    size = input.shape[dim] if input.ndim else 1
+    positions = ltorch.reshape(ltorch.where(ltorch.lt(index, 0), ltorch.add(index, size), index), (1, int(index.numel)))
+    is_filled = ltorch.any_tensor(ltorch.eq(ltorch.reshape(ltorch.arange(size, device=input.device), (size, 1)), positions), 1)
+    shape = [1] * input.ndim
+    if input.ndim:
+        shape[dim] = size
+    filling = ltorch.to(value, input.dtype) if isinstance(value, TensorProxy) else value
+    return ltorch.where(ltorch.reshape(is_filled, tuple(shape)), filling, input)
+
+
+decompositions.add(torch.index_fill, _index_fill)

@@ -2,20 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import thunder.torch as ltorch
 import torch
 from thunder import clang
-from thunder.core import prims
+from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.batch_dims import sample_ndim, sample_shape, to_sample_shape, with_batch, with_sample_ndim
-from thunder_norm.functions.kernels import gelu_backward, softmax_backward, standardize_backward
-from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
+from thunder_norm.functions.backwards import gelu_backward, softmax_backward, standardize_backward
+from thunder_norm.functions.batching import sample_ndim, sample_shape, to_sample_shape, with_batch, with_sample_ndim
+from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
 from thunder_norm.functions.rules.elementwise import elementwise
+
+# -- in other operations ----------------------------------------------------------------------------------------------
+
+
+def _log_softmax_backward(g: TensorProxy, output: TensorProxy, dim: int, dtype: dtypes.dtype) -> TensorProxy:
+    """g - softmax(x) sum(g), of the result of log_softmax."""
+    return ltorch.to(ltorch.sub(g, ltorch.mul(ltorch.exp(output), ltorch.sum(g, dim, True))), dtype)
+
+
+decompositions.add(ltorch.log_softmax_backward, _log_softmax_backward)
+
+
+def _nll_loss_backward(
+    g: TensorProxy,
+    a: TensorProxy,
+    target: TensorProxy,
+    weight: TensorProxy | None,
+    reduction: str,
+    ignore_index: int,
+    total_weight: TensorProxy | None,
+) -> TensorProxy:
+    """The cotangent of log-probabilities [C], [B, C] or [B, C, ...]: at each target -w g, zero elsewhere.
+
+    g has the shape of the targets for ``reduction="none"``, otherwise no dimension; a mean also divides by the sum of all w.
+    """
+    dim = min(a.ndim - 1, 1)
+    counts = ltorch.ne(target, ignore_index)
+    chosen = ltorch.where(counts, target, 0)
+    if reduction == "mean" and total_weight is not None:
+        g = ltorch.true_divide(g, ltorch.to(total_weight, g.dtype))
+    value = ltorch.where(counts, ltorch.neg(g), 0.0)
+    if weight is not None:
+        rows = ltorch.reshape(chosen, (int(chosen.numel),))
+        value = ltorch.mul(value, ltorch.reshape(ltorch.index_select(weight, 0, rows), tuple(target.shape)))
+    zeros = ltorch.zeros_like(a, dtype=g.dtype)
+    return ltorch.scatter_add(zeros, dim, ltorch.unsqueeze(chosen, dim), ltorch.unsqueeze(value, dim))
+
+
+decompositions.add(ltorch.nll_loss_backward, _nll_loss_backward)
+
+_SELU_AT_MINUS_INFINITY = -1.7580993408473766  # what alpha dropout sets to: minus scale times alpha of selu
+
+
+def _kept(input: TensorProxy, p: float, shape: Sequence[int]) -> TensorProxy:
+    """1 with probability 1 - p, else 0."""
+    draws = ltorch.uniform(tuple(shape), 0.0, 1.0, device=input.device, dtype=input.dtype)
+    return ltorch.to(ltorch.ge(draws, p), input.dtype)
+
+
+def _of_channels(input: TensorProxy, unbatched_ndim: int | None = None) -> tuple[int, ...]:
+    """[N, C, ...], or [C, ...] if it has `unbatched_ndim` dimensions: one number for each channel of each sample."""
+    leading = input.shape[: 1 if input.ndim == unbatched_ndim else 2]
+    return (*leading, *[1] * (input.ndim - len(leading)))
+
+
+def _channel_dropout(operation: Callable, unbatched_ndim: int | None) -> None:
+    def dropout(input: TensorProxy, p: float = 0.5, training: bool = True, inplace: bool = False) -> TensorProxy:
+        if not training or p == 0:
+            return ltorch.mul(input, 1.0)
+        if p == 1:
+            return ltorch.mul(input, 0.0)
+        return ltorch.mul(input, ltorch.mul(_kept(input, p, _of_channels(input, unbatched_ndim)), 1 / (1 - p)))
+
+    decompositions.add(operation, dropout)
+
+
+_channel_dropout(torch.nn.functional.dropout1d, 2)
+_channel_dropout(torch.nn.functional.dropout2d, None)  # torch takes three dimensions for [N, C, L]
+_channel_dropout(torch.nn.functional.dropout3d, 4)
+
+
+def _alpha_dropout(operation: Callable, drops_channels: bool) -> None:
+    """Klambauer et al., Self-Normalizing Neural Networks, 2017: a (x kept + alpha' (1 - kept)) + b keeps mean 0 and variance 1."""
+
+    def dropout(input: TensorProxy, p: float = 0.5, training: bool = False, inplace: bool = False) -> TensorProxy:
+        if not training or p == 0:
+            return ltorch.mul(input, 1.0)
+        if p == 1:
+            return ltorch.mul(input, 0.0)
+        low = _SELU_AT_MINUS_INFINITY
+        scale = ((1 - p) * (1 + p * low**2)) ** -0.5
+        kept = _kept(input, p, _of_channels(input) if drops_channels else input.shape)
+        shift = ltorch.mul(ltorch.sub(1 - p, kept), scale * low)
+        return ltorch.add(ltorch.mul(input, ltorch.mul(kept, scale)), shift)
+
+    decompositions.add(operation, dropout)
+
+
+_alpha_dropout(torch.nn.functional.alpha_dropout, False)
+_alpha_dropout(torch.nn.functional.feature_alpha_dropout, True)
+
 
 # -- tangents ---------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Reductions."""
+"""Reductions, and operations along one dimension that keep it: softmax, cumulative sums, sorting, drawing by weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,52 @@ import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
+from thunder.core.pytree import tree_map
 from thunder.core.symbol import Symbol
 
-from thunder_norm.functions.batch_dims import shifted
-from thunder_norm.functions.complex_numbers import conjugate, holomorphic, is_complex
-from thunder_norm.functions.differentials import factors, from_mean, halves, plus, reduced, restored
+from thunder_norm.functions.backwards import softmax_backward
+from thunder_norm.functions.batching import shifted, with_batch
+from thunder_norm.functions.derivatives import conjugate, holomorphic, plus
+from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
+
+# -- what both directions compute -------------------------------------------------------------------------------------
+
+
+def _reduced(x: TensorProxy, dims: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions that a reduction is over: dimension 0 of a 0-dim tensor is none."""
+    return tuple(dims) if x.ndim else ()
+
+
+def _restored(value: TensorProxy, like: TensorProxy, dims: Sequence[int]) -> TensorProxy:
+    """A result of a reduction over `dims`, broadcast to the shape of what was reduced."""
+    kept = tuple(d for d in range(like.ndim) if d not in dims)
+    return prims.broadcast_in_dim(value, tuple(like.shape), kept)
+
+
+def _from_mean(x: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
+    """2 / (n - correction) (x - mean x), the gradient of the variance over `dims`: NaN where n is not larger than the correction."""
+    n = math.prod(x.shape[d] for d in dims)
+    mean = clang.true_divide(prims.sum(x, dims), n)
+    return clang.mul(clang.sub(x, _restored(mean, x, dims)), 2.0 / (n - correction) if n > correction else math.nan)
+
+
+def _factors(x: TensorProxy, dims: Sequence[int]) -> TensorProxy:
+    """What a product over `dims` multiplies, along dimension 0."""
+    kept = tuple(d for d in range(x.ndim) if d not in dims)
+    shape = (math.prod(x.shape[d] for d in dims), *(x.shape[d] for d in kept))
+    return clang.reshape(clang.transpose(x, (*dims, *kept)), shape)
+
+
+def _halves(x: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy | None]:
+    """The first and the second half along dimension 0, and the last row if their number is odd."""
+    n = x.shape[0]
+    return _rows(x, 0, n // 2), _rows(x, n // 2, n // 2 * 2), _rows(x, n - 1, n) if n % 2 else None
+
+
+def _rows(x: TensorProxy, start: int, end: int) -> TensorProxy:
+    return prims.slice_prim(x, [start, *[0] * (x.ndim - 1)], [end, *x.shape[1:]], [1] * x.ndim)
+
 
 # -- tangents ---------------------------------------------------------------------------------------------------------
 
@@ -26,7 +66,7 @@ def _extremum(operation, primals, tangents):
     """The mean of the tangents of all elements that attain it."""
     (x, dims), (dx, _) = primals, tangents
     out = operation(x, dims)
-    attains = clang.eq(x, restored(out, x, dims))
+    attains = clang.eq(x, _restored(out, x, dims))
     total = prims.sum(clang.where(attains, dx, 0.0), dims)
     count = prims.sum(prims.convert_element_type(attains, dx.dtype), dims)
     return out, clang.true_divide(total, count)
@@ -38,7 +78,7 @@ for _symbol in (prims.amax, prims.amin):
 
 def _moved_variance(x: TensorProxy, dx: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
     """d var = 2 / (n - correction) sum Re(conj(x - mean) dx)."""
-    gradient = from_mean(x, dims, correction)
+    gradient = _from_mean(x, dims, correction)
     product = clang.mul(conjugate(gradient), dx)
     return prims.sum(prims.real(product) if is_complex(product) else product, dims)
 
@@ -47,14 +87,14 @@ def _moved_variance(x: TensorProxy, dx: TensorProxy, dims: Sequence[int], correc
 def var(primals, tangents, *, correction):
     """d var = 2 / (n - correction) sum (x - mean) dx."""
     x, dims = primals
-    return prims.var(x, dims, correction=correction), _moved_variance(x, tangents[0], reduced(x, dims), correction)
+    return prims.var(x, dims, correction=correction), _moved_variance(x, tangents[0], _reduced(x, dims), correction)
 
 
 @register_jvp(prims.var_mean)
 def var_mean(primals, tangents, *, correction):
     """The variance as in `var`, the mean by the mean of the tangent."""
     (x, dims), (dx, _) = primals, tangents
-    over = reduced(x, dims)
+    over = _reduced(x, dims)
     mean = clang.true_divide(prims.sum(dx, over), math.prod(x.shape[d] for d in over))
     return prims.var_mean(x, dims, correction=correction), (_moved_variance(x, dx, over, correction), mean)
 
@@ -65,7 +105,7 @@ def std(primals, tangents, *, correction):
     (x, dims), (dx, _) = primals, tangents
     out = prims.std(x, dims, correction=correction)
     is_zero = clang.eq(out, 0.0)  # see the vjp rule
-    moved = clang.where(is_zero, 0.0, _moved_variance(x, dx, reduced(x, dims), correction))
+    moved = clang.where(is_zero, 0.0, _moved_variance(x, dx, _reduced(x, dims), correction))
     return out, clang.true_divide(moved, clang.where(is_zero, 1.0, clang.mul(out, 2.0)))
 
 
@@ -76,10 +116,10 @@ def prod(primals, tangents):
     out = prims.prod(x, dims)
     if x.numel() == 0:
         return out, None
-    dims = reduced(x, dims)
-    value, tangent = factors(x, dims), factors(dx, dims)
+    dims = _reduced(x, dims)
+    value, tangent = _factors(x, dims), _factors(dx, dims)
     while value.shape[0] > 1:
-        (a, b, last), (da, db, d_last) = halves(value), halves(tangent)
+        (a, b, last), (da, db, d_last) = _halves(value), _halves(tangent)
         value, tangent = clang.mul(a, b), plus(clang.mul(da, b), clang.mul(a, db))
         if last is not None:
             value, tangent = prims.cat([value, last], 0), prims.cat([tangent, d_last], 0)
@@ -108,7 +148,7 @@ def sort(primals, tangents):
 
 
 def _prod(x: TensorProxy, dims: Sequence[int]) -> tuple[TensorProxy, tuple]:
-    return prims.prod(x, dims), (x, reduced(x, dims))
+    return prims.prod(x, dims), (x, _reduced(x, dims))
 
 
 @holomorphic
@@ -118,9 +158,9 @@ def _prod_backward(saved: tuple, g: TensorProxy) -> tuple:
     if x.numel() == 0:
         return clang.full_like(x, 0), None
     rounds = []
-    value = factors(x, dims)
+    value = _factors(x, dims)
     while value.shape[0] > 1:
-        rounds.append(halves(value))
+        rounds.append(_halves(value))
         a, b, last = rounds[-1]
         value = clang.mul(a, b)
         if last is not None:
@@ -143,24 +183,24 @@ register_vjp(prims.prod)(_prod, _prod_backward)
 
 
 def _of_variance(g: TensorProxy, x: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
-    spread = restored(g, x, dims)
-    return clang.mul(prims.convert_element_type(spread, x.dtype) if is_complex(x) else spread, from_mean(x, dims, correction))
+    spread = _restored(g, x, dims)
+    return clang.mul(prims.convert_element_type(spread, x.dtype) if is_complex(x) else spread, _from_mean(x, dims, correction))
 
 
 def _var(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[TensorProxy, tuple]:
-    return prims.var(x, dims, correction=correction), (x, reduced(x, dims), correction)
+    return prims.var(x, dims, correction=correction), (x, _reduced(x, dims), correction)
 
 
 register_vjp(prims.var)(_var, lambda saved, g: (_of_variance(g, *saved), None))
 
 
 def _var_mean(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[tuple, tuple]:
-    return prims.var_mean(x, dims, correction=correction), (x, reduced(x, dims), correction)
+    return prims.var_mean(x, dims, correction=correction), (x, _reduced(x, dims), correction)
 
 
 def _var_mean_backward(saved: tuple, g: TensorProxy, g_mean: TensorProxy) -> tuple:
     x, dims, correction = saved
-    of_mean = clang.true_divide(restored(g_mean, x, dims), math.prod(x.shape[d] for d in dims))
+    of_mean = clang.true_divide(_restored(g_mean, x, dims), math.prod(x.shape[d] for d in dims))
     return clang.add(_of_variance(g, x, dims, correction), of_mean), None
 
 
@@ -169,7 +209,7 @@ register_vjp(prims.var_mean)(_var_mean, _var_mean_backward)
 
 def _std(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[TensorProxy, tuple]:
     out = prims.std(x, dims, correction=correction)
-    return out, (x, reduced(x, dims), correction, out)
+    return out, (x, _reduced(x, dims), correction, out)
 
 
 def _std_backward(saved: tuple, g: TensorProxy) -> tuple:
@@ -248,3 +288,54 @@ for _operation in (prims.amax, prims.amin, prims.prod, prims.sum, prims.var, pri
 
 for _operation in (prims.argmax, prims.argmin):
     batching_rules.add(_operation, arg_reduction(_operation))
+
+
+# -- batches of what keeps the dimension: softmax, cumulative sums, sorting, drawing by weights ---------------------------
+
+
+def along(operation: Symbol, position: int = 1) -> Callable:
+    """The rule of an operation along a dimension, which is its argument number `position`.
+
+    A sample of rank 0 counts as one of a single element.
+    """
+
+    def rule(axis_size: int, in_dims: tuple, a: TensorProxy, *args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        if a.ndim == 1:
+            given[position - 1] = 1
+            results = operation(prims.reshape(a, (axis_size, 1)), *given, **kwargs)
+            return tree_map(lambda r: prims.reshape(r, (axis_size,)), results), 0
+        given[position - 1] = shifted(given[position - 1], a.ndim - 1)
+        return operation(a, *given, **kwargs), 0
+
+    return rule
+
+
+def multinomial(
+    axis_size: int, in_dims: tuple, weights: TensorProxy, num_samples: int, replacement: bool, seed: int | None = None
+) -> Any:
+    """Draws for each sample: the rows of weights (C,) or (B, C) of all samples are rows of one matrix."""
+    weights = with_batch(axis_size, weights, in_dims[0])
+    rows = prims.reshape(weights, (math.prod(weights.shape[:-1]), weights.shape[-1]))
+    drawn = prims.multinomial(rows, num_samples, replacement, seed)
+    return prims.reshape(drawn, (*weights.shape[:-1], num_samples)), 0
+
+
+batching_rules.add(prims.multinomial, multinomial)
+for _operation in (ltorch._softmax, ltorch.log_softmax, ltorch.cumsum, prims.sort):
+    batching_rules.add(_operation, along(_operation))
+batching_rules.add(prims.topk, along(prims.topk, 2))
+
+
+def of_two(operation: Symbol) -> Callable:
+    """The rule of an operation on two tensors of one shape along a dimension, the third argument."""
+
+    def rule(axis_size: int, in_dims: tuple, a: TensorProxy, b: TensorProxy, dim: int, *args: Any) -> Any:
+        a, b = with_batch(axis_size, a, in_dims[0]), with_batch(axis_size, b, in_dims[1])
+        return NotImplemented if a.ndim == 1 else (operation(a, b, shifted(dim, a.ndim - 1), *args), 0)
+
+    return rule
+
+
+for _operation in (ltorch.log_softmax_backward, softmax_backward):
+    batching_rules.add(_operation, of_two(_operation))

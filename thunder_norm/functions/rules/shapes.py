@@ -11,8 +11,8 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
-from thunder_norm.functions.batch_dims import sample_ndim, sample_shape, shifted, with_batch
-from thunder_norm.functions.differentials import or_zeros, register_linear
+from thunder_norm.functions.batching import sample_ndim, sample_shape, shifted, with_batch
+from thunder_norm.functions.derivatives import or_zeros, register_linear
 from thunder_norm.functions.registry import batching_rules, register_jvp
 
 # -- tangents ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,51 @@
+"""What is written to a trace: recorded apart, and joint gradient rules taken apart once they are recorded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from thunder.core.prims import PrimIDs
+from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, get_tracectx
+
+
+@contextlib.contextmanager
+def scope(trace: TraceCtx) -> Iterator[list[BoundSymbol]]:
+    """Record what is written to `trace` in a list of its own; whatever happens inside, the trace is as before afterwards.
+
+    A symbol whose meta function raises leaves its own scope behind.
+    """
+    saved = list(trace.scopes)
+    bsyms: list[BoundSymbol] = []
+    trace.push_scope(bsyms)
+    try:
+        yield bsyms
+    finally:
+        trace.scopes[:] = saved
+
+
+def backward_of_joint(
+    recorded: Sequence[BoundSymbol], cotangent_of: Mapping[str, TensorProxy]
+) -> Iterator[tuple[Proxy, TensorProxy]]:
+    """Write what a joint rule recorded, with cotangents in place of ``get_grad``; the pairs given to ``put_grad`` as they come.
+
+    Args:
+        recorded: what the rule wrote, or the part of it that is to be written.
+        cotangent_of: of the results, by name.
+    """
+    swaps: dict[Variable, Proxy] = {}
+    for bsym in recorded:
+        if bsym.sym.id is PrimIDs.GET_GRAD:
+            swaps[variableify(bsym.output)] = cotangent_of[bsym.args[0].name]
+        elif bsym.sym.id is PrimIDs.PUT_GRAD:
+            target, gradient = bsym.args
+            yield target, swaps.get(variableify(gradient), gradient)
+        else:
+            get_tracectx().peek_scope().append(bsym.from_bsym_swap_proxies(swaps, skip_output=True))
+
+
+def print_without_module(bsym: BoundSymbol) -> None:
+    """Have a symbol of ours printed by its name alone: its ``_bind_postprocess``."""
+    bsym._call_ctx = {}
