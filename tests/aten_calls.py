@@ -82,10 +82,18 @@ def _i(*shape: int) -> torch.Tensor:
     return torch.randint(-4, 5, shape)
 
 
-def _edge_calls() -> list[tuple[Any, ...]]:
+aten = torch.ops.aten
+
+Call = tuple[Any, ...]
+
+
+def _edge_calls() -> list[Call]:
     """Overloads the database does not reach, and calls where a mapping by name could go wrong."""
-    aten = torch.ops.aten
     weight, image = _f(4, 2, 3, 3), _f(1, 2, 5, 5)
+    return [*_not_in_the_database(weight, image), *_of_several_dtypes(), *_of_dims_and_indices(), *_with_options(weight, image)]
+
+
+def _not_in_the_database(weight: torch.Tensor, image: torch.Tensor) -> list[Call]:
     mean, rstd = _f(2, 1), _f(2, 1).abs()
     return [
         (aten._adaptive_avg_pool2d_backward.default, _f(1, 2, 2, 2), image),
@@ -121,7 +129,12 @@ def _edge_calls() -> list[tuple[Any, ...]]:
         (aten.avg_pool1d.default, _f(1, 2, 8), [3], [2], [1]),
         (aten.var.dim, _f(3, 4), [-1], True),
         (aten.var.correction, _f(3, 4), None, {"correction": 0, "keepdim": True}),
-        # dtype promotion
+    ]
+
+
+def _of_several_dtypes() -> list[Call]:
+    """Dtype promotion."""
+    return [
         (aten.add.Tensor, _i(3), _f(3)),
         (aten.add.Tensor, _i(3), 2.5),
         (aten.add.Tensor, _f(3).bfloat16(), _f()),
@@ -162,7 +175,12 @@ def _edge_calls() -> list[tuple[Any, ...]]:
         (aten.argmax.default, _i(3, 4), None, True),
         (aten.argmax.default, torch.tensor([[1.0, 1.0], [torch.nan, 2.0]]), -1),
         (aten._to_copy.default, _f(3), {"dtype": torch.int32}),
-        # negative and empty dims, nothing to do, nothing there
+    ]
+
+
+def _of_dims_and_indices() -> list[Call]:
+    """Negative and empty dims, nothing to do, nothing there."""
+    return [
         (aten.sum.dim_IntList, _f(3, 4), []),
         (aten.sum.dim_IntList, _f(3, 4), None),
         (aten.mean.dim, _f(3, 4), []),
@@ -194,6 +212,11 @@ def _edge_calls() -> list[tuple[Any, ...]]:
         (aten.index_select.default, _f(3, 4), -1, torch.tensor([3, 0])),
         (aten.gather.default, _f(3, 4), -1, torch.tensor([[0], [3]])),
         (aten.scatter_add.default, _f(3), -1, torch.tensor([0, 0]), _f(2)),
+    ]
+
+
+def _with_options(weight: torch.Tensor, image: torch.Tensor) -> list[Call]:
+    return [
         (aten.topk.default, _f(3, 4), 2, -1, False),
         (aten.sort.default, _i(6), 0, True),
         (aten._softmax.default, _f(3, 4).bfloat16(), -1, False),

@@ -24,20 +24,20 @@ from unittest import mock
 
 import thunder
 import torch
-from torch.testing._internal import common_methods_invocations, common_utils
+from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tests.seeds import seeded
+from thunder_norm.audit.samples import leave_unittest
 from thunder_norm.transforms import SubclassTransform
 
 LIST = Path(__file__).parent / "op_coverage.txt"
 SAMPLES = 2
 LARGEST = 20_000  # elements of a sample: larger ones test memory, not meaning
 
-# It inspects the whole stack for each operator, to find a unittest.TestCase that is not there: a minute under pytest.
-common_utils.extract_test_fn = lambda: None
+leave_unittest()  # a minute under pytest
 
 
 class Disagreement(Exception):

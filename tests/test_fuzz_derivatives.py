@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from fuzz.derivatives import Derivative, Level, Step, Truth, difference, executed
+from fuzz.derivative_programs import Derivative, Step
+from fuzz.level_writing import Level
 from fuzz.nests import DIFFERENTIATES, KINDS
 from fuzz.operations import COMPLEX, LABELS, REAL, Operation
 from fuzz.oracles import DIFFERENCES, OTHER_ORDER, TORCH, Outermost
 from fuzz.program import shrunk
 from fuzz.runner import Job, run_job
+from fuzz.truth import Truth, difference, executed
 from fuzz.writing import Writer, tensor_text
 
 from tests.seeds import SHIFT, seeded

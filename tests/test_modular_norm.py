@@ -1,103 +1,36 @@
-"""The modular norm: targets against Modula's recursion, and its promise against a search for updates that break it."""
+"""The modular norm: Modula's numbers, the promise, updates, and parameters of all sorts."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 import thunder
 import torch
-import torch.nn.functional as F
 from test_modes import GPT, MODELS, PRINTED, Residual
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from tests.modular_models import (
+    FAMILIES,
+    TOKENS,
+    D,
+    Family,
+    Transformer,
+    conv_net,
+    largest_rms,
+    mlp,
+    operator_norm,
+)
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, annotate
-from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, ThunderNormError
+from thunder_norm import NormedTensor, RMSTensor
+from thunder_norm.errors import NormMapKeyError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ball
 
-D = torch.float64
-TOKENS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
-
-
-def largest_rms(t: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    """The norm of RMSTensor and (no dims) LinfTensor, written out."""
-    return (t.square().mean(dims) if dims else t.square()).amax().sqrt()
-
-
-def operator_norm(w: torch.Tensor) -> torch.Tensor:
-    """The norm of RMSToRMSTensor by SVD, of matrices [..., out, in]."""
-    return torch.linalg.svdvals(w)[..., 0].amax() * math.sqrt(w.shape[-1] / w.shape[-2])
-
-
-# -- models ------------------------------------------------------------------------------------------------------------------
-
-
-class Attention(nn.Module):
-    """Causal, with scores divided by the width of a head."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, x):
-        batch, tokens, width = x.shape
-        q, k, v = (m(x).view(batch, tokens, self.heads, -1).transpose(1, 2) for m in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.heads / width)
-        return self.out(y.transpose(1, 2).reshape(batch, tokens, width))
-
-
-class Transformer(nn.Module):
-    def __init__(self, width: int, norm: Callable[[], nn.Module]):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(11, width), nn.Parameter(torch.randn(4, width))
-        feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-        self.blocks = nn.Sequential(*(Residual(nn.Sequential(norm(), m), 0.5) for m in (Attention(width, 2), feed_forward)))
-        self.head = nn.Linear(width, 11, bias=False)
-
-    def forward(self, ids):
-        return self.head(self.blocks(self.tokens(ids) + self.positions))
-
-
-class TiedLM(nn.Module):
-    """One table embeds tokens and reads logits."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.width = width
-        self.tokens, self.up, self.head = nn.Embedding(11, width), nn.Linear(width, width), nn.Linear(width, 11, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, ids):
-        return self.head(F.relu(self.up(self.tokens(ids))) / self.width)
-
-
-def mlp(bias: bool = True) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 9, bias), nn.ReLU(), nn.Linear(9, 7, bias), nn.ReLU(), nn.Linear(7, 4, bias))
-
-
-def conv_net() -> nn.Sequential:
-    convs = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, stride=2, groups=2)
-    return nn.Sequential(convs[0], nn.ReLU(), convs[1], nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
-
-
-def residual_mlp() -> nn.Sequential:
-    return nn.Sequential(*(Residual(nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 6)), 1 / 3) for _ in range(3)))
-
-
-def bag() -> nn.Sequential:
-    return nn.Sequential(nn.EmbeddingBag(11, 6, mode="mean"), nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
-
-
-# -- the numbers of Modula ----------------------------------------------------------------------------------------------------
+# -- the numbers of Modula -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -133,32 +66,7 @@ def test_residual_blocks_by_hand():
     assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 4 / 8))
 
 
-# -- the promise --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model, its input, and how much of the modular norm a search makes the output move, at least.
-
-    What keeps it from 1: the norms of values, which biases of norm 1 raise, are bounds for inputs that are not those for which the
-    perturbations are largest (`tanh`, attention, GELU, kernels that meet padding).
-    """
-
-    make: Callable[[], nn.Module]
-    x: torch.Tensor
-    attained: float
-    has_forward_derivatives: bool = True
-
-
-FAMILIES = {
-    "MLP": Family(mlp, torch.randn(3, 6), 0.999),
-    "conv net": Family(conv_net, torch.randn(2, 3, 7, 7), 0.9),
-    "residual MLP": Family(residual_mlp, torch.randn(3, 6), 0.999),
-    "transformer": Family(lambda: Transformer(8, nn.Identity), TOKENS, 0.3),
-    "transformer with layer norms": Family(lambda: Transformer(8, lambda: nn.LayerNorm(8)), TOKENS, 0.2),
-    "embedding bag": Family(bag, TOKENS, 0.999, has_forward_derivatives=False),
-    "tied language model": Family(lambda: TiedLM(6), TOKENS, 0.9),
-}
+# -- the promise -----------------------------------------------------------------------------------------------------------
 
 
 class Adversary:
@@ -254,7 +162,7 @@ def test_the_search_finds_sensitivities_that_are_too_small():
     assert adversary.ascend(*adversary.start(ones=True), steps=0) > 1.1
 
 
-# -- the norm of an update ----------------------------------------------------------------------------------------------------
+# -- the norm of an update -------------------------------------------------------------------------------------------------
 
 
 def test_the_norm_of_an_update_is_the_largest_share():
@@ -300,7 +208,7 @@ def test_equal_shapes_in_one_batch_are_what_they_are_alone():
         assert norm({k: t}).item() == pytest.approx(2.0 if k != "2.weight" else 0, rel=1e-2)
 
 
-# -- parameters of all sorts --------------------------------------------------------------------------------------------------
+# -- parameters of all sorts -----------------------------------------------------------------------------------------------
 
 
 def test_a_tied_parameter_has_one_norm_and_the_sensitivities_of_its_uses_add():
@@ -490,211 +398,3 @@ def test_inputs_have_the_norm_that_is_wanted_or_given():
     assert ModularNorm(Scaled(), torch.randn(3, 6), torch.tensor(5.0)).sensitivities["f.weight"] == pytest.approx(1)
     given = RMSTensor(1.0, backing=torch.randn(3, 6))  # then a plain tensor stands for itself
     assert ModularNorm(Scaled(), given, torch.tensor(5.0)).sensitivities["f.weight"] == pytest.approx(5)
-
-
-# -- project_ and initialize_ -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_initialized_parameters_have_norm_exactly_1(name):
-    model, x = FAMILIES[name].make(), FAMILIES[name].x
-    norm = ModularNorm(model, x)
-    assert norm.initialize_(torch.Generator().manual_seed(seeded(1))) is norm
-    for k, p in model.named_parameters():
-        if p.ndim == 4:
-            groups = 2 if k == "2.weight" else 1
-            taps = p.permute(2, 3, 0, 1).unflatten(2, (groups, -1))
-            size = 9 * operator_norm(taps.to(D))
-        elif issubclass(norm.norms[k].kind, RMSToRMSTensor):
-            size = operator_norm(p.to(D))
-        else:
-            size = largest_rms(p.to(D), norm.norms[k].elem_dims)
-        assert size.item() == pytest.approx(1, abs=1e-6), k
-    before = {k: p.clone() for k, p in model.named_parameters()}
-    norm.initialize_(torch.Generator().manual_seed(seeded(1)))
-    assert all(torch.equal(p, before[k]) for k, p in model.named_parameters())
-    norm.initialize_(torch.Generator().manual_seed(seeded(1)), zero_biases=True)
-    for k, p in model.named_parameters():
-        is_bias = p.ndim == 1 and norm.norms[k].kind is RMSTensor
-        assert torch.equal(p, torch.zeros_like(p)) if is_bias else p.count_nonzero() > 0, k
-
-
-def test_a_projection_changes_only_what_is_too_large():
-    model = mlp()
-    norm = ModularNorm(model, torch.randn(3, 6)).initialize_()
-    with torch.no_grad():
-        model[0].weight *= 0.5
-        model[2].weight[0] *= 7
-        model[4].bias *= 3
-    before = {k: p.clone() for k, p in model.named_parameters()}
-    norm.project_()
-    for k, p in model.named_parameters():
-        assert (operator_norm(p) if p.ndim == 2 else largest_rms(p, (-1,))) <= 1 + 1e-5, k
-    assert torch.equal(model[0].weight, before["0.weight"])
-    torch.testing.assert_close(model[4].bias, before["4.bias"] / 3)
-    assert all(p.requires_grad and p.grad_fn is None for p in model.parameters())
-
-
-# -- masses -------------------------------------------------------------------------------------------------------------------
-
-
-def test_biases_and_gains_are_light_and_modula_has_none():
-    model, x = nn.Sequential(nn.Linear(6, 1), nn.Linear(1, 4), nn.LayerNorm(4)), torch.randn(3, 6)
-    light = {"0.weight": 1, "0.bias": 0.1, "1.weight": 1, "1.bias": 0.1, "2.weight": 0.1, "2.bias": 0.1}
-    assert ModularNorm(model, x).masses == light
-    assert ModularNorm(model, x, mode="modula").masses == {k: math.floor(m) for k, m in light.items()}
-
-
-def masses_of(masses: Mapping[str, float] | None, model: nn.Module | None = None) -> dict[str, float]:
-    return ModularNorm(
-        model or nn.Sequential(mlp(), nn.ReLU(), nn.Linear(4, 6), mlp(bias=False)), torch.randn(3, 6), masses=masses
-    ).masses
-
-
-def test_a_scope_shares_its_mass_in_proportion_from_the_inside_out():
-    found = masses_of({"": 10.0, "0": 6.0, "0.2.weight": 4.0, "*.bias": 0.0})
-    # by hand: 0 has 1 + 4 + 1, scaled to 6; with 2 (1) and 3 (3) that makes 10, scaled to 10
-    assert found == pytest.approx({
-        **{f"0.{i}.weight": m for i, m in ((0, 1), (2, 4), (4, 1))},
-        **{f"0.{i}.bias": 0 for i in (0, 2, 4)},
-        "2.weight": 1, "2.bias": 0, **{f"3.{i}.weight": 1 for i in (0, 2, 4)},
-    })  # fmt: skip
-    assert masses_of({"2": 2.0, "2.weight": 5.0, "2.bias": 0.0})["2.weight"] == 2.0
-    assert masses_of({"": 1.0, "3": 2.0})["3.0.weight"] == pytest.approx(2 / 3 / (3.3 + 1.1 + 2))
-    assert sum(masses_of({"": 1.0, "3": 2.0}).values()) == pytest.approx(1)
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = 6):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width, bias=False)
-
-    def forward(self, x):
-        return x + self.down(F.relu(self.up(x)))
-
-
-@pytest.mark.parametrize("depth", [2, 5])
-def test_repeated_blocks_have_the_mass_of_one(depth):
-    model = nn.Sequential(nn.Linear(4, 6), nn.Sequential(*(Block() for _ in range(depth))), nn.Linear(6, 4))
-    norm = ModularNorm(model, torch.randn(3, 4))
-    of_blocks = {name: m for name, m in norm.masses.items() if name.startswith("1.")}
-    assert sum(of_blocks.values()) == pytest.approx(2.1)
-    assert len(set(of_blocks.values())) == 2  # of a matrix, of a bias
-    assert norm.masses["0.weight"] == norm.masses["2.weight"] == 1
-    assert ModularNorm(model, torch.randn(3, 4), masses={"1": 4.0}).masses["1.0.up.weight"] == pytest.approx(4 / 2.1 / depth)
-    assert ModularNorm(model, torch.randn(3, 4), mode="modula").masses["1.0.up.weight"] == 1
-
-
-def test_stacks_in_stacks_share_twice_and_other_modules_do_not():
-    inner = [nn.Sequential(Block(), Block()), nn.Sequential(Block(), Block()), nn.Sequential(Block(), nn.Linear(6, 6))]
-    norm = ModularNorm(nn.Sequential(*inner, nn.Linear(6, 6), nn.Linear(6, 6)), torch.randn(3, 6))
-    named = {name: norm.masses[name] for name in ("0.0.up.weight", "1.1.up.weight", "2.0.up.weight", "2.1.weight", "3.weight")}
-    assert list(named.values()) == [0.25, 0.25, 1, 1, 1]
-
-
-def test_annotated_masses_hold_unless_the_call_says_otherwise():
-    model = mlp()
-    annotate(model[2], mass=4.0)
-    assert masses_of(None, model)["2.weight"] == pytest.approx(4 / 1.1)
-    assert masses_of({"2": 0.5}, model)["2.bias"] == pytest.approx(0.05 / 1.1)
-
-
-def test_in_mode_modula_a_bias_can_have_mass():
-    found = ModularNorm(mlp(), torch.randn(3, 6), masses={"0.bias": 0.25}, mode="modula").masses
-    assert found["0.bias"] == 0.25 and found["2.bias"] == 0
-
-
-@pytest.mark.parametrize(
-    "masses, error, message",
-    [
-        ({"0.wieght": 1.0}, NormMapKeyError, "did you mean"),
-        ({"*.gain": 1.0}, NormMapKeyError, r"'\*.gain'"),
-        ({"1": 1.0}, NormMapKeyError, "'1'"),
-        ({3: 1.0}, NormMapKeyError, "masses names 3"),
-        ({"0": -1.0}, NormMismatchError, "must be a number >= 0, got -1"),
-        ({"0": math.nan}, NormMismatchError, "must be a number >= 0"),
-        ({"0": math.inf}, NormMismatchError, "must be a number >= 0"),
-        ({"0": "heavy"}, NormMismatchError, "got 'heavy'"),
-        ([("0", 1.0)], NormMismatchError, "mapping"),
-        ({"0": 1.0, "*.weight": 5.0}, NormMismatchError, "neither is part of the other"),
-        ({"0": 1.0, "0.weight": 0, "0.bias": 0}, NormMismatchError, "all of its parameters have mass 0"),
-    ],
-)
-def test_masses_that_make_no_sense_are_refused(masses, error, message):
-    with pytest.raises(error, match=message):
-        ModularNorm(mlp(), torch.randn(3, 6), masses=masses)
-
-
-# -- bad input ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "given, error, message",
-    [
-        ({"0.wieght": torch.ones(9, 6)}, NormMapKeyError, "(?s)does not know.*'0.wieght'.*'0.weight'"),
-        ({"0.wieght": None}, NormMapKeyError, "does not know"),
-        ({"0.weight": torch.ones(6, 9)}, NormMismatchError, r"shape \[9, 6\], got Tensor\[6, 9\]"),
-        ({"0.weight": torch.ones(9, 6, dtype=torch.long)}, NormMismatchError, "floating"),
-        ({"0.weight": torch.ones(9, 6).to_sparse()}, NormMismatchError, "dense .*sparse_coo"),
-        ({"0.weight": 1.0}, NormMismatchError, "got float"),
-        ({"0.weight": torch.full((9, 6), math.nan)}, NormMismatchError, "NaN or infinite: '0.weight'"),
-        ({"0.bias": torch.full((9,), math.inf)}, NormMismatchError, "NaN or infinite: '0.bias'"),
-        ([torch.ones(9, 6)], NormMismatchError, "must be a mapping"),
-    ],
-)
-def test_bad_updates_and_gradients_are_refused_by_name(given, error, message):
-    norm = ModularNorm(mlp(), torch.randn(3, 6))
-    for f, what in ((norm, "updates"), (norm.dualize, "grads")):
-        with pytest.raises(error, match=message) as e:
-            f(given)
-        assert what in str(e.value) and isinstance(e.value, ThunderNormError)
-
-
-def test_other_mistakes_are_errors_of_ours():
-    norm = ModularNorm(mlp(), torch.randn(3, 6))
-    for size in (-1.0, math.nan, math.inf, "1"):
-        with pytest.raises(NormMismatchError, match="target_norm"):
-            norm.dualize({}, size)
-    with torch.no_grad():
-        norm.model[0].weight[0, 0] = math.nan
-    with pytest.raises(NormMismatchError, match="'0.weight'"):
-        norm.project_()
-    with pytest.raises(NormMismatchError, match="needs a shape"):
-        ModularNorm(mlp(), RMSTensor(1.0))
-    with pytest.raises(NormMismatchError, match="torch.nn.Module"):
-        ModularNorm(torch.relu, torch.randn(3))
-    with pytest.raises(NormMismatchError, match="mode"):
-        ModularNorm(mlp(), torch.randn(3, 6), mode="loose")  # type: ignore[arg-type]
-
-    class Solves(nn.Linear):
-        def forward(self, x):
-            return torch.linalg.qr(super().forward(x))[0]
-
-    with pytest.raises(MissingNormRuleError, match="qr"):
-        ModularNorm(Solves(6, 3), torch.randn(3, 6))
-
-
-def test_annotations_decide_kinds():
-    model = nn.Sequential(nn.Linear(6, 4, bias=False))
-    annotate(model[0], weight=LinfTensor)
-    norm = ModularNorm(model, torch.randn(3, 6))
-    assert norm.norms["0.weight"].kind is LinfTensor and norm.sensitivities["0.weight"] == pytest.approx(6)
-    step = norm.dualize({"0.weight": torch.randn(4, 6)})["0.weight"]
-    torch.testing.assert_close(step.abs(), torch.full((4, 6), 1 / 6))
-
-
-def test_gradient_descent_on_norms_finds_the_scale_of_residual_branches():
-    """The example's answer by hand: a branch that adds b of what it gets has b / (1 + b) of the output's norm; its share is 1 / (2 L)."""
-    path = Path(__file__).parents[1] / "examples" / "optimise_norms.py"
-    spec = importlib.util.spec_from_file_location("optimise_norms", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    with torch.device("meta"):
-        model, x = example.network(8, 2), torch.empty(1, 64)
-    sizes = example.Sizes(model, x)
-    assert sizes.loss() > 0.1
-    assert example.optimise(sizes, 8)[-1] < 1e-8
-    assert sizes.ratios()[0].item() == pytest.approx(1, abs=1e-3)
-    for i in range(2):
-        added = sum(log for name, log in sizes.logs.items() if name.startswith(f"1.{i}.")).exp()
-        assert added.item() == pytest.approx(1 / 3, abs=1e-3)

@@ -13,11 +13,10 @@ import pytest
 import thunder
 import torch
 import torch.nn.functional as F
-from subclasses import OpCounter, Overriding, ScaleTensor, assert_same, leaves, nested, two
+from subclasses import OpCounter, Overriding, ScaleTensor, assert_same, two
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.seeds import seeded
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from tests.wrapper_programs import OPERATIONS, check, jit, one, pair, with_plain
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 
@@ -28,42 +27,6 @@ class Box:
     second: Any = None
 
 
-def jit(function: Callable, transform: type[SubclassTransform] = SubclassTransform, **options: Any) -> Callable:
-    return thunder.jit(function, transforms=[transform()], **options)
-
-
-def check(
-    function: Callable, make: Callable[[], tuple], transform: type[SubclassTransform] = SubclassTransform, **kwargs: Any
-) -> Any:
-    """Compare two calls of the jitted function with eager, also in what they do to their arguments; returns the jitted function."""
-
-    def inputs() -> tuple:
-        torch.manual_seed(seeded(0))
-        return make()
-
-    expected_args = inputs()
-    expected = function(*expected_args, **kwargs)
-    jf = jit(function, transform)
-    for _ in range(2):
-        args = inputs()
-        assert_same(jf(*args, **kwargs), expected)
-        assert_same(args, expected_args)
-    assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (1, 1)
-    return jf
-
-
-def one() -> tuple:
-    return (two(3, 4),)
-
-
-def pair() -> tuple:
-    return two(3, 4), two(3, 4)
-
-
-def with_plain() -> tuple:
-    return two(3, 4), torch.randn(3, 4)
-
-
 def scaled() -> tuple:
     return (ScaleTensor(torch.randn(3, 4), torch.tensor(2.0)),)
 
@@ -72,65 +35,7 @@ def quantized() -> tuple:
     return (ScaleTensor.quantize(torch.randn(3, 4)),)
 
 
-# -- operations -------------------------------------------------------------------------------------------------------
-
-OPERATIONS: dict[str, tuple[Callable, Callable[[], tuple]]] = {
-    "two wrappers": (lambda x, y: x + y, pair),
-    "alpha": (lambda x, y: torch.add(x, y, alpha=2), pair),
-    "numbers": (lambda x: (x * 3, 2 + x, 1 - x, 1 / x, x / 2, x**2, x // 2, x % 2), one),
-    "plain on the right": (lambda x, p: x * p, with_plain),
-    "plain on the left": (lambda x, p: (p * x, p - x, p / x, p @ x.T), with_plain),
-    "unary operators": (lambda x: (-x, +x, abs(x), ~(x > 0)), one),
-    "comparisons": (lambda x, p: (x > 0, x <= p, p < x, x == x, x != p), with_plain),
-    "method": (lambda x: x.relu().sum(-1, keepdim=True).exp(), one),
-    "aten overload": (lambda x, y: torch.ops.aten.add.Tensor(x, y), pair),
-    "aten packet": (lambda x, y: torch.ops.aten.mul(x, y), pair),
-    "linear": (lambda x, w, b: F.linear(x, w, b), lambda: (two(3, 4), two(5, 4), two(5))),
-    "linear with plain weight": (lambda x, w: F.linear(x, w), lambda: (two(3, 4), torch.randn(5, 4))),
-    "linear with plain input": (lambda x, w: F.linear(x, w), lambda: (torch.randn(3, 4), two(5, 4))),
-    "matmul": (lambda x, y: x @ y.t(), pair),
-    "einsum": (lambda x, y: torch.einsum("ij,kj->ik", x, y), pair),
-    "addmm": (lambda x, y: torch.addmm(x[:, :3], x, y.T, beta=0.5, alpha=2.0), pair),
-    "normalizations and activations": (lambda x: F.layer_norm(F.gelu(F.softmax(x, -1)), (4,)), one),
-    "layer_norm with weight": (lambda x, w: F.layer_norm(x, (4,), w), lambda: (two(3, 4), torch.randn(4))),
-    "convolution": (lambda x, w: F.conv1d(x, w, padding=1), lambda: (two(2, 3, 4), torch.randn(5, 3, 2))),
-    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), lambda: (two(1, 3, 4),)),
-    "cross entropy": (lambda x, t: F.cross_entropy(x, t), lambda: (two(3, 4), torch.tensor([0, 2, 1]))),
-    "losses with a reduction": (lambda x, p: (F.mse_loss(x, p, reduction="sum"), F.l1_loss(x, p, reduction="none")), with_plain),
-    "embedding": (lambda w, i: F.embedding(i, w), lambda: (two(5, 4), torch.tensor([[0, 4], [2, 2]]))),
-    "pooling": (lambda x: F.max_pool1d(x[None], 2), one),
-    "interpolate": (lambda x: F.interpolate(x[None], scale_factor=2.0), one),
-    "dropout of nothing": (lambda x: F.dropout(F.dropout(x, 0.0), 0.5, training=False), one),
-    "views": (lambda x: x.view(2, 6).t().T.reshape(-1)[1:5].unsqueeze(0).squeeze(0), one),
-    "permute, flatten, expand": (lambda x: x.permute(1, 0).flatten().view(4, 1, 3).expand(4, 2, 3), one),
-    "indexing": (lambda x: (x[0], x[..., 1], x[:, None, 1:3], x[torch.tensor([0, 2])], x[-1, -1]), one),
-    "iteration": (lambda x: sum(row * 2 for row in x), one),
-    "unpacking": (lambda x: (lambda a, b, c: a + b * c)(*x), one),
-    "cat and stack": (lambda x, p: (torch.cat([x, p]), torch.stack((x, p, x), dim=1)), with_plain),
-    "split and chunk": (lambda x: (torch.split(x, 2, dim=1), x.chunk(2, dim=1)[1], x.unbind(0)[2]), one),
-    "structseq": (lambda x: (x.max(-1).values, x.max(dim=-1).indices, x.sort(-1)[0], x.topk(2).values), one),
-    "cumulative": (lambda x: (x.cumsum(0), x.cumprod(1)), one),
-    "reductions": (lambda x: (x.sum(), x.mean(0), x.amax(1), x.var(-1), x.norm(), x.prod(1), x.logsumexp(0)), one),
-    "where": (lambda x, p: torch.where(p > x, x, p), with_plain),
-    "masked_fill": (lambda x, p: x.masked_fill(p > 0, 2.0), with_plain),
-    "scatter and gather": (
-        lambda x, i: (x.gather(1, i), x.scatter(1, i, 1.0)),
-        lambda: (two(3, 4), torch.tensor([[0], [1], [3]])),
-    ),
-    "casts": (lambda x: (x.to(torch.bfloat16).float(), x.double(), x.half().dtype), one),
-    "cast to the dtype it has": (lambda x: x.to(torch.float32).contiguous() + 1, one),
-    "factories like it": (lambda x: (torch.ones_like(x), torch.zeros_like(x) + x, torch.full_like(x, 2.0), x.new_ones(2)), one),
-    "clone and detach": (lambda x: x.clone() + x.detach(), one),
-    "unknown to Thunder": (lambda x: torch.special.bessel_j0(x), one),
-    "linear algebra": (lambda x: (torch.linalg.svdvals(x), torch.linalg.inv(x[:3, :3])), one),
-    "shared computation": (lambda x, y: (x @ y.T + (x @ y.T)) * (x @ y.T).sum(), pair),
-    "nested": (lambda n: (n @ n + n, (n * 2).a, (n * 2).a.b), lambda: (nested(2, 2),)),
-    "nested in another class": (
-        lambda t: (t + 1, t.a, t.b.scale * 2),
-        lambda: (TwoTensor(*(ScaleTensor(torch.randn(2, 2), torch.tensor(s)) for s in (2.0, 3.0))),),
-    ),
-    "checkpoint": (lambda x: torch.utils.checkpoint.checkpoint(lambda y: y.sin() * 2, x, use_reentrant=False), one),
-}
+# -- operations ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -173,10 +78,14 @@ def test_class_is_followed(name: str):
     check(*CLASSES[name])
 
 
-# -- metadata and control flow ----------------------------------------------------------------------------------------
+# -- metadata and control flow ---------------------------------------------------------------------------------------------
+
 
 WRAPPER_DTYPE = torch.float32
+
+
 CPU = torch.device("cpu")
+
 
 METADATA: dict[str, tuple[Callable, Callable[[], tuple]]] = {
     "isinstance": (lambda x: [isinstance(x, c) for c in (torch.Tensor, TwoTensor, ScaleTensor, torch.nn.Parameter)], one),
@@ -222,7 +131,7 @@ def test_metadata_is_what_eager_has(name: str):
     check(*METADATA[name])
 
 
-# -- containers, identities, arguments --------------------------------------------------------------------------------
+# -- containers, identities, arguments -------------------------------------------------------------------------------------
 
 
 def held_twice(x: TwoTensor) -> Any:
@@ -280,188 +189,3 @@ def test_identity_output_shares_the_inner_tensors():
     x = two(3)
     y = jit(lambda x: x)(x)
     assert y.a.data_ptr() == x.a.data_ptr() and y.b.data_ptr() == x.b.data_ptr()
-
-
-# -- in-place ---------------------------------------------------------------------------------------------------------
-
-
-def every_inplace_operator(x: torch.Tensor) -> torch.Tensor:
-    z = x + 1
-    z += x
-    z -= 1
-    z *= 2
-    z /= 3
-    z **= 2
-    return z.sin_().relu_().clamp_(max=0.5)
-
-
-def fill_a_copy(x: torch.Tensor) -> torch.Tensor:
-    z = torch.empty_like(x)
-    z.copy_(x)
-    w = x.clone()
-    w.fill_(2.0)
-    return z + w.zero_()
-
-
-def through_a_list(x: torch.Tensor) -> torch.Tensor:
-    z = x * 2
-    held = [z]
-    z.add_(1)
-    return held[0]
-
-
-def shared_after_mutation(n: TwoTensor) -> Any:
-    z = n * 2
-    inner = z.a
-    z.add_(1)
-    return inner, inner * 2, z
-
-
-def inner_wrapper_mutated(n: TwoTensor) -> Any:
-    z = n * 2
-    inner = z.a
-    inner.add_(1)
-    return z, z * 2
-
-
-def inner_tensor_mutated(x: TwoTensor) -> Any:
-    z = x * 2
-    view = z.view(-1)
-    z.a.add_(1)
-    z.a[0] = 5.0
-    return z, z + 1, view, view + 1
-
-
-def input_inner_tensor_mutated(x: TwoTensor) -> Any:
-    before = x * 2
-    x.a.add_(1)
-    return before, x * 2
-
-
-def plain_mutated_under_a_wrapper(p: torch.Tensor, q: torch.Tensor) -> Any:
-    z = p + 0
-    t = TwoTensor(z, q)
-    before = t * 3
-    z.add_(1)
-    p.mul_(2)
-    return t, t * 2, before
-
-
-IN_PLACE: dict[str, tuple[Callable, Callable[[], tuple]]] = {
-    "operators and methods": (every_inplace_operator, one),
-    "functional inplace=True": (lambda x: F.relu(x + 0, inplace=True), one),
-    "copy_, fill_, zero_": (fill_a_copy, one),
-    "seen through a list": (through_a_list, one),
-    "seen through an inner wrapper": (shared_after_mutation, lambda: (nested(2, 2),)),
-    "of an inner wrapper": (inner_wrapper_mutated, lambda: (nested(2, 2),)),
-    "of an inner tensor": (inner_tensor_mutated, one),
-    "of an inner tensor of an input": (input_inner_tensor_mutated, one),
-    "of a plain tensor under a wrapper": (plain_mutated_under_a_wrapper, lambda: (torch.randn(3), torch.randn(3))),
-}
-
-
-@pytest.mark.parametrize("name", IN_PLACE)
-def test_in_place_operations_are_seen_wherever_eager_sees_them(name: str):
-    check(*IN_PLACE[name])
-
-
-# -- random operations ------------------------------------------------------------------------------------------------
-
-
-def test_random_operations_draw_anew():
-    jf = jit(lambda x: (torch.rand_like(x), torch.rand_like(x), torch.bernoulli(x.sigmoid())))
-    x = two(20, 20)
-    drawn = [leaves(jf(x)) for _ in range(2)]
-    uniform = [t for leaf in drawn for t in leaf[:4]]
-    assert all(0 <= t.min() and t.max() < 1 and abs(t.mean() - 0.5) < 0.1 for t in uniform)
-    assert len({float(t.sum()) for t in uniform}) == 8  # neither merged within a call nor kept between calls
-    assert all(set(t.unique().tolist()) <= {0.0, 1.0} and 0.2 < t.mean() < 0.8 for leaf in drawn for t in leaf[4:])
-
-
-def test_random_plain_tensor_beside_a_wrapper():
-    jf = jit(lambda x: x * 0 + torch.randn(3, 4))
-    first, second = jf(two(3, 4)), jf(two(3, 4))
-    assert_same(first.a, first.b)
-    assert not torch.equal(first.a, second.a)
-
-
-# -- modules ----------------------------------------------------------------------------------------------------------
-
-
-def module_with_wrapper_weight() -> torch.nn.Module:
-    torch.manual_seed(seeded(0))
-    module = torch.nn.Linear(4, 5)
-    module.weight = torch.nn.Parameter(two(5, 4), requires_grad=False)
-    module.register_buffer("shift", two(5))
-    module.forward = lambda x: F.linear(x, module.weight, module.bias) + module.shift
-    return module
-
-
-class Shifted(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 5)
-        self.linear.weight = torch.nn.Parameter(two(5, 4), requires_grad=False)
-        self.register_buffer("shift", two(5))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        kinds = [isinstance(self.linear.weight, torch.nn.Parameter), type(self.linear.weight) is TwoTensor]
-        return self.linear(x) + self.shift, kinds
-
-
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-def test_module_with_frozen_wrapper_parameter_and_buffer(transform: type[SubclassTransform]):
-    torch.manual_seed(seeded(0))
-    module = Shifted()
-    jm = jit(module, transform)
-    for x in (torch.randn(3, 4), two(3, 4)):
-        assert_same(jm(x), module(x))
-    jm(torch.randn(3, 4))
-    assert (thunder.cache_misses(jm), thunder.cache_hits(jm)) == (2, 1)
-
-
-def test_state_dict_round_trip():
-    module, other = Shifted(), Shifted()
-    jm, x = jit(module), torch.randn(3, 4)
-    jm(x)
-    state = jm.state_dict()
-    assert type(state["linear.weight"]) is TwoTensor and type(state["shift"]) is TwoTensor
-    jm.load_state_dict(other.state_dict())
-    assert_same(jm(x), other(x))
-    assert thunder.cache_misses(jm) == 1
-
-
-WEIGHT = two(5, 4)
-
-
-def test_wrapper_from_a_global_or_closure_is_an_input():
-    closed_over = two(3, 4)
-    jf = jit(lambda p: F.linear(closed_over + p, WEIGHT))
-    for _ in range(2):
-        p = torch.randn(3, 4)
-        assert_same(jf(p), F.linear(closed_over + p, WEIGHT))
-    closed_over.a.add_(1)  # read anew in each call
-    assert_same(jf(p), F.linear(closed_over + p, WEIGHT))
-    assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (1, 2)
-
-
-# -- options ----------------------------------------------------------------------------------------------------------
-
-
-def test_no_caching():
-    jf = jit(lambda x, n: x * n, cache="no caching")
-    x = two(3)
-    assert_same(jf(x, 2), x * 2)
-    assert_same(jf(x, 3), x * 3)
-    assert thunder.cache_hits(jf) == 0
-
-
-@pytest.mark.parametrize("name", ["linear", "nested", "views"])
-def test_norm_transform_interprets_other_wrappers_too(name: str):
-    check(*OPERATIONS[name], NormTransform)
-
-
-def test_both_transforms_together():
-    x = two(3, 4)
-    jf = thunder.jit(lambda x: x.relu() + 1, transforms=[SubclassTransform(), NormTransform()])
-    assert_same(jf(x), x.relu() + 1)

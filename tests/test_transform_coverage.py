@@ -6,20 +6,8 @@ import pytest
 import torch
 from op_coverage import op_name, program
 from torch.testing._internal.common_methods_invocations import op_db
-from transform_coverage import (
-    BATCH,
-    TRIALS,
-    Case,
-    Trial,
-    cases,
-    inputs,
-    is_traced_right,
-    listed,
-    one_by_one,
-    samples_of,
-    tensors_of,
-    without_seeds,
-)
+from transform_coverage import Case, cases, listed
+from transform_trials import BATCH, TRIALS, Trial, inputs, is_traced_right, one_by_one, samples_of, tensors_of, without_seeds
 
 from thunder_norm.transforms import vmap
 

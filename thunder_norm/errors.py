@@ -55,7 +55,7 @@ class WrongDerivativeError(TransformError, AssertionError):
 
 
 class DataDependentError(ThunderNormError, RuntimeError):
-    """A transformed function needs the value of a tensor while it is traced: a branch on it, ``item()``, ..."""
+    """A program, or a transformed function, needs the value of a tensor while it is traced: a branch on it, ``item()``, ..."""
 
 
 class EscapeError(ThunderNormError, RuntimeError):

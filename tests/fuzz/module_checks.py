@@ -13,10 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-import thunder_norm
-from thunder_norm import LinfTensor, NormedTensor, build_norm_map, norm_report, normed
-from thunder_norm.audit import norm
-from thunder_norm.errors import ThunderNormError
+from thunder_norm import NormedTensor, build_norm_map, norm_report, normed
 from thunder_norm.modular import ModularNorm
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
@@ -26,17 +23,13 @@ from .program import BAD, Outcome, outcome_of
 
 if TYPE_CHECKING:
     from .modules import ModuleProgram
+from .plain_modules import Plain, Wrong, compare, is_floating, norm_of
 
 STEPS = (1e-3, 0.3)
 # Of entries that are chosen by comparing others the choice counts as fixed: only small steps leave it what it is.
 SMALL_STEPS, CHOOSING = (1e-7, 1e-9), {"TopGate", "PoolAndUnpool"}
 # Where a parameter moves the result and has no gradient: that nothing moves can then be because all cancels.
 CUT = {"NoGrad", "NoGradDecorated", "InferenceRegion", "Detached", "StopGradient", "StraightThrough", "GradAgain"}
-SLACK = {"float64": 1e-8, "float32": 1e-4}
-
-
-class Wrong(Exception):
-    """What the library says is not so."""
 
 
 def outcome(program: ModuleProgram) -> Outcome:
@@ -61,109 +54,6 @@ def outcome(program: ModuleProgram) -> Outcome:
             if o.kind == kind:
                 return o
     return Outcome("right")
-
-
-class Plain:
-    """What the module does in plain PyTorch.
-
-    Attributes:
-        results: the leaves of its result.
-        state: what the module holds after the call.
-        gradients: of a random combination of the results, for each parameter; None where there is none.
-    """
-
-    def __init__(self, program: ModuleProgram):
-        self.program = program
-        self.slack = SLACK[program.dtype]
-        model = program.build()
-        self.results, self.structure = tree_flatten(program.call(model, *program.arguments()))
-        self.state = state(model, identity=False)
-        again = self.at({}, [])
-        floating = [t for t in self.results if _is_floating(t)]
-        if not floating or not all(t.isfinite().all() for t in floating):
-            raise ValueError("the result has no finite entries")
-        if not all(torch.equal(a, b) for a, b in zip(self.results, again, strict=True) if isinstance(a, torch.Tensor)):
-            raise ValueError("it is not the same twice")
-        generator = torch.Generator().manual_seed(program.seed)
-        self.gradients = self._gradients(model, generator)
-        self._norms: list[Any] | None = None
-
-    def _gradients(self, model: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor | None] | None:
-        moving = [t for t in self.results if _is_floating(t) and t.requires_grad]
-        names = [name for name, p in model.named_parameters() if p.requires_grad]
-        if not moving or not names:
-            return {}
-        total = sum((t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum() for t in moving)
-        found = dict(model.named_parameters())
-        try:
-            total.backward()
-        except RuntimeError:
-            return None  # torch has none: an in-place operation on what is saved, an inference tensor
-        gradients = {name: found[name].grad for name in names}
-        for p in found.values():
-            p.grad = None
-        return gradients
-
-    def at(self, parameters: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> list[Any]:
-        """The results with other parameters and inputs."""
-        model = self.program.build()
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                if name in parameters:
-                    p.copy_(parameters[name])
-        with torch.no_grad():
-            return tree_flatten(self.program.call(model, *(inputs or self.program.arguments())))[0]
-
-    def inputs(self) -> list[Any]:
-        """The floating inputs in their norms."""
-        given = self.program.arguments()
-        if self._norms is None:
-            self._norms = [self._norm(x) for x in given]
-            if self.program.kind == "natural":
-                with contextlib.suppress(ThunderNormError):
-                    natural = ModularNorm(self.program.build(), *given).inputs[0]
-                    self._norms = [(type(x), x.elem_dims) if isinstance(x, NormedTensor) else None for x in natural]
-        return [x if k is None else k[0].of(x, k[1]) for x, k in zip(given, self._norms, strict=True)]
-
-    def _norm(self, x: torch.Tensor) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
-        """Without a better idea the largest entry."""
-        return (getattr(thunder_norm, self.program.kind, LinfTensor), None) if x.is_floating_point() else None
-
-
-def _is_floating(t: Any) -> bool:
-    return isinstance(t, torch.Tensor) and t.is_floating_point()
-
-
-def _size(t: NormedTensor, of: torch.Tensor) -> float:
-    return norm(type(t), of.detach().double(), t.elem_dims).item()
-
-
-def compare(plain: Plain, result: Any, what: str) -> list[tuple[int, NormedTensor]]:
-    """The normed results: of the same structure and values as the plain ones, and within their bounds."""
-    leaves, structure = tree_flatten(result)
-    if structure != plain.structure:
-        raise Wrong(f"{what}: the result is {structure}, not {plain.structure}")
-    found = []
-    for i, (y, expected) in enumerate(zip(leaves, plain.results, strict=True)):
-        value = y.backing if isinstance(y, NormedTensor) else y
-        if not isinstance(expected, torch.Tensor):
-            if value != expected:
-                raise Wrong(f"{what}: result {i} is {value}, not {expected}")
-            continue
-        if value.shape != expected.shape or value.dtype != expected.dtype:
-            raise Wrong(f"{what}: result {i} is {value.dtype} {list(value.shape)}, not {expected.dtype} {list(expected.shape)}")
-        if not torch.allclose(value.detach(), expected.detach(), rtol=plain.slack, atol=plain.slack * 10):
-            raise Wrong(f"{what}: result {i} has other values, by {(value - expected).abs().amax().item():.3g}")
-        if not isinstance(y, NormedTensor):
-            continue
-        actual, bound = _size(y, expected), y.norm_size.item()
-        if not actual <= bound * (1 + plain.slack) + plain.slack:
-            raise Wrong(f"{what}: result {i} has norm {actual:.6g}, the bound is {bound:.6g}: {y!r}")
-        found.append((i, y))
-    return found
-
-
-# -- the checks -----------------------------------------------------------------------------------------------------------------
 
 
 def direct(plain: Plain) -> None:
@@ -218,8 +108,8 @@ def _check_movement(
         return step * direction / direction.square().mean().sqrt() * (t.square().mean().sqrt() + 0.1) if t.numel() else direction
 
     def given(like: NormedTensor, here: torch.Tensor, moved: torch.Tensor) -> NormedTensor:
-        size = max(_size(like, here), _size(like, moved)) * (1 + 1e-12)
-        distance = _size(like, moved - here) * (1 + 1e-12)
+        size = max(norm_of(like, here), norm_of(like, moved)) * (1 + 1e-12)
+        distance = norm_of(like, moved - here) * (1 + 1e-12)
         return type(like)(size, backing=here, elem_dims=like.elem_dims, perturbation_size=distance)
 
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
@@ -241,11 +131,11 @@ def _check_movement(
             continue
         a, b = here[i], elsewhere[i]
         claim = 0.0 if y.perturbation_size is None else y.perturbation_size.item()
-        distance = _size(y, b - a)
-        if not (distance <= claim * (1 + 1e-6) + 1e-9 * (1 + _size(y, a)) or math.isnan(distance)):
+        distance = norm_of(y, b - a)
+        if not (distance <= claim * (1 + 1e-6) + 1e-9 * (1 + norm_of(y, a)) or math.isnan(distance)):
             raise Wrong(f"{how}: result {i} moves by {distance:.6g}, the claim is {claim:.6g}")
-        if not _size(y, b) <= y.norm_size.item() * (1 + 1e-6) + 1e-9:
-            raise Wrong(f"{how}: result {i} has norm {_size(y, b):.6g} there, the bound is {y.norm_size.item():.6g}")
+        if not norm_of(y, b) <= y.norm_size.item() * (1 + 1e-6) + 1e-9:
+            raise Wrong(f"{how}: result {i} has norm {norm_of(y, b):.6g} there, the bound is {y.norm_size.item():.6g}")
 
 
 def reached(plain: Plain) -> None:
@@ -291,7 +181,7 @@ def _moves(plain: Plain, name: str) -> bool:
     for scale in (0.1, 1.0, 10.0):
         moved = p + scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)
         for a, b in zip(plain.results, plain.at({name: moved}, []), strict=True):
-            if _is_floating(a) and not torch.allclose(a, b, rtol=plain.slack * 10, atol=plain.slack):
+            if is_floating(a) and not torch.allclose(a, b, rtol=plain.slack * 10, atol=plain.slack):
                 return True
     return False
 

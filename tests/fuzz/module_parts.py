@@ -91,20 +91,40 @@ def embedding(pick: Pick, length: int, n: int = 7) -> Node:
 
 
 def head(pick: Pick, shape: Shape) -> Node:
-    """A loss or distance."""
-    text, c = str(shape), shape[-1]
+    """A loss or distance, or a result that is no tensor."""
+    c = str(shape[-1])
     reduction = pick.options("reduction='sum'|reduction='none'")
-    other = pick.choice([Node("nn.Tanh"), Node("nn.Linear", (str(c), str(c))), Node("nn.Flatten", ("0", "0"))])
+    other = pick.choice([Node("nn.Tanh"), Node("nn.Linear", (c, c)), Node("nn.Flatten", ("0", "0"))])
+    choices: list[Callable[[], Node]] = [
+        *_losses(pick, shape, reduction),
+        *_losses_of_two(pick, shape, reduction, other),
+        *_losses_of_classes(shape, reduction),
+        lambda: Node("Both", (other, Node("nn.Identity"))),
+        lambda: Node("AsDict", (other, Node("nn.ReLU"))),
+        lambda: Node("AsNamedTuple", (other,)),
+        lambda: Node("ReturnsParameter", (c,)),
+        lambda: Node("Penalty", (Node("nn.Linear", (c, "2")),)),
+    ]
+    return pick.choice(choices)()
+
+
+def _with_target(name: str, *targets: str, options: tuple[str, ...]) -> Node:
+    return Node("WithTarget", (Node(f"nn.{name}", (), options), *targets))
+
+
+def _losses(pick: Pick, shape: Shape, reduction: tuple[str, ...]) -> list[Callable[[], Node]]:
+    """Of a result and a target."""
+    text, c = str(shape), shape[-1]
 
     def with_target(name: str, *targets: str, options: tuple[str, ...] = ()) -> Node:
-        return Node("WithTarget", (Node(f"nn.{name}", (), options + reduction), *targets))
+        return _with_target(name, *targets, options=options + reduction)
 
     def after(first: str, node: Node) -> Node:
         return Node("nn.Sequential", (Node(first, (), ("dim=1",) if "Softmax" in first else ()), node))
 
     classes = f"torch.randint({shape[1]}, {shape[:1] + shape[2:]})" if len(shape) > 1 else "torch.tensor(0)"
     signs = f"(2 * torch.randint(2, {text}) - 1)"
-    choices: list[Callable[[], Node]] = [
+    return [
         lambda: with_target(pick.choice(["MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"]), f"torch.randn{text}"),
         lambda: with_target("CrossEntropyLoss", classes, options=pick.options("label_smoothing=0.1", "ignore_index=0")),
         lambda: with_target("CrossEntropyLoss", classes, options=(f"weight=torch.rand({shape[1]})",)),
@@ -128,6 +148,13 @@ def head(pick: Pick, shape: Shape) -> Node:
         lambda: with_target("MultiLabelSoftMarginLoss", f"torch.randint(2, {text})"),
         lambda: with_target("MultiLabelMarginLoss", f"torch.full({text}, -1)"),
         lambda: with_target("MultiMarginLoss", f"torch.randint({c}, ({shape[0]},))", options=pick.options("p=2", "margin=0.5")),
+    ]
+
+
+def _losses_of_two(pick: Pick, shape: Shape, reduction: tuple[str, ...], other: Node) -> list[Callable[[], Node]]:
+    """Of two results and how they compare."""
+    text = str(shape)
+    return [
         lambda: Node("WithOther", (Node("nn.MarginRankingLoss", (), reduction), other, f"torch.ones{text}")),
         lambda: Node("WithOther", (Node("nn.CosineEmbeddingLoss", (), reduction), other, f"torch.ones({shape[0]})")),
         lambda: Node(
@@ -137,6 +164,13 @@ def head(pick: Pick, shape: Shape) -> Node:
         lambda: Node("WithOthers", (Node("nn.TripletMarginWithDistanceLoss", (), reduction), other, Node("nn.Sigmoid"))),
         lambda: Node("WithOther", (Node("nn.CosineSimilarity", (), pick.options("dim=-1|dim=1", "eps=0.01")), other)),
         lambda: Node("WithOther", (Node("nn.PairwiseDistance", (), pick.options("p=1|p=3", "eps=0.01", "keepdim=True")), other)),
+    ]
+
+
+def _losses_of_classes(shape: Shape, reduction: tuple[str, ...]) -> list[Callable[[], Node]]:
+    """Those that know how many classes there are."""
+    text, c = str(shape), shape[-1]
+    return [
         lambda: Node(
             "Part",
             (
@@ -164,15 +198,9 @@ def head(pick: Pick, shape: Shape) -> Node:
                 ),
             )
             if len(shape) == 3 and c > 1  # torch writes beyond its memory for a label that is no class
-            else with_target("MSELoss", f"torch.zeros{text}")
+            else _with_target("MSELoss", f"torch.zeros{text}", options=reduction)
         ),
-        lambda: Node("Both", (other, Node("nn.Identity"))),
-        lambda: Node("AsDict", (other, Node("nn.ReLU"))),
-        lambda: Node("AsNamedTuple", (other,)),
-        lambda: Node("ReturnsParameter", (str(c),)),
-        lambda: Node("Penalty", (Node("nn.Linear", (str(c), "2")),)),
     ]
-    return pick.choice(choices)()
 
 
 # -- all of torch.nn ---------------------------------------------------------------------------------------------------------------

@@ -82,8 +82,12 @@ class _Evaluations:
 EVALUATIONS = _Evaluations()
 
 
-def _by_directions(derivative: Callable[[Callable, tuple, tuple], tuple[Any, Any]], inner: Callable[[], dict]) -> dict[str, Any]:
-    """The transforms, by ``derivative(f, primals, tangents) -> (out, tangent)``; what they find inside is `inner`'s."""
+# (f, primals, tangents) -> (out, tangent)
+Derivative = Callable[[Callable, tuple, tuple], tuple[Any, Any]]
+
+
+def _jacobian_by(derivative: Derivative) -> Callable:
+    """``jacobian(f, argnums)``, column by column."""
 
     def jacobian(function: Callable, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Callable:
         def transformed(*args: Any, **kwargs: Any) -> Any:
@@ -117,6 +121,13 @@ def _by_directions(derivative: Callable[[Callable, tuple, tuple], tuple[Any, Any
             return (result, aux) if has_aux else result
 
         return transformed
+
+    return jacobian
+
+
+def _by_directions(derivative: Derivative, inner: Callable[[], dict]) -> dict[str, Any]:
+    """The transforms, by ``derivative(f, primals, tangents) -> (out, tangent)``; what they find inside is `inner`'s."""
+    jacobian = _jacobian_by(derivative)
 
     def value_and_jacobian(function: Callable, argnums: Any = 0, has_aux: bool = False) -> Callable:
         def transformed(*args: Any, **kwargs: Any) -> Any:

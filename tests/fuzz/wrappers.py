@@ -10,7 +10,7 @@ import dataclasses
 import random as randomness
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from thunder_norm.transforms import SubclassTransform
 
 from .program import Outcome, outcome_of
-from .wrapper_classes import BlockQuantised, Dual, Interval, LowRank, Masked
+from .wrapper_classes import Dual, Interval, Masked
+from .wrapper_formats import BlockQuantised, LowRank
+from .wrapper_runs import Ran, differences, given, ran
+from .wrapper_statements import CONSTRUCTORS, INNER, TEMPLATES, WEIGHTS
 
 NAMES = {
     "torch": torch,
@@ -44,98 +47,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
-from tests.fuzz.wrapper_classes import BlockQuantised, Dual, Interval, LowRank, Masked
-from tests.fuzz.wrappers import given, show
+from tests.fuzz.wrapper_classes import Dual, Interval, Masked
+from tests.fuzz.wrapper_formats import BlockQuantised, LowRank
+from tests.fuzz.wrapper_runs import given, show
 from thunder_norm.transforms import SubclassTransform
 """
 
 # How an instance is made from plain tensors {a} (and {b}) of the program's shape.
-CONSTRUCTORS = {
-    "TwoTensor": "TwoTensor({a}, {b})",
-    "WrapperSubclass": "WrapperSubclass({a})",
-    "Masked": "Masked({a}, {b} > -0.5)",
-    "Dual": "Dual({a}, {b})",
-    "Interval": "Interval({a}, {a} + {b}.abs())",
-    "LowRank": "LowRank({a}[:, :2], {b}[:, 1:3])",
-    "BlockQuantised": "BlockQuantised.of({a})",
-}
-INNER = {
-    "TwoTensor": ("a", "b"),
-    "WrapperSubclass": ("a",),
-    "Masked": ("values_", "mask"),
-    "Dual": ("primal", "tangent"),
-    "Interval": ("low", "high"),
-    "LowRank": ("left",),
-    "BlockQuantised": ("codes", "scales"),
-}
-
-# {a} and {b} are values of the program, {x} an input, {p} a plain tensor, {c} a number; {v} is what the statement is to define.
-STATEMENTS = {
-    "elementwise": """
-        {a}.sin() | torch.cos({a}) | torch.exp({a} * 0.3) | torch.tanh({a}) | {a}.sigmoid() | torch.relu({a}) | F.gelu({a})
-        {a}.abs() | {a} ** 2 | {a} * {c} | {a} + {c} | {c} - {a} | {a} / {c} | -{a} | torch.sqrt({a} * {a} + 1) | F.silu({a})
-        F.softplus({a}) | torch.clamp({a}, -0.5, 0.5) | F.leaky_relu({a}, 0.1) | torch.log1p({a}.abs()) | torch.erf({a})
-        torch.softmax({a}, -1) | F.log_softmax({a}, 0) | F.layer_norm({a}, {a}.shape[-1:]) | torch.cumsum({a}, -1) | {a}.round()
-        {a}.detach() | torch.square({a}) | {a}.clone() | torch.sign({a}) | torch.rsqrt({a}.abs() + 1) | {a} % 2 | F.elu({a})
-    """,
-    "binary": """
-        {a} + {b} | {a} * {b} | {a} - {b} | {a} / ({b}.abs() + 1) | torch.maximum({a}, {b}) | torch.minimum({a}, {b})
-        torch.add({a}, {b}, alpha=2) | {a}.sub({b}, alpha=0.5) | torch.lerp({a}, {b}, 0.3) | torch.addcmul({a}, {b}, {b})
-        {a} * {p} | {p} + {a} | {p} - {a} | F.mse_loss({a}, {b}) | torch.hypot({a}, {b}) | torch.atan2({a}, {b}.abs() + 1)
-    """,
-    "reductions": """
-        {a}.sum() | {a}.mean() | {a}.sum(-1) | {a}.sum(0, keepdim=True) | {a}.mean(-1) | {a}.amax(-1) | {a}.max() | {a}.std(-1)
-        {a}.var(0) | {a}.norm() | torch.logsumexp({a}, -1) | {a}.prod(-1) | {a}.argmax(-1) | {a}.mean((0, -1)) | {a}.min(-1).values
-        torch.linalg.vector_norm({a}, dim=-1) | {a}.max(0)[0] | {a}.square().sum().sqrt()
-    """,
-    "matmul": """
-        {a} @ {b} | {a} @ {b}.t() | F.linear({a}, {b}) | torch.mm({a}.t(), {b}) | torch.einsum("ij,kj->ik", {a}, {b}) | {p} @ {a}
-        torch.addmm({b}, {a}, {a}) | {a} @ {p} | F.linear({p}, {a}) | torch.bmm({a}[None], {b}[None]) | torch.matmul({a}, {b}[0])
-        torch.outer({a}[0], {b}[0]) | torch.dot({a}[0], {b}[0]) | F.linear({a}, {b}, {p}[0])
-    """,
-    "views": """
-        {a}.t() | {a}.transpose(0, -1) | {a}.reshape(-1) | {a}.view(-1, 2) | {a}[0] | {a}[:, :2] | {a}[..., -1] | {a}[1:] | {a}.unsqueeze(0)
-        {a}.squeeze() | {a}.flatten() | {a}.expand(2, *{a}.shape) | {a}[None] | {a}.contiguous() | {a}.flip(0) | {a}.T | {a}.mT
-        {a}.repeat(2, 1) | {a}.index_select(0, torch.tensor([1, 0])) | {a}[torch.tensor([1, 0])] | {a}.roll(1, 0) | {a}[::2]
-        {a}.permute(1, 0) | {a}.narrow(0, 0, 2) | {a}.diagonal() | {a}.tril() | F.pad({a}, (1, 0)) | {a}.view_as({b})
-        {a}.gather(-1, torch.zeros_like({a}, dtype=torch.int64)) | {a}.reshape(2, -1).t().contiguous()
-    """,
-    "in-place on what was computed": """
-        ({a} * 1).mul_(0.5) | {a}.clone().add_({b}) | {a}.clone().sub_({c}) | {a}.sin().relu_() | {a}.clone().clamp_(-0.5, 0.5)
-        {v} = {a} * 2; {v} += {b} | {v} = {a}.clone(); {v}.mul_({b}); {v} = {v} + {a} | {a}.clone().fill_(0.5) | {a}.exp().div_(2)
-        {a}.clone().copy_({b}) | {a}.clone().zero_() | {v} = torch.zeros_like({a}); {v}.add_({a}) | {a}.clone().neg_()
-    """,
-    "in-place on inputs": "{x}.mul_(0.5) | {x}.add_({b}) | {x}.sub_({c}) | {x}.copy_({b}) | {v} = {x}; {v} += 1 | {x}.neg_()",
-    "comparisons": """
-        {a} > 0 | {a} > {b} | torch.where({a} > 0, {a}, {a} * 0.1) | torch.where({a} > {b}, {a}, {b}) | {a}.masked_fill({a} > 0.5, 0.25)
-        ({a} > 0).to({a}.dtype) | {a} * ({a} > 0) | {a}.eq({b}) | torch.where({p} > 0, {a}, 0.5) | ({a} <= {b}).any() | {a}.isfinite()
-    """,
-    "joining": """
-        torch.cat([{a}, {b}]) | torch.stack([{a}, {b}]) | torch.cat([{a}, {a}], -1) | {a}.chunk(2)[1] | {a}.split(1)[0] | torch.cat([{a}, {p}])
-        torch.unbind({a})[0] | torch.stack([{a}, {b}], -1) | torch.cat({a}.split(1), 1) | torch.stack(list({a})) | torch.vstack(({a}, {b}))
-    """,
-    "dtypes": """
-        {a}.to(torch.float32) | {a}.double() | {a}.float() | {a}.type(torch.float64) | {a}.to({b}.dtype) | {a}.to(torch.int64) | {a}.to({b})
-        {a}.to(torch.float32) * {b} | {a}.half().double() | {a}.bool()
-    """,
-    "construction": " | ".join(form.format(a="{p}", b="({p} * 2)") for form in CONSTRUCTORS.values())
-    + " | "
-    + " | ".join(form.format(a="{p}.sin()", b="{p}") + " * {c}" for form in CONSTRUCTORS.values()),
-    "inside": "{inner} | {inner} * 2 | {inner}.sum() | {w}.dense() | {w}.dense() * {c} | torch.sin({inner}) + {w}",
-    "Python": """
-        {a} * {a}.shape[0] | {a} if type({a}) is TwoTensor else -{a} | {a} * 2 if {a}.ndim == 2 else {a} | {a} * (1 if {a}.requires_grad else 3)
-        sum([{a}, {b}]) | {a} * len({a}) | {a} if isinstance({a}, (Masked, Dual)) else {a} + 1 | [r * 2 for r in {a}][0] | {a} + {a}.numel()
-        {a} * {a}.stride(0) | {a} if {a}.dtype == torch.float64 else {a}.double() | {a} * 2 if {a}.is_contiguous() else {a} * 3
-    """,
-    "regions": """
-        with torch.no_grad(): {v} = {a} * 2 | with torch.no_grad(): {v} = {a}.clone().mul_(3)
-        with torch.enable_grad(): {v} = {a} * {b} | {v} = torch.utils.checkpoint.checkpoint(lambda t: t.sin() * t, {a}, use_reentrant=False)
-    """,
-}
-WEIGHTS = {"elementwise": 6, "binary": 6, "reductions": 3, "matmul": 4, "views": 5, "construction": 1, "joining": 2}
-TEMPLATES = {
-    kind: [t.strip() for line in text.strip().splitlines() for t in line.split(" | ")] for kind, text in STATEMENTS.items()
-}
 
 
 @dataclass(frozen=True)
@@ -291,112 +209,6 @@ class WrapperProgram:
 
 def _renamed(text: str, old: str, new: str) -> str:
     return re.sub(rf"\b{old}\b", new, text)
-
-
-# -- what a run gives -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Ran:
-    """Results, the inputs afterwards, and their gradients."""
-
-    result: Any
-    inputs: list[Any]
-    gradients: list[Any]
-
-
-def given(
-    inputs: dict[str, tuple[str, bool, bool]], seed: int, names: dict[str, Any], jit: Callable
-) -> tuple[Callable, list, list]:
-    """The compiled function or module, its arguments, and the tensors that get gradients."""
-    torch.manual_seed(seed)
-    made = {name: eval(expression, names) for name, (expression, _, _) in inputs.items()}  # noqa: S307
-    arguments = []
-    for name, (_, requires_grad, is_parameter) in inputs.items():
-        if not is_parameter:
-            arguments.append(made[name].requires_grad_() if requires_grad else made[name])
-    if not any(is_parameter for _, _, is_parameter in inputs.values()):
-        return jit(names["f"]), arguments, arguments
-    module = names["M"](**{name: made[name] for name, (_, _, is_parameter) in inputs.items() if is_parameter})
-    return jit(module), arguments, [*arguments, *module.parameters()]
-
-
-def ran(function: Callable, arguments: list, tensors: list, tangent: float | None) -> Ran:
-    """Call, and go backwards if anything requires grad."""
-    result = function(*arguments)
-    if tangent is None:
-        outputs, cotangents = [result], [None]
-    else:
-        outputs = list({id(t): t for t in _tensors(result)}.values())
-        cotangents = [torch.full_like(t.detach(), tangent) if t.requires_grad else None for t in outputs]
-    pairs = [(t, c) for t, c in zip(outputs, cotangents, strict=True) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if pairs and any(t.requires_grad for t in tensors):
-        torch.autograd.backward([t for t, _ in pairs], [c for _, c in pairs])
-    return Ran(result, tensors, [t.grad for t in tensors])
-
-
-def show(name: str, function: Callable, arguments: list, tensors: list, tangent: float | None) -> None:
-    """Print what a run gives."""
-    try:
-        found = ran(function, arguments, tensors, tangent)
-        print(name, "result", found.result, "\n   gradients", found.gradients, "\n   inputs", found.inputs)
-    except Exception as e:  # noqa: BLE001 - shown beside the other
-        print(name, f"{type(e).__name__}: {e}")
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _tensors(value)
-
-
-def differences(got: Any, want: Any, path: str = "") -> Iterator[str]:
-    """Where the two are not the same, types and metadata included."""
-    if isinstance(want, Ran):
-        for name in ("result", "gradients", "inputs"):
-            yield from differences(getattr(got, name), getattr(want, name), name)
-    elif type(got) is not type(want):
-        yield f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
-    elif isinstance(want, list | tuple | dict):
-        if len(got) != len(want):
-            yield f"{path} has {len(got)} entries instead of {len(want)}"
-        pairs = [(k, got.get(k), v) for k, v in want.items()] if isinstance(want, dict) else zip(range(len(want)), got, want)  # noqa: B905
-        for key, g, w in pairs:
-            yield from differences(g, w, f"{path}[{key!r}]")
-    elif isinstance(want, torch.Tensor):
-        yield from _tensor_differences(got, want, path)
-    elif got != want:
-        yield f"{path} is {got!r} instead of {want!r}"
-
-
-def _tensor_differences(got: torch.Tensor, want: torch.Tensor, path: str) -> Iterator[str]:
-    is_plain = not hasattr(want, "__tensor_flatten__")
-    for name in ("shape", "dtype", "device", "requires_grad"):
-        if getattr(got, name) != getattr(want, name):
-            yield f"{path}.{name} is {getattr(got, name)} instead of {getattr(want, name)}"
-            return
-    if got.stride() != want.stride() and not is_plain:  # what Thunder computes it lays out as it likes
-        yield f"{path}.stride() is {got.stride()} instead of {want.stride()}"
-    if not is_plain:
-        names, context = want.__tensor_flatten__()
-        own_names, own_context = got.__tensor_flatten__()
-        yield from differences([*own_names, own_context], [*names, context], path + ".__tensor_flatten__()")
-        for name in names:
-            yield from differences(getattr(got, name), getattr(want, name), f"{path}.{name}")
-    elif not _is_close(got, want):
-        yield f"{path} is {got.tolist()} instead of {want.tolist()}"
-
-
-def _is_close(got: torch.Tensor, want: torch.Tensor) -> bool:
-    if not want.is_floating_point():
-        return torch.equal(got, want)
-    unit = torch.finfo(want.dtype).eps * 1e4
-    scale = want.abs().nan_to_num(0, 0, 0).amax().item() if want.numel() else 0.0
-    return torch.allclose(got, want, rtol=unit, atol=unit * max(scale, 1e-3), equal_nan=True)
 
 
 # -- drawing ----------------------------------------------------------------------------------------------------------

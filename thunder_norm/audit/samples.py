@@ -75,19 +75,30 @@ def _sample_inputs(info: Any, count: int) -> list[Any]:
         return list(itertools.islice(info.sample_inputs("cpu", torch.float64), count))
 
 
-@contextlib.contextmanager
-def outside_of_unittest() -> Iterator[None]:
-    """Inside the block torch's operator database does not look for a `unittest.TestCase` whose name is a seed.
+def leave_unittest() -> dict[Any, Callable]:
+    """From now on torch's operator database does not look for a `unittest.TestCase` whose name is a seed.
 
-    It looks through all modules for the source of each frame on the stack, which takes far longer than the samples.
+    It looks through all modules for the source of each frame on the stack, which takes far longer than the samples.  Returns what
+    each of torch's modules looked with.
     """
     from torch.testing._internal import common_utils
     from torch.testing._internal.opinfo import core
 
-    with contextlib.ExitStack() as stack:
-        for module in (common_utils, core):
-            stack.enter_context(unittest.mock.patch.object(module, "extract_test_fn", lambda: None))
+    before = {module: module.extract_test_fn for module in (common_utils, core)}
+    for module in before:
+        module.extract_test_fn = lambda: None
+    return before
+
+
+@contextlib.contextmanager
+def outside_of_unittest() -> Iterator[None]:
+    """`leave_unittest`, inside the block."""
+    before = leave_unittest()
+    try:
         yield
+    finally:
+        for module, looks in before.items():
+            module.extract_test_fn = looks
 
 
 @functools.cache

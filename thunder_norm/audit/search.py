@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.audit.balls import Ball, corners, lmo, norm, start
+from thunder_norm.audit.ascent import ascend
+from thunder_norm.audit.balls import Ball, corners, norm, start
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import LooseRuleError, UnsoundRuleError
 
@@ -226,7 +227,7 @@ class _Searching:
                 b.point(start(b, _sort(restart, j), self.generator) * r, r)
                 for j, (b, r) in enumerate(zip(self.balls, radii, strict=True))
             ]
-        return _ascend(lambda points: self._out_norm(self.call(*points)), points, self.balls, radii, self.steps)
+        return ascend(lambda points: self._out_norm(self.call(*points)), points, self.balls, radii, self.steps)
 
     def _largest_slope(self, k: int, restart: int, witnesses: Sequence[Witness]) -> float:
         """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
@@ -246,11 +247,11 @@ class _Searching:
             ]
         all_balls, all_radii = [*balls, _directions(ball)], [*radii, 1.0]
         slope, first = self._slope(k, h), len(points) if restart % 2 == 0 else None
-        found = _ascend(
+        found = ascend(
             slope, [*points, start(ball, restart + restart // 3, self.generator)], all_balls, all_radii, self.steps, first
         )
         if witness:
-            found = max(found, _ascend(slope, [*points, witness.move(ball, k)], all_balls, all_radii, self.steps, first))
+            found = max(found, ascend(slope, [*points, witness.move(ball, k)], all_balls, all_radii, self.steps, first))
         return found
 
     # -- both ---------------------------------------------------------------------------------------------------------------
@@ -362,70 +363,3 @@ def _ratio(found: float, claimed: float) -> float:
 def _sort(restart: int, argument: int) -> int:
     """Which sort of start: the same for all arguments first, then mixed."""
     return restart if restart < 4 else restart + argument * (restart // 4)
-
-
-def _ascend(
-    f: Callable, points: list[torch.Tensor], balls: Sequence[Ball], radii: list[float], steps: int, first: int | None = None
-) -> float:
-    """Largest f found from `points` by Frank-Wolfe and gradient steps that stay in the balls; `first` moves alone first."""
-    value, gradient = _value_and_gradient(f, points)
-    if not math.isfinite(value):
-        return 0.0
-    grads = gradient()
-    for step in range(steps):
-        for gamma in (None, 1.0, 2 / (step + 2), 0.1, -0.3, -0.03):
-            if gamma is None and first is None:
-                continue
-            moved = [
-                _move(b, x, g, r, 1.0 if gamma is None else gamma) if gamma is not None or i == first else x
-                for i, (b, x, g, r) in enumerate(zip(balls, points, grads, radii, strict=True))
-            ]
-            new_value, gradient = _value_and_gradient(f, moved)
-            # a result that overflows says nothing
-            if math.inf > new_value > value * (1 + 1e-9):
-                break
-        else:
-            break
-        points, value, grads = moved, new_value, gradient()
-    return value
-
-
-def _move(ball: Ball, x: torch.Tensor, g: torch.Tensor, radius: float, gamma: float) -> torch.Tensor:
-    """A Frank-Wolfe step (gamma > 0) or a projected gradient step of relative length -gamma."""
-    if not g.abs().max() > 0:
-        return x
-    if gamma > 0:
-        x = (1 - gamma) * x + gamma * radius * lmo(ball.kind, g, ball.dims)
-    else:
-        x = x - gamma * radius * g / g.abs().max()
-    return ball.point(x, radius)
-
-
-def _value_and_gradient(f: Callable, points: list[torch.Tensor]) -> tuple[float, Callable[[], list[torch.Tensor]]]:
-    """The value, and how to get its gradients: most points that are tried are not gone to."""
-    leaves = [p.detach().contiguous().requires_grad_() for p in points]
-    try:
-        value = f(leaves)
-    except RuntimeError as e:
-        if not _has_no_derivative(e):
-            raise
-        return f([p.detach() for p in points]).item(), lambda: [torch.zeros_like(p) for p in points]
-
-    def gradient() -> list[torch.Tensor]:
-        if not value.requires_grad:
-            return [torch.zeros_like(p) for p in leaves]
-        try:
-            grads = torch.autograd.grad(value, leaves, allow_unused=True)
-        except RuntimeError as e:
-            if not _has_no_derivative(e):
-                raise
-            return [torch.zeros_like(p) for p in points]  # the starting points alone
-        dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]  # embedding(sparse=True)
-        return [torch.zeros_like(p) if g is None else torch.nan_to_num(g) for g, p in zip(dense, leaves, strict=True)]
-
-    return value.item(), gradient
-
-
-def _has_no_derivative(error: RuntimeError) -> bool:
-    """Whether torch says so of an operation."""
-    return any(word in str(error) for word in ("derivative", "autograd formula"))

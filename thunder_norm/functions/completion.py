@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.functions.levels import active_level, data_dependent
+from thunder_norm.functions.levels import active_level
 from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.torch_func import Forward
@@ -39,6 +39,7 @@ from thunder_norm.functions.trial import Trial, position_of, try_out
 from thunder_norm.functions.wrappers import wrapped
 from thunder_norm.subclass import operations, plain
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of_user
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------

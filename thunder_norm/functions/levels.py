@@ -13,9 +13,8 @@ from thunder.core.interpreter import WrappedValue, do_raise, interpreter_needs_w
 from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
-from thunder_norm.errors import DataDependentError, with_details
 from thunder_norm.tracing import lookasides
-from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.data_dependence import data_dependent
 
 _STATE = "_thunder_norm_levels"
 
@@ -53,24 +52,6 @@ _CONVERSIONS = {"__bool__": "a condition", "__int__": "int()", "__float__": "flo
 _BUILTINS = {float: "float()", int: "int()", complex: "complex()"}
 
 
-def data_dependent(what: str, transform: str, at: str | None) -> DataDependentError:
-    """The error for a function that needs to know the value of a tensor.
-
-    Args:
-        what: what it was needed for.
-        transform: the name of the transform.
-        at: the user's line.
-    """
-    return DataDependentError(
-        with_details(
-            f"the value of a tensor is needed for {what}, in a function under {transform}",
-            at=at,
-            why="the function is traced once for all values, so no value is known",
-            instead="torch.where(condition, a, b) for a condition; compute what depends on values outside and pass it in",
-        )
-    )
-
-
 def _converting(builtin: type, what: str) -> Callable:
     """The builtin, which Python runs itself, unless it is called on a tensor of a transformed function."""
 
@@ -83,7 +64,7 @@ def _converting(builtin: type, what: str) -> Callable:
         level = active_level()
         if level is None or not any(isinstance(a.value, TensorProxy) for a in args):
             return opaque(*args, **kwargs)
-        return do_raise(data_dependent(what, level, location_of_user()))
+        return do_raise(data_dependent(what, level))
 
     return lookaside
 
@@ -93,7 +74,7 @@ def _refusing(original: Callable, what: str) -> Callable:
         level = active_level()
         if level is None:
             return original(*args, **kwargs)
-        return do_raise(data_dependent(what, level, location_of_user()))
+        return do_raise(data_dependent(what, level))
 
     return lookaside
 

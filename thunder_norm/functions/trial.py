@@ -11,8 +11,9 @@ import torch
 from thunder.core import devices, dtypes
 from thunder.core.proxies import NumberProxy, TensorProxy
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+
+from thunder_norm.tracing.fake_norms import PositiveDims
 
 # They look at values, to check them or in ways that the shapes they return do not depend on: run on ones instead of without data.
 _LOOKS_AT_VALUES = frozenset(
@@ -70,7 +71,7 @@ def try_out(function: Callable, args: tuple, kwargs: dict) -> Trial:
     """
     make = _values_for(function)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if make is torch.empty else contextlib.nullcontext()
-    with mode, _PositiveDims(), torch.no_grad(), _quiet():
+    with mode, PositiveDims(), torch.no_grad(), _quiet():
         given, tensors = _samples((args, kwargs), make)
         before = [t._version for t in tensors]
         result = function(*given[0], **given[1])
@@ -94,20 +95,6 @@ def _values_for(function: Callable) -> Callable:
 def _random(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
     generator = torch.Generator(options["device"]).manual_seed(0)  # the user's is not to move
     return torch.randn(shape, generator=generator, **options)
-
-
-class _PositiveDims(TorchDispatchMode):
-    """Without data torch's vector_norm keeps a dimension of size 1 that is counted from the end.
-
-    `torch/_refs/linalg/__init__.py`, ``[s for d, s in enumerate(x.shape) if d not in dim]``; norms, distances and similarities are
-    computed with it.
-    """
-
-    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is torch.ops.aten.linalg_vector_norm.default and len(args) > 2 and args[2]:
-            x, order, dims, *others = args
-            args = x, order, [d % x.ndim if x.ndim else d for d in dims], *others
-        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,51 +12,23 @@ from thunder_norm.core.context import Mode
 from thunder_norm.core.tensors import describe
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.modular.distributed import Spread
-from thunder_norm.modular.duality import Ball
 from thunder_norm.modular.masses import LIGHT
+from thunder_norm.modular.moving import (
+    Gradients,
+    Moving,
+    check_decay,
+    check_gradient,
+    check_options,
+    projections,
+    shift,
+    smoothed,
+)
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.shards import check_placement, is_spread, local, placed, reshard
 from thunder_norm.modular.steepest import batches, nearest, nonfinite, steepest_steps
 
 OnBadGradient = Literal["error", "skip"]
-
-
-@dataclass(frozen=True)
-class _Moving:
-    """A parameter that a step moves, by ``group["lr"] * target`` in its own norm; of one that is sharded, this rank's shard.
-
-    Attributes:
-        name: its first name.
-        parameter: the parameter, whole.
-        data: what this rank has of it.
-        gradient: the same of its gradient.
-        ball: of its norm.
-        target: of its norm.
-        group: its group's options.
-    """
-
-    name: str
-    parameter: torch.Tensor
-    data: torch.Tensor
-    gradient: torch.Tensor
-    ball: Ball
-    target: float
-    group: dict[str, Any]
-
-    @property
-    def size(self) -> float:
-        return float(self.group["lr"]) * self.target
-
-
-@dataclass(frozen=True)
-class _Gradients:
-    """What there is to move, parameters of target 0, names of those that have no gradient, and of those with one not finite."""
-
-    moving: list[_Moving]
-    still: list[torch.Tensor]
-    missing: list[str]
-    nonfinite: list[str]
 
 
 class ModularOptimizer(torch.optim.Optimizer):
@@ -170,7 +141,7 @@ class ModularOptimizer(torch.optim.Optimizer):
             is_one = isinstance(given, torch.Tensor)
             if not isinstance(given, set):  # which torch refuses: it has no order
                 param_group = param_group | {"params": [self._named(p) for p in ([given] if is_one else given)]}
-            _check_options(self.defaults | param_group)
+            check_options(self.defaults | param_group)
         super().add_param_group(param_group)
         self._spread: Spread | None = None
         self._is_spread = self.norm.process_group is not None or any(is_spread(p) for g in self.param_groups for p in g["params"])
@@ -222,36 +193,36 @@ class ModularOptimizer(torch.optim.Optimizer):
                 self._move([moving[i] for i in positions])
         return loss
 
-    def _gradients(self) -> _Gradients:
+    def _gradients(self) -> Gradients:
         """What this process sees, options and gradients checked."""
         moving, still, missing = [], [], []
         for group in self.param_groups:
-            _check_options(group)
+            check_options(group)
             for name, p in zip(group["param_names"], group["params"], strict=True):
                 target = self.norm.targets[name]
                 if p.grad is None:
                     if target > 0 and p.requires_grad:
                         missing.append(name)
                     continue
-                _check_gradient(name, p)
+                check_gradient(name, p)
                 if name in self.norm.frozen:
                     raise NormMismatchError(
                         f"{name!r} was frozen when the norm was derived, and has mass 0: make a new optimizer now that it trains"
                     )
                 if target > 0:
-                    moving.append(_Moving(name, p, local(p), local(p.grad), self.norm.balls[name], target, group))
-                    _check_decay(moving[-1])
+                    moving.append(Moving(name, p, local(p), local(p.grad), self.norm.balls[name], target, group))
+                    check_decay(moving[-1])
                 else:
                     still.append(p)
-        return _Gradients(moving, still, missing, nonfinite({m.name: m.gradient for m in moving}))
+        return Gradients(moving, still, missing, nonfinite({m.name: m.gradient for m in moving}))
 
-    def _gradients_everywhere(self) -> _Gradients:
+    def _gradients_everywhere(self) -> Gradients:
         """What any rank sees: a gradient that is missing or not finite on one counts for all, and so does an error."""
         if self._spread is None:
             parameters = {name: p for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)}
             self._spread = Spread.of(parameters, self.norm.balls, self.norm.process_group)
         assert self._spread is not None
-        found, error = _Gradients([], [], [], []), None
+        found, error = Gradients([], [], [], []), None
         try:
             found = self._gradients()
         except Exception as e:  # noqa: BLE001 - raised by `agree`, together with all ranks
@@ -261,9 +232,9 @@ class ModularOptimizer(torch.optim.Optimizer):
         moving = [
             replace(m, gradient=local(placed(m.parameter.grad, m.parameter))) for m in found.moving if m.name not in missing
         ]
-        return _Gradients(moving, found.still, missing, [name for name in bad if name not in missing])
+        return Gradients(moving, found.still, missing, [name for name in bad if name not in missing])
 
-    def _check_missing(self, found: _Gradients) -> None:
+    def _check_missing(self, found: Gradients) -> None:
         if found.missing and self.missing_grads == "error":
             raise GradientError(
                 with_details(
@@ -276,7 +247,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 )
             )
 
-    def _is_finite(self, found: _Gradients) -> bool:
+    def _is_finite(self, found: Gradients) -> bool:
         bad = found.nonfinite
         if bad and self.nonfinite_grads == "error":
             raise GradientError(
@@ -287,7 +258,7 @@ class ModularOptimizer(torch.optim.Optimizer):
             )
         return not bad
 
-    def _move(self, moving: list[_Moving]) -> None:
+    def _move(self, moving: list[Moving]) -> None:
         """Move parameters of one ball, shape and group.
 
         Tables on a CPU go through all operations piece by piece: their pieces stay in its cache.
@@ -297,38 +268,38 @@ class ModularOptimizer(torch.optim.Optimizer):
         buffers = [pieces(self._buffer(m)) for m in moving] if group["momentum"] else split[1]
         for of_each in zip(*(zip(*tensors, strict=True) for tensors in (*split, buffers)), strict=True):
             parameters, gradients, past = map(list, of_each)
-            directions = _directions(group, gradients, past)
+            directions = smoothed(group, gradients, past)
             steps = steepest_steps([(m.ball, d, m.size) for m, d in zip(moving, directions, strict=True)], self.method)
-            _shift(group, parameters, steps, [m.size for m in moving])
-        for m, p in _outside(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
+            shift(group, parameters, steps, [m.size for m in moving])
+        for m, p in projections(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
             m.data.copy_(p)
 
-    def _move_everywhere(self, spread: Spread, moving: list[_Moving]) -> None:
+    def _move_everywhere(self, spread: Spread, moving: list[Moving]) -> None:
         """Move all parameters at once: the exchanges between processes are few and large."""
 
         def mapped(
-            some: list[_Moving], tensors: list[torch.Tensor], work: Callable[..., list[torch.Tensor]], can_fail: bool
+            some: list[Moving], tensors: list[torch.Tensor], work: Callable[..., list[torch.Tensor]], can_fail: bool
         ) -> list[torch.Tensor]:
             def of_parts(at: list[int], parts: list[torch.Tensor]) -> list[torch.Tensor]:
                 return work([some[i] for i in at], parts)
 
             return spread.map([m.name for m in some], tensors, of_parts, can_fail)
 
-        def steepest(some: list[_Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        def steepest(some: list[Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
             return steepest_steps([(m.ball, t, m.size) for m, t in zip(some, parts, strict=True)], self.method)
 
-        def projected(some: list[_Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        def projected(some: list[Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
             return nearest([(m.ball, t) for m, t in zip(some, parts, strict=True)])
 
         past = [self._buffer(m) if m.group["momentum"] else m.gradient for m in moving]
-        directions = [_directions(m.group, [m.gradient], [b])[0] for m, b in zip(moving, past, strict=True)]
+        directions = [smoothed(m.group, [m.gradient], [b])[0] for m, b in zip(moving, past, strict=True)]
         steps = mapped(moving, directions, steepest, can_fail=self.method == "svd")
         for m, step in zip(moving, steps, strict=True):
-            _shift(m.group, [m.data], [step], [m.size])
-        for m, p in _outside(moving, lambda outside: mapped(outside, [m.data for m in outside], projected, can_fail=True)):
+            shift(m.group, [m.data], [step], [m.size])
+        for m, p in projections(moving, lambda outside: mapped(outside, [m.data for m in outside], projected, can_fail=True)):
             m.data.copy_(p)
 
-    def _buffer(self, m: _Moving) -> torch.Tensor:
+    def _buffer(self, m: Moving) -> torch.Tensor:
         """This process's part of the momentum buffer."""
         state = self.state[m.parameter]
         if "momentum_buffer" not in state:
@@ -364,60 +335,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])
 
 
-def _directions(group: Mapping[str, Any], gradients: list[torch.Tensor], past: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients, smoothed by momentum; updates the buffers."""
-    momentum = group["momentum"]
-    if not momentum:
-        return gradients
-    torch._foreach_lerp_(past, gradients, 1 - momentum)
-    return list(torch._foreach_lerp(gradients, past, momentum)) if group["nesterov"] else past
-
-
-def _shift(group: Mapping[str, Any], parameters: list[torch.Tensor], steps: list[torch.Tensor], sizes: list[float]) -> None:
-    """Decay, and a step."""
-    if group["weight_decay"]:
-        torch._foreach_mul_(parameters, [1 - size * group["weight_decay"] for size in sizes])
-    torch._foreach_sub_(parameters, steps)
-
-
-def _outside(
-    moving: list[_Moving], nearest_to: Callable[[list[_Moving]], list[torch.Tensor]]
-) -> Iterable[tuple[_Moving, torch.Tensor]]:
-    """The parameters that are projected, and where to; after a step of size 0, which moves nothing at all, there are none."""
-    outside = [m for m in moving if m.group["project"] and m.size > 0]  # torch.distributed.checkpoint makes such steps
-    return zip(outside, nearest_to(outside), strict=True) if outside else ()
-
-
 def _choice(value: Any, name: str, choices: Any) -> Any:
     if value not in get_args(choices):
         raise NormMismatchError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")
     return value
-
-
-def _check_options(group: Mapping[str, Any]) -> None:
-    for name, is_right, what in (
-        ("lr", lambda v: 0 <= v < math.inf, "a number >= 0"),
-        ("momentum", lambda v: 0 <= v < 1, "a number >= 0 and < 1"),
-        ("weight_decay", lambda v: 0 <= v < math.inf, "a number >= 0"),
-    ):
-        value = group[name]
-        is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-        if not is_number or not is_right(float(value)):
-            raise NormMismatchError(f"{name} must be {what}, got {value!r}")
-
-
-def _check_decay(m: _Moving) -> None:
-    if m.size * m.group["weight_decay"] > 1:
-        raise NormMismatchError(
-            f"lr {float(m.group['lr']):g} * target {m.target:g} of {m.name!r} * weight_decay {m.group['weight_decay']:g} exceeds 1: the "
-            "parameter would change its sign and grow; lower one of them"
-        )
-
-
-def _check_gradient(name: str, p: torch.Tensor) -> None:
-    g = p.grad
-    assert g is not None
-    if g.layout != torch.strided:
-        raise GradientError(
-            f"the gradient of {name!r} is sparse ({g.layout}): its norm is over whole rows, so it must be dense (sparse=False)"
-        )

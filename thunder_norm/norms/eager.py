@@ -17,7 +17,9 @@ from torch.utils._pytree import tree_map
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.eager_environment import EagerEnvironment
+from thunder_norm.norms.eager_lifting import EagerLifting
 from thunder_norm.norms.inference import Candidate, NormSpec, RunWith, choose
+from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, call_with, tensor_names
 from thunder_norm.norms.plain_operations import Functions
 from thunder_norm.norms.undisturbed import undisturbed
@@ -62,7 +64,7 @@ def run_eagerly(
     sensitivity: context.Sensitivity = "global",
     tensors: Mapping[str, torch.Tensor] | None = None,
     perturbed: bool = False,
-    otherwise: str = "measured",
+    otherwise: Otherwise = "measured",
 ) -> tuple[Any, EagerEnvironment]:
     """Run a model in normed mode in plain PyTorch; its result, and everything that was seen on the way.
 
@@ -92,7 +94,7 @@ def run_eagerly(
 
 
 def chosen_norms(
-    model: torch.nn.Module, args: tuple, kwargs: dict, *, policy: Policy, mode: context.Mode, otherwise: str = "measured"
+    model: torch.nn.Module, args: tuple, kwargs: dict, *, policy: Policy, mode: context.Mode, otherwise: Otherwise = "measured"
 ) -> dict[str, NormSpec]:
     """The norms of parameters of given size and no stated kind whose uses disagree, by a run that leaves nothing behind.
 
@@ -119,15 +121,16 @@ class _Run:
     policy: Policy
     mode: context.Mode
     tensors: Mapping[str, torch.Tensor]
-    otherwise: str
+    otherwise: Otherwise
     sensitivity: context.Sensitivity = "global"
 
     def __call__(
         self, *, perturbed: bool = False, inferred: Mapping[str, NormSpec] | None = None
     ) -> tuple[Any, EagerEnvironment]:
-        environment = EagerEnvironment(
+        lifting = EagerLifting(
             self.tensors, self.policy, self.model, perturbed=perturbed, otherwise=self.otherwise, inferred=inferred
         )
+        environment = EagerEnvironment(lifting)
         with (
             undisturbed(self.model, self.args, self.kwargs),
             context.norm_mode(self.mode),
@@ -144,7 +147,7 @@ class _Run:
         for name, wants in environment.disagreements().items():
             decided = {other: wanted for other, (wanted, _) in chosen.items()}
             uses = environment.uses[name]
-            chosen[name] = choose(name, environment.tensors[name], uses, wants, self._with_norms(environment), decided)
+            chosen[name] = choose(name, environment.lifting.tensors[name], uses, wants, self._with_norms(environment), decided)
         return chosen
 
     def on_copies(self) -> _Run:
@@ -156,7 +159,8 @@ class _Run:
     def _with_norms(self, environment: EagerEnvironment) -> RunWith:
         """The program with inputs and parameters of norm 1 but for those given."""
         args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))
-        stated = {name: environment.stated(name, t) for name, t in environment.tensors.items()}
+        lifting = environment.lifting
+        stated = {name: lifting.stated(name, t) for name, t in lifting.tensors.items()}
         others = {name: w.kind(1.0, elem_dims=w.elem_dims) for name, w in stated.items() if w is not None}
         # which norm is chosen does not depend on the data
         copy = replace(self.on_copies(), args=args, kwargs=kwargs, otherwise="unit", sensitivity="global")

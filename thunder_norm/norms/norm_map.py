@@ -244,11 +244,6 @@ class Program:
         """The last computation trace."""
         return self.entry.computation_traces[-1]
 
-    @property
-    def lifted_parameters(self) -> list[Any]:
-        """Which parameter was taken for which kind."""
-        return self.plan.lifted_parameters
-
     def generalize(self, variant: Program, other: Any) -> None:
         """Learn from an acquisition at other sizes which output dimensions follow, and that no norm does.
 

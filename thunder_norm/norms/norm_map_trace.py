@@ -21,18 +21,18 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm.core.context import Mode, setting
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.norms.higher_order import Replay
-from thunder_norm.norms.normed_mode import NormAcquisition, parameter_name
+from thunder_norm.norms.lifting import Otherwise
+from thunder_norm.norms.normed_mode import NormAcquisition
 from thunder_norm.norms.parameters import size_tensors, tensor_names
-from thunder_norm.norms.recorder import LiftedParameter
+from thunder_norm.norms.traced_lifting import parameter_name
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.side_effects import is_side_effect
-from thunder_norm.tracing.locations import location_of_user
 
 # One input of the computation: a position among the sizes given in the call (all norm sizes, then all perturbation sizes), or a
 # function of the call's flattened arguments.
@@ -48,10 +48,10 @@ def sizes_of_call(sizes: dict[str, int]) -> contextlib.AbstractContextManager[No
 
 @dataclass(frozen=True)
 class Given:
-    """Norms given for parameters, and what holds for the others: "measured", "unit" or "required"."""
+    """Norms given for parameters, and what holds for the others."""
 
     norms: Mapping[str, Any]
-    otherwise: str
+    otherwise: Otherwise
     in_call: tuple[str, ...] = ()  # the names whose norms are given anew in each call, in order
 
 
@@ -122,42 +122,8 @@ class Plan:
     moved: list[bool]  # which results depend on those
     outputs: list[OutputShape]
     fingerprint: str
-    lifted_parameters: list[LiftedParameter]
     replay: Replay
     num_results: int
-
-
-class GivenAcquisition(NormAcquisition):
-    """An acquisition in which parameters without a given norm may be an error."""
-
-    def __init__(self, given: Given, mode: Mode, model: torch.nn.Module | None):
-        super().__init__(given.norms, mode, model)
-        self.otherwise = given.otherwise
-
-    @property
-    def is_unit(self) -> bool:
-        """Parameters without a given norm have norm 1."""
-        return self.otherwise == "unit"
-
-    @property
-    def measures(self) -> bool:
-        """Whether parameters without a given norm are measured."""
-        return self.otherwise == "measured"
-
-    def is_measured(self, t: torch.Tensor) -> bool:
-        """No parameter is where norms are required."""
-        return self.otherwise != "required" and super().is_measured(t)
-
-    def check_measurable(self, name: str) -> None:
-        """Refuse to measure a parameter that was required, or that has no data."""
-        if self.otherwise == "required":
-            raise NormMapKeyError(
-                with_details(
-                    f"normed_state_dict has no norm for {name!r}",
-                    at=location_of_user(),
-                    instead="add it, or build the norm map with parameters='measured' or 'unit'",
-                )
-            )
 
 
 class NormMapTransform(NormTransform):
@@ -185,7 +151,7 @@ class NormMapTransform(NormTransform):
 
     def new_acquisition(self) -> NormAcquisition:
         """The state for one acquisition."""
-        return GivenAcquisition(self._given, self.mode, self._model)
+        return NormAcquisition(self._given.norms, self.mode, self._model, otherwise=self._given.otherwise)
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Return only norms, drop what they do not need, and give outputs meta backings."""
@@ -211,7 +177,6 @@ class NormMapTransform(NormTransform):
             [p.name in active for p in results],
             outputs,
             fingerprint,
-            list(acquisition.lifted_parameters),
             Replay(computation, results),
             len(results),
         )

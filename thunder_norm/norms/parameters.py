@@ -1,7 +1,6 @@
-"""How plain tensors become normed ones inside a program: parameters, buffers and constants.
+"""Parameters and buffers by name, the norms given and the kinds stated for them, and what is made from parameters alone.
 
-A parameter's kind is that of the rule that consumes it (its *natural* kind), unless `annotate` says otherwise; its size is
-measured, one, or given.
+`lifting` says what follows for a plain tensor that meets a normed one.
 """
 
 from __future__ import annotations

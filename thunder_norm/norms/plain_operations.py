@@ -8,119 +8,89 @@ watch such operations: `Functions` calls of torch functions, in the program and 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.core import dispatch, registry
-from thunder_norm.core.tensors import NormedTensor, describe
-from thunder_norm.errors import MissingNormRuleError, with_details
-from thunder_norm.norms.parameters import refuse_mutation
-from thunder_norm.op_names import op_name
+from thunder_norm.core import context, dispatch, registry
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.norms.lifting import Lifting
+from thunder_norm.norms.parameters import canonical_dims, refuse_mutation
 
 
-class Parameters(Protocol):
-    """What the modes ask of a run in normed mode: which tensors are parameters, and what was made of them."""
+class LiftingEnvironment(context.Environment):
+    """What surrounds the rules in normed mode, in an eager program and in a trace: plain tensors are lifted by one policy."""
 
-    def concerns(self, t: torch.Tensor) -> bool:
-        """Whether a plain tensor is a floating parameter, or was made from parameters alone."""
-        ...
+    def __init__(self, lifting: Lifting):
+        self.lifting = lifting
 
-    def known(self, t: Any) -> Any:
-        """The parameter that a tensor is by another name; anything else as it is."""
-        ...
+    def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
+        """The normed tensor for a plain one, by the policy."""
+        dims = canonical_dims(kind, elem_dims, t.ndim)
+        self.lifting.check_known(t, self.user_location)
+        return self.lift_over(t, kind, dims)
 
-    def copied(self, func: Callable, *args: Any, **kwargs: Any) -> Any:
-        """A deep copy of a tensor, which is a parameter if it is one of a parameter."""
-        ...
+    def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        """The same for canonical elem_dims, and a tensor that may be lifted."""
+        raise NotImplementedError
 
-    def matters(self, t: torch.Tensor) -> bool:
-        """Whether its norm is another than that of its data, or moves."""
-        ...
+    def annotated(self, values: Any) -> Any:
+        """Arguments with parameters as the kinds stated or chosen for them, and anything else as it is."""
+        return tree_map(self._annotated, values) if self.lifting.has_stated_kinds() else values
 
-    def annotated(self, t: Any) -> Any:
-        """A parameter as the kind stated for it; anything else as it is."""
-        ...
-
-    def location(self) -> str | None:
-        """The user's line."""
-        ...
+    def _annotated(self, t: Any) -> Any:
+        name = self.lifting.name_of(t) if isinstance(t, torch.Tensor) else None
+        if name is None or not self.lifting.is_taken_as_stated(t, name):
+            return t
+        try:
+            own = self.lifting.stated(name, t)
+            return self.lift(t, own.kind, own.elem_dims)
+        except NormMismatchError as e:
+            raise NormMismatchError(f"the norm stated for parameter {name!r} does not fit it: {e}") from e
 
     def run(self, func: Callable, args: Any, kwargs: Any) -> Any:
         """An operation on NormedTensors."""
-        ...
+        return func(*args, **kwargs)
 
     def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """An operation on parameters alone: run plainly, and remembered."""
-        ...
+        """An operation on parameters alone: plain, but remembered."""
+        result = func(*args, **kwargs)
+        self.lifting.remember(func, args, kwargs, result)
+        return result
 
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Called after an operation that neither parameters alone nor NormedTensors take part in."""
-        ...
 
-    @property
-    def unknown(self) -> Unknown:
-        """The tensors made from parameters and others by operations without a norm rule."""
-        ...
+    def inside_function(self) -> contextlib.AbstractContextManager[Any]:
+        """The calls of a torch function written in Python are those of the program."""
+        return Functions(self)
 
-
-class Unknown:
-    """Tensors made from parameters and other tensors by operations without a norm rule: nobody knows their norm."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[torch.Tensor, Callable]] = {}
-
-    def __contains__(self, t: torch.Tensor) -> bool:
-        return id(t) in self._made
-
-    def add(self, func: Callable, args: Any, result: Any) -> None:
-        """Remember the floating results of `func`; what is no argument of it came from it."""
-        given = {id(v) for v in tree_flatten(args)[0]}
-        for t in tree_flatten(result)[0]:
-            if isinstance(t, torch.Tensor) and t.is_floating_point() and id(t) not in given:
-                self._made[id(t)] = t, func
-
-    def check(self, t: torch.Tensor, location: str | None) -> None:
-        """Refuse to take the values of such a tensor for its norm.
-
-        Raises:
-            MissingNormRuleError: `t` is one.
-        """
-        if t in self:
-            raise unknown_norm(op_name(self._made[id(t)][1]), t, location)
-
-
-def unknown_norm(operation: str, t: torch.Tensor, location: str | None) -> MissingNormRuleError:
-    """The error for a tensor that an operation without a norm rule made from a parameter and other tensors."""
-    return MissingNormRuleError(
-        with_details(
-            f"no norm rule for {operation}, which made a {describe(t)} of a parameter and of other tensors",
-            at=location,
-            why="the parameter's norm is given, or moves, and that of the result would silently be that of its values",
-            to_add_one=f"@thunder_norm.normed_op({operation}).register_norm",
-        )
-    )
+    def inside_operation(self) -> contextlib.AbstractContextManager[Any]:
+        """What torch's C++ code does to parameters."""
+        return Operations(self)
 
 
 class Functions(TorchFunctionMode):
     """Takes over torch functions on parameters; NormedTensors find their rules by themselves."""
 
-    def __init__(self, parameters: Parameters):
+    def __init__(self, environment: LiftingEnvironment):
         super().__init__()
-        self.parameters = parameters
+        self.environment = environment
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        known = self.parameters
+        environment, known = self.environment, self.environment.lifting
         if not registry.is_metadata(func) and not registry.is_mutation(func, kwargs):
             args, kwargs = tree_map(known.known, (args, kwargs))
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         if any(isinstance(t, NormedTensor) for t in tensors):
-            return known.run(func, tree_map(known.annotated, args), tree_map(known.annotated, kwargs))
+            return environment.run(func, environment.annotated(args), environment.annotated(kwargs))
         if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
             return func(*args, **kwargs)
         if func in _DEEP_COPIES:
@@ -132,17 +102,17 @@ class Functions(TorchFunctionMode):
         if not any(concerns) and dispatch.is_factory(func):
             return dispatch.run_registered(func, args, kwargs)
         if tensors and all(concerns):
-            given = tree_map(known.annotated, (args, kwargs))
+            given = environment.annotated((args, kwargs))
             if any(isinstance(t, NormedTensor) for t in tree_flatten(given)[0]):
-                return known.run(func, *given)
+                return environment.run(func, *given)
             if any(map(known.matters, tensors)):
-                refuse_mutation(func, args, kwargs, known.location())
+                refuse_mutation(func, args, kwargs, environment.user_location())
             elif not has_rule:
                 return func(*args, **kwargs)
-            return known.derive(func, args, kwargs)
+            return environment.derive(func, args, kwargs)
         if any(concerns) and has_rule:
-            return dispatch.run_registered(func, tree_map(known.annotated, args), tree_map(known.annotated, kwargs))
-        return _of_others(known, func, args, kwargs, tensors)
+            return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
+        return _of_others(environment, func, args, kwargs, tensors)
 
 
 _DEEP_COPIES = frozenset({torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__})
@@ -151,28 +121,31 @@ _DEEP_COPIES = frozenset({torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepco
 class Operations(TorchDispatchMode):
     """Watches aten operations that a torch function on NormedTensors becomes."""
 
-    def __init__(self, parameters: Parameters):
+    def __init__(self, environment: LiftingEnvironment):
         super().__init__()
-        self.parameters = parameters
+        self.environment = environment
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        known = self.parameters
+        environment, known = self.environment, self.environment.lifting
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         if any(isinstance(t, NormedTensor) for t in tensors):
             return dispatch.torch_dispatch(func, args, kwargs)
         if tensors and all(map(known.concerns, tensors)) and any(map(known.matters, tensors)):
-            refuse_mutation(func, args, kwargs, known.location())
-            return known.derive(func, args, kwargs)
+            refuse_mutation(func, args, kwargs, environment.user_location())
+            return environment.derive(func, args, kwargs)
         if any(map(known.concerns, tensors)) and registry.has_rule(func):
             return dispatch.torch_dispatch(func, args, kwargs)
-        return _of_others(known, func, args, kwargs, tensors)
+        return _of_others(environment, func, args, kwargs, tensors)
 
 
-def _of_others(known: Parameters, func: Callable, args: tuple, kwargs: dict, tensors: Sequence[torch.Tensor]) -> Any:
+def _of_others(
+    environment: LiftingEnvironment, func: Callable, args: tuple, kwargs: dict, tensors: Sequence[torch.Tensor]
+) -> Any:
     """An operation that is run plainly, also on tensors that are not parameters."""
     result = func(*args, **kwargs)
-    known.follow(func, args, kwargs, result)
+    environment.follow(func, args, kwargs, result)
+    known = environment.lifting
     if any(t in known.unknown or known.concerns(t) and known.matters(t) for t in tensors):
         known.unknown.add(func, (args, kwargs), result)
     return result

@@ -17,6 +17,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.eager_environment import Noted
+from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.norm_map import NormMap
 from thunder_norm.norms.parameters import Policy, tensor_names
 from thunder_norm.norms.sensitivity import movement, with_perturbation
@@ -198,7 +199,7 @@ def _of_norm_map(norm_map: NormMap, args: tuple, kwargs: dict) -> NormReport:
     call_args, call_kwargs = tree_unflatten(inputs, norm_map.example_spec)
     policy: Policy = given.norms if given.norms else ("unit" if given.otherwise == "unit" else "measured")
     model = norm_map.model if isinstance(norm_map.model, torch.nn.Module) else _AsModule(norm_map.model)
-    otherwise = "unit" if given.otherwise == "unit" else "measured"
+    otherwise: Otherwise = "unit" if given.otherwise == "unit" else "measured"
     report = _report(model, call_args, call_kwargs, policy, norm_map.mode, {}, otherwise)
     has_data = {id(v) for v in leaves if isinstance(v, torch.Tensor) and not isinstance(v, NormedTensor)}
     return report if has_data and not any(isinstance(v, NormedTensor) for v in leaves) else report.without_data()
@@ -211,7 +212,7 @@ def _report(
     policy: Policy,
     mode: Mode,
     own: Mapping[str, torch.Tensor],
-    otherwise: str = "measured",
+    otherwise: Otherwise = "measured",
     scope: Sensitivity = "global",
 ) -> NormReport:
     tensors = {**tensor_names(model), **own}

@@ -1,4 +1,4 @@
-"""Norm rules for entrywise operations of two and three tensors: sums, products, quotients, selections, comparisons.
+"""Norm rules for entrywise operations of two and three tensors: sums, products, quotients and what they make up.
 
 Operands are broadcast.  Copies along a broadcast dimension leave every mean and every maximum unchanged, so an operand's norm
 may be read as running over such a dimension or not, whichever suits the other operand.
@@ -7,7 +7,6 @@ may be read as running over such a dimension or not, whichever suits the other o
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,6 @@ from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, R
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._facts import Filled, is_plain, with_fact
 from thunder_norm.rules._shared import (
     align,
     annotated,
@@ -26,7 +24,6 @@ from thunder_norm.rules._shared import (
     broadcast,
     is_constant_along,
     like,
-    maximum,
     negative,
     over_dims_of,
     own_dims,
@@ -35,7 +32,6 @@ from thunder_norm.rules._shared import (
     rms,
     root,
     root_sum_squares,
-    scalar,
     scaled,
     spread,
     times,
@@ -289,61 +285,7 @@ def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: 
     return rms(size, dims, sensitivity={"input": by_input, "tensor1": by_tensor1})
 
 
-# -- selections -----------------------------------------------------------------------------------------------------------
-
-
-def _either(a: NormedTensor | Number, b: NormedTensor | Number, is_blockwise: bool) -> RMSTensor:
-    """Each entry from a or from b: energies add, unless whole groups of elem_dims come from one of them."""
-    operands = {"input": a, "other": b}
-    tensors = {name: x for name, x in operands.items() if isinstance(x, NormedTensor)}
-    dims, factors = align(broadcast(*(x.shape for x in tensors.values())), *tensors.values())
-    sizes = [times(x.norm_size, c) for x, c in zip(tensors.values(), factors, strict=True)]
-    sizes += [scalar(math.fabs(x), sizes[0]) for x in operands.values() if not isinstance(x, NormedTensor) and x != 0]
-    value = maximum(sizes) if is_blockwise or not dims else root_sum_squares(*sizes)
-    return rms(value if len(sizes) > 1 else sizes[0], dims, sensitivity=dict(zip(tensors, factors, strict=True)))
-
-
-@normed_op(torch.fmax).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.fmin).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.max).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.min).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.maximum).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.minimum).register_norm(lift_dims=_SAME_DIMS)
-def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
-    """max(a, b) and min(a, b).
-
-    Value:       sqrt(|a|^2 + |b|^2), for LinfTensors max(|a|, |b|)    (attained: disjoint supports)
-    Sensitivity: 1 to each
-    Source:      max(a, b)^2 <= a^2 + b^2
-    """
-    return _either(input, other, is_blockwise=False)
-
-
-@normed_op(torch.where).register_norm(allow_plain_tensors=True, lift_dims=_SAME_DIMS)
-def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor | Number) -> RMSTensor:
-    """A where the condition holds, b elsewhere; the condition is a plain tensor, a and b may be numbers.
-
-    Value:       sqrt(|a|^2 + |b|^2), for LinfTensors or a condition that does not vary along elem_dims max(|a|, |b|)
-                 (attained: disjoint supports)
-    Sensitivity: 1 to each
-    """
-    operands = [x for x in (input, other) if isinstance(x, NormedTensor)]
-    dims, _ = align(broadcast(condition.shape, *(x.shape for x in operands)), *operands)
-    return _either(input, other, is_blockwise=is_constant_along(condition, dims))
-
-
-def _is_filled(args: dict[str, Any]) -> bool:
-    condition, input, other = args["condition"], args["input"], args["other"]
-    return is_plain(other) and other.ndim == 0 and isinstance(input, RMSTensor) and condition.shape == input.shape
-
-
-@normed_op(torch.where).register_norm(allow_plain_tensors=True, when=_is_filled)
-def where_filled(condition: torch.Tensor, input: RMSTensor, other: RMSTensor) -> NormedTensor:
-    """A where the condition holds, else one plain entry: as `where`, and what the norm is without that entry if it is NaN."""
-    is_number = other.norm_size == other.norm_size
-    numbers = LinfTensor(torch.where(is_number, other.norm_size, 0.0), backing=other.backing)
-    size = where(condition, input, numbers).norm_size
-    return with_fact(where(condition, input, other), Filled(condition, is_number, size))
+# -- of both ---------------------------------------------------------------------------------------------------------------
 
 
 @normed_op(torch.lerp).register_norm(lift_dims={"input": over_dims_of("end"), "end": over_dims_of("input")})
@@ -389,24 +331,3 @@ def glu(input: RMSTensor, dim: int = -1) -> RMSTensor:
         return like(input, n * gate, sensitivity={"input": gate + slope})
     c = spread(math.sqrt(2))
     return like(input, times(n * gate, c), sensitivity={"input": times(root_sum_squares(gate, slope), c)})
-
-
-# -- comparisons ------------------------------------------------------------------------------------------------------------
-
-
-def _comparison(input: NormedTensor | torch.Tensor | Number, other: NormedTensor | torch.Tensor | Number) -> None:
-    """The plain tensor of bools: it has no norm.
-
-    What is made with it as a mask takes it as given: sensitivities hold while no comparison changes, and beyond that where the
-    sides meet, as in ``where(x > 0, x, 0.1 * x)``.
-    """
-
-
-def _test(input: NormedTensor) -> None:
-    """The plain tensor of bools: it has no norm."""
-
-
-for _op in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and, torch.logical_or, torch.logical_xor):
-    normed_op(_op).register_norm(_comparison, allow_plain_tensors=True)
-for _op in (torch.isnan, torch.isinf, torch.isfinite, torch.isposinf, torch.isneginf, torch.logical_not, torch.signbit):
-    normed_op(_op).register_norm(_test)

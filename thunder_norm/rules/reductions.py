@@ -1,4 +1,4 @@
-"""Norm rules for reductions: mean, sum, extrema, variance, vector norms, products, sorting.
+"""Norm rules for reductions: mean, sum, extrema, variance, vector norms, products.
 
 D is the set of reduced dimensions, E that of elem_dims; the output's norm runs over E - D.
 """
@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode, run_real
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._facts import Filled, Source, fact, moves_with
 from thunder_norm.rules._gaussian import expected_maximum
 from thunder_norm.rules._shared import as_kind, dims_tuple, like, negative, rms, root, scaled, spread, times
 
@@ -156,50 +155,6 @@ def aminmax(input: RMSTensor, *, dim: int | None = None, keepdim: bool = False) 
     return _extremum(input, dim, keepdim), _extremum(input, dim, keepdim)
 
 
-@normed_op(torch.median).register_norm
-def median(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
-    """The middle entry along a dimension, bounded as `amax`, and its index."""
-    return picked(input, dim, keepdim), None
-
-
-@normed_op(torch.median).register_norm
-def median_of_all(input: RMSTensor) -> RMSTensor:
-    """The middle of all entries, bounded as `amax`."""
-    return picked(input, None, False)
-
-
-@normed_op(torch.nanmedian).register_norm
-def nanmedian(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
-    """The middle of the entries along a dimension that are numbers, bounded as `amax`, and its index."""
-    return _picked_number(input, dim, keepdim), None
-
-
-@normed_op(torch.nanmedian).register_norm
-def nanmedian_of_all(input: RMSTensor) -> NormedTensor:
-    """The middle of all entries that are numbers, bounded as `amax`."""
-    return _picked_number(input, None, False)
-
-
-def _picked_number(x: RMSTensor, dim: Dim, keepdim: bool) -> NormedTensor:
-    """`picked` among the entries that are known to be numbers, if there are some wherever it picks: NaN elsewhere."""
-    result, filled = picked(x, dim, keepdim), fact(x, Filled)
-    if filled is None:
-        return result
-    has = filled.kept
-    for d in dims_tuple(dim, x.ndim):
-        has = run_real(torch.any, (has, d, True), {})
-    constant = (result._sensitivity or {})["input"]
-    everywhere = run_real(torch.logical_or, (run_real(torch.all, (has,), {}), filled.is_number), {})
-    size = torch.where(everywhere, times(filled.norm_size, constant), times(x.norm_size, constant))
-    return moves_with(Source.of(x), like(x, size, result.elem_dims), constant, "input")
-
-
-@normed_op(torch.kthvalue).register_norm
-def kthvalue(input: RMSTensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple:
-    """The k-th smallest entry along a dimension, bounded as `amax`, and its index."""
-    return picked(input, dim, keepdim), None
-
-
 @normed_op(torch.argmax).register_norm
 @normed_op(torch.argmin).register_norm
 @normed_op(torch.argsort).register_norm
@@ -208,43 +163,6 @@ def kthvalue(input: RMSTensor, k: int, dim: int = -1, keepdim: bool = False) -> 
 @normed_op(torch.count_nonzero).register_norm
 def index_of(input: NormedTensor, *args: Any, **kwargs: Any) -> None:
     """The plain tensor of indices, counts or bools: it has no norm."""
-
-
-def rearranged(x: RMSTensor, dim: int) -> float:
-    """Factor of a rearrangement along `dim` that differs between the elements of E."""
-    if x.ndim == 0 or negative(dim, x.ndim) in x.elem_dims:
-        return 1.0
-    return spread(root(min(x.shape[dim], x.numel_normed)))
-
-
-@normed_op(torch.sort).register_norm
-def sort(input: RMSTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple:
-    """Entries in order along a dimension, and their indices, which have no norm.
-
-    Value:       n if the norm runs over the dimension, or is the largest entry; else sqrt(min(K, N)) n: as `amax`
-    Sensitivity: the same factor
-    Source:      rearrangement inequality
-    """
-    return scaled(input, rearranged(input, dim)), None
-
-
-@normed_op(torch.sort).register_norm
-def sort_stable(input: RMSTensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple:
-    """`sort`, as ATen's overload with `stable` has it."""
-    return sort(input, dim)
-
-
-@normed_op(torch.topk).register_norm
-def topk(input: RMSTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple:
-    """The k largest (smallest) entries along a dimension of K, and their indices.
-
-    Value:       sqrt(K / k) n if the norm runs over the dimension, n from the largest entry, else as `sort`
-    Sensitivity: the same factor
-    """
-    c = rearranged(input, dim)
-    if input.ndim and negative(dim, input.ndim) in input.elem_dims:
-        c *= spread(root(input.shape[dim] / max(k, 1)))
-    return scaled(input, c), None
 
 
 # -- variance -------------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from thunder_norm.subclass.fakes import Fakes, Wrappers
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
+from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 
 
@@ -235,7 +236,7 @@ class Acquisition:
             return self.fake_of(value)
         if isinstance(value, NumberProxy):
             if value.value is None:
-                raise data_dependent("a number read from a tensor was passed to an operation on a wrapper subclass")
+                raise data_dependent_on_wrapper("a number read from a tensor was passed to an operation on a wrapper subclass")
             return value.value
         if isinstance(value, dtypes.dtype):
             return dtypes.to_torch_dtype(value)
@@ -258,18 +259,6 @@ def _is_in_place(fn: Callable) -> bool:
     name = getattr(fn, "__name__", "")
     is_augmented = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
     return is_augmented or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-
-
-def data_dependent(what: str) -> UnsupportedOpError:
-    """The error for control flow or Python values that depend on tensor data."""
-    return UnsupportedOpError(
-        with_details(
-            f"data-dependent control flow: {what}",
-            at=location_of_user(),
-            why="the value is not known while the trace is acquired",
-            instead="use torch.where, or compute the condition outside the jitted function",
-        )
-    )
 
 
 def value_of(a: Any) -> Any:

@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent
+from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.operations import call
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 
 
@@ -192,7 +193,7 @@ def _native(name: str, proxy: SubclassProxy, *args: Any) -> Any:
         return (proxy is args[0]) == (name == "__eq__")
     if name in _CONVERSIONS:
         what = "used as a condition" if name == "__bool__" else f"turned into a Python {name.strip('_')}"
-        raise proxy.acquisition.refuse(data_dependent(f"a {type(proxy.fake).__name__} was {what}"))
+        raise proxy.acquisition.refuse(data_dependent_on_wrapper(f"a {type(proxy.fake).__name__} was {what}"))
     if name in _COMPARISONS:
         return _compare(name, proxy, *args)
     return call(proxy.acquisition, getattr(torch.Tensor, name), (proxy, *args), {})

@@ -109,6 +109,14 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     elif isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":  # torch.compile knows them all
         torch_compile_ex.register_supported(symbol.id)
 
+    # the id is ours: nothing else is differentiated by it
+    register_grad(symbol.id, _gradient(func, used, written, symbol, vjp_symbol))
+    return symbol
+
+
+def _gradient(func: Callable, used: tuple[bool, ...], written: Written | None, symbol: Symbol, vjp_symbol: Symbol) -> Callable:
+    """What Thunder calls in place of `symbol` where it is differentiated."""
+
     def grad(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
         inputs = _differentiable((args, kwargs))
         if written is None or not inputs:
@@ -130,8 +138,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
                 prims.put_grad(p, ltorch.zeros_like(p) if g is None else g)
         return returned
 
-    register_grad(symbol.id, grad)  # the id is ours: nothing else is differentiated by it
-    return symbol
+    return grad
 
 
 def _random_vjp(

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import trace
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent, value_of
+from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
     has_attribute,
@@ -42,6 +42,7 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import FUNCTORCH_LEVELS, refuse_functorch, refuse_make_wrapper, refuse_setattr, refuse_value
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Callable | None:
@@ -100,7 +101,9 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         if torch_fn is not None and acquisition.wants(torch_fn, args, kwargs):
             return operation_of(acquisition, torch_fn)
     if not acquisition.refused.has_read_value and isinstance(first, TensorProxy) and torch_callable(fn) in _READS_VALUES:
-        acquisition.refused.note_value_read(data_dependent("the value of a tensor was asked for (.item() or .tolist())"))
+        acquisition.refused.note_value_read(
+            data_dependent_on_wrapper("the value of a tensor was asked for (.item() or .tolist())")
+        )
     return None
 
 

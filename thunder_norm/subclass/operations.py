@@ -24,10 +24,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass import executors, trace
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent
+from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
+from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 
 # TensorProxy's methods are Thunder functions; torch's method of the same name is what runs on fakes.
 _PROXY_METHODS = {
@@ -140,7 +141,7 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
         acquisition.check_cache_option()
         return _call(acquisition, fn, args, kwargs)
     except (DynamicOutputShapeException, DataDependentOutputException) as e:
-        raise acquisition.refuse(data_dependent(f"what {e.func} returns depends on the values of a tensor")) from e
+        raise acquisition.refuse(data_dependent_on_wrapper(f"what {e.func} returns depends on the values of a tensor")) from e
     except (UnsupportedOpError, UnsupportedSubclassError) as e:
         raise acquisition.refuse(e)  # noqa: B904 - the same exception
 

@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent
+from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import is_wrapper
+from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 
 aten = torch.ops.aten
@@ -78,7 +79,7 @@ class Recorder(TorchDispatchMode):
             if id(args[0]) in self._constants:  # the operation made it of numbers
                 with _disable_current_modes():
                     return self._constants[id(args[0])][1].item()
-            raise data_dependent("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
+            raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
         if func._schema.is_mutable:
             if func is not aten.detach_.default:  # which torch.tensor itself calls
                 self._constants.clear()

@@ -14,8 +14,9 @@ from thunder.core.interpreter import (
 )
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, data_dependent
+from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 
 
@@ -28,7 +29,7 @@ def refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *arg
         what = f"a {cls} was turned into a Python {fn.__name__}"
     else:
         what = f"the value of a {cls} was asked for (.item() or .tolist())"
-    return do_raise(acquisition.refuse(data_dependent(what)))
+    return do_raise(acquisition.refuse(data_dependent_on_wrapper(what)))
 
 
 def refuse_setattr(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:

@@ -21,9 +21,9 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx
 from thunder.torch import _torch_to_thunder_function_map
 
-from thunder_norm.errors import DataDependentError, with_details
 from thunder_norm.subclass.acquisition import value_of
-from thunder_norm.tracing.locations import location_of, location_of_user
+from thunder_norm.tracing.data_dependence import data_dependent
+from thunder_norm.tracing.locations import location_of
 
 
 def refusal(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -38,18 +38,6 @@ def refusal(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if not needs_value([value_of(a) for a in args]):
         return None
     return lambda *args, **kwargs: do_raise(data_dependent(what))
-
-
-def data_dependent(what: str, at: str | None = None) -> DataDependentError:
-    """The error for a program that needs the value of a tensor, at the line being interpreted unless one is given."""
-    return DataDependentError(
-        with_details(
-            f"the value of a tensor is needed for {what}",
-            at=at or location_of_user(),
-            why="the program is traced once for all values of its tensors, so none is known; shapes, dtypes and numbers are",
-            instead="torch.where(condition, a, b) for a condition; or compute what depends on values outside and pass it in",
-        )
-    )
 
 
 def _is_unknown(v: Any) -> bool:
@@ -80,7 +68,7 @@ def check_numbers(trace: TraceCtx) -> None:
     for bsym in trace.bound_symbols:
         at = location_of(bsym) or at
         if _decides(bsym):
-            raise data_dependent(f"what {bsym.sym.name} does with a number from .item()", at)
+            raise data_dependent(f"what {bsym.sym.name} does with a number from .item()", at=at)
 
 
 def _decides(bsym: BoundSymbol) -> bool:

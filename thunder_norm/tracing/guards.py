@@ -73,10 +73,11 @@ _OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"}
 
 @dataclass
 class Guards:
-    """What one acquisition has looked at: for each way, what was there."""
+    """What one acquisition has looked at: for each way, what was there, and which ways led to one object (in order, as keys)."""
 
     roots: dict[str, Any]
     conditions: dict[tuple[Path, str, Any], Any] = field(default_factory=dict)
+    meetings: dict[tuple[Path, Path], None] = field(default_factory=dict)
 
 
 _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
@@ -135,7 +136,7 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
         path, other = _path(provenance), _path(found.provenance)
         if guards is not None and path is not None and other is not None and path != other:
             if isinstance(value, _CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
-                guards.conditions.setdefault((path, "same", other), None)
+                guards.meetings[path, other] = None
     return found
 
 
@@ -184,7 +185,7 @@ def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> 
     guards = _current.get()
     if guards is None:
         return
-    check = _compiled(guards.roots["fn"], _kept(guards))
+    check = _compiled(guards.roots["fn"], _kept(guards), _still_meeting(guards))
     if check is None:
         return
     write = bind(check)
@@ -201,15 +202,16 @@ def _kept(guards: Guards) -> list[tuple[Path, str, Any, Any]]:
     """The conditions that hold after the acquisition too, and are of what may change."""
     kept = []
     for (path, kind, detail), expected in guards.conditions.items():
-        if kind == "same":
-            found = _walked(path, guards.roots, False)
-            if found is not _LEFT_OUT and found is _walked(detail, guards.roots, False):
-                kept.append((path, kind, detail, expected))
-            continue
         found = _walked(path, guards.roots, kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum)))
         if found is not _LEFT_OUT and _holds(found, kind, detail, expected):
             kept.append((path, kind, detail, expected))
     return kept
+
+
+def _still_meeting(guards: Guards) -> list[tuple[Path, Path]]:
+    """The ways that lead to one object after the acquisition too."""
+    found = [(pair, [_walked(path, guards.roots, False) for path in pair]) for pair in guards.meetings]
+    return [pair for pair, (one, other) in found if one is other and one is not _LEFT_OUT]
 
 
 _LEFT_OUT = object()
@@ -273,9 +275,11 @@ def _holds(value: Any, kind: str, detail: Any, expected: Any) -> bool:
     return eval(_code(kind, detail), {"value": value, "expected": expected})  # noqa: S307 - of names and literals alone
 
 
-def _compiled(fn: Callable, conditions: list[tuple[Path, str, Any, Any]]) -> Callable[[tuple, dict], None] | None:
-    """A function that raises a GuardError if a condition does not hold."""
-    if not conditions:
+def _compiled(
+    fn: Callable, conditions: list[tuple[Path, str, Any, Any]], meetings: list[tuple[Path, Path]]
+) -> Callable[[tuple, dict], None] | None:
+    """A function that raises a GuardError if a condition does not hold, or two ways lead to two objects."""
+    if not conditions and not meetings:
         return None
     names: dict[Path, str] = {}
     constants: dict[str, Any] = {"fn": fn, "_GuardError": GuardError}
@@ -292,12 +296,11 @@ def _compiled(fn: Callable, conditions: list[tuple[Path, str, Any, Any]]) -> Cal
 
     for path, kind, detail, expected in conditions:
         value, constant = place(path), f"c{len(constants)}"
-        if kind == "same":
-            lines.append(f"if {value} is not {place(detail)}: raise _GuardError({_described(path)!r})")
-            continue
         constants[constant] = expected
         condition = _CONDITIONS[kind].format(value=value, expected=constant, detail=detail)
         lines.append(f"if not ({condition}): raise _GuardError({_described(path)!r})")
+    for path, other in meetings:
+        lines.append(f"if {place(path)} is not {place(other)}: raise _GuardError({_described(path)!r})")
     source = "def check(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
     exec(compile(source, "<guards of thunder_norm>", "exec"), constants)  # noqa: S102 - of names and literals alone
     return constants["check"]

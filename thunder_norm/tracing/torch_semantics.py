@@ -22,6 +22,7 @@ from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue,
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
 from thunder.core.proxies import TensorProxy
 
+from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
 
 _AS_TORCH: dict[Callable, Callable] = {}
@@ -135,30 +136,8 @@ def _lerp(input: Any, end: Any, weight: Any) -> Any:
     return ltorch.lerp(ltorch.expand(input, shape) if input.ndim == 0 and shape else input, end, weight)
 
 
-def _norm_over_positive(operation: Callable) -> Callable:
-    """A norm whose third argument is `dim`: without data torch's keeps a dimension of size 1 that is counted from the end.
-
-    `torch/_refs/linalg/__init__.py`, ``[s for d, s in enumerate(x.shape) if d not in dim]``; Thunder asks it for the shape.
-    """
-
-    def norm(*args: Any, **kwargs: Any) -> Any:
-        if "dim" in kwargs:
-            kwargs["dim"] = _positive(kwargs["dim"], args[0].ndim)
-        elif len(args) > 2:
-            args = (*args[:2], _positive(args[2], args[0].ndim), *args[3:])
-        return operation(*args, **kwargs)
-
-    return norm
-
-
-def _positive(dim: Any, ndim: int) -> Any:
-    if isinstance(dim, int):
-        return dim + ndim if -ndim <= dim < 0 else dim
-    return dim if dim is None else [d + ndim if -ndim <= d < 0 else d for d in dim]
-
-
 for _norm in (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm):
-    _instead_of(_norm)(_norm_over_positive(ltorch._torch_to_thunder_function_map[_norm]))
+    _instead_of(_norm)(over_positive(ltorch._torch_to_thunder_function_map[_norm]))
 
 
 @_instead_of(F.normalize)
@@ -170,7 +149,7 @@ def _normalize(input: TensorProxy, p: float = 2.0, dim: Any = 1, eps: float = 1e
     if out is not None or p in (0.0, math.inf, -math.inf):
         return ltorch.normalize(input, p, dim, eps, out)
     if p != 2.0 or eps < 1e-15:
-        norm = _norm_over_positive(ltorch._torch_to_thunder_function_map[torch.linalg.vector_norm])(input, p, dim, keepdim=True)
+        norm = over_positive(ltorch._torch_to_thunder_function_map[torch.linalg.vector_norm])(input, p, dim, keepdim=True)
         return ltorch.true_divide(input, ltorch.clamp(norm, min=eps))
     entries = ltorch.abs(input) if dtypes.is_complex_dtype(input.dtype) else input
     own = entries.dtype

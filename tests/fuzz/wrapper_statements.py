@@ -1,0 +1,90 @@
+"""What random programs with wrapper subclasses are made of: constructors, statements, and how often each is drawn."""
+
+from __future__ import annotations
+
+CONSTRUCTORS = {
+    "TwoTensor": "TwoTensor({a}, {b})",
+    "WrapperSubclass": "WrapperSubclass({a})",
+    "Masked": "Masked({a}, {b} > -0.5)",
+    "Dual": "Dual({a}, {b})",
+    "Interval": "Interval({a}, {a} + {b}.abs())",
+    "LowRank": "LowRank({a}[:, :2], {b}[:, 1:3])",
+    "BlockQuantised": "BlockQuantised.of({a})",
+}
+INNER = {
+    "TwoTensor": ("a", "b"),
+    "WrapperSubclass": ("a",),
+    "Masked": ("values_", "mask"),
+    "Dual": ("primal", "tangent"),
+    "Interval": ("low", "high"),
+    "LowRank": ("left",),
+    "BlockQuantised": ("codes", "scales"),
+}
+
+# {a} and {b} are values of the program, {x} an input, {p} a plain tensor, {c} a number; {v} is what the statement is to define.
+STATEMENTS = {
+    "elementwise": """
+        {a}.sin() | torch.cos({a}) | torch.exp({a} * 0.3) | torch.tanh({a}) | {a}.sigmoid() | torch.relu({a}) | F.gelu({a})
+        {a}.abs() | {a} ** 2 | {a} * {c} | {a} + {c} | {c} - {a} | {a} / {c} | -{a} | torch.sqrt({a} * {a} + 1) | F.silu({a})
+        F.softplus({a}) | torch.clamp({a}, -0.5, 0.5) | F.leaky_relu({a}, 0.1) | torch.log1p({a}.abs()) | torch.erf({a})
+        torch.softmax({a}, -1) | F.log_softmax({a}, 0) | F.layer_norm({a}, {a}.shape[-1:]) | torch.cumsum({a}, -1) | {a}.round()
+        {a}.detach() | torch.square({a}) | {a}.clone() | torch.sign({a}) | torch.rsqrt({a}.abs() + 1) | {a} % 2 | F.elu({a})
+    """,
+    "binary": """
+        {a} + {b} | {a} * {b} | {a} - {b} | {a} / ({b}.abs() + 1) | torch.maximum({a}, {b}) | torch.minimum({a}, {b})
+        torch.add({a}, {b}, alpha=2) | {a}.sub({b}, alpha=0.5) | torch.lerp({a}, {b}, 0.3) | torch.addcmul({a}, {b}, {b})
+        {a} * {p} | {p} + {a} | {p} - {a} | F.mse_loss({a}, {b}) | torch.hypot({a}, {b}) | torch.atan2({a}, {b}.abs() + 1)
+    """,
+    "reductions": """
+        {a}.sum() | {a}.mean() | {a}.sum(-1) | {a}.sum(0, keepdim=True) | {a}.mean(-1) | {a}.amax(-1) | {a}.max() | {a}.std(-1)
+        {a}.var(0) | {a}.norm() | torch.logsumexp({a}, -1) | {a}.prod(-1) | {a}.argmax(-1) | {a}.mean((0, -1)) | {a}.min(-1).values
+        torch.linalg.vector_norm({a}, dim=-1) | {a}.max(0)[0] | {a}.square().sum().sqrt()
+    """,
+    "matmul": """
+        {a} @ {b} | {a} @ {b}.t() | F.linear({a}, {b}) | torch.mm({a}.t(), {b}) | torch.einsum("ij,kj->ik", {a}, {b}) | {p} @ {a}
+        torch.addmm({b}, {a}, {a}) | {a} @ {p} | F.linear({p}, {a}) | torch.bmm({a}[None], {b}[None]) | torch.matmul({a}, {b}[0])
+        torch.outer({a}[0], {b}[0]) | torch.dot({a}[0], {b}[0]) | F.linear({a}, {b}, {p}[0])
+    """,
+    "views": """
+        {a}.t() | {a}.transpose(0, -1) | {a}.reshape(-1) | {a}.view(-1, 2) | {a}[0] | {a}[:, :2] | {a}[..., -1] | {a}[1:] | {a}.unsqueeze(0)
+        {a}.squeeze() | {a}.flatten() | {a}.expand(2, *{a}.shape) | {a}[None] | {a}.contiguous() | {a}.flip(0) | {a}.T | {a}.mT
+        {a}.repeat(2, 1) | {a}.index_select(0, torch.tensor([1, 0])) | {a}[torch.tensor([1, 0])] | {a}.roll(1, 0) | {a}[::2]
+        {a}.permute(1, 0) | {a}.narrow(0, 0, 2) | {a}.diagonal() | {a}.tril() | F.pad({a}, (1, 0)) | {a}.view_as({b})
+        {a}.gather(-1, torch.zeros_like({a}, dtype=torch.int64)) | {a}.reshape(2, -1).t().contiguous()
+    """,
+    "in-place on what was computed": """
+        ({a} * 1).mul_(0.5) | {a}.clone().add_({b}) | {a}.clone().sub_({c}) | {a}.sin().relu_() | {a}.clone().clamp_(-0.5, 0.5)
+        {v} = {a} * 2; {v} += {b} | {v} = {a}.clone(); {v}.mul_({b}); {v} = {v} + {a} | {a}.clone().fill_(0.5) | {a}.exp().div_(2)
+        {a}.clone().copy_({b}) | {a}.clone().zero_() | {v} = torch.zeros_like({a}); {v}.add_({a}) | {a}.clone().neg_()
+    """,
+    "in-place on inputs": "{x}.mul_(0.5) | {x}.add_({b}) | {x}.sub_({c}) | {x}.copy_({b}) | {v} = {x}; {v} += 1 | {x}.neg_()",
+    "comparisons": """
+        {a} > 0 | {a} > {b} | torch.where({a} > 0, {a}, {a} * 0.1) | torch.where({a} > {b}, {a}, {b}) | {a}.masked_fill({a} > 0.5, 0.25)
+        ({a} > 0).to({a}.dtype) | {a} * ({a} > 0) | {a}.eq({b}) | torch.where({p} > 0, {a}, 0.5) | ({a} <= {b}).any() | {a}.isfinite()
+    """,
+    "joining": """
+        torch.cat([{a}, {b}]) | torch.stack([{a}, {b}]) | torch.cat([{a}, {a}], -1) | {a}.chunk(2)[1] | {a}.split(1)[0] | torch.cat([{a}, {p}])
+        torch.unbind({a})[0] | torch.stack([{a}, {b}], -1) | torch.cat({a}.split(1), 1) | torch.stack(list({a})) | torch.vstack(({a}, {b}))
+    """,
+    "dtypes": """
+        {a}.to(torch.float32) | {a}.double() | {a}.float() | {a}.type(torch.float64) | {a}.to({b}.dtype) | {a}.to(torch.int64) | {a}.to({b})
+        {a}.to(torch.float32) * {b} | {a}.half().double() | {a}.bool()
+    """,
+    "construction": " | ".join(form.format(a="{p}", b="({p} * 2)") for form in CONSTRUCTORS.values())
+    + " | "
+    + " | ".join(form.format(a="{p}.sin()", b="{p}") + " * {c}" for form in CONSTRUCTORS.values()),
+    "inside": "{inner} | {inner} * 2 | {inner}.sum() | {w}.dense() | {w}.dense() * {c} | torch.sin({inner}) + {w}",
+    "Python": """
+        {a} * {a}.shape[0] | {a} if type({a}) is TwoTensor else -{a} | {a} * 2 if {a}.ndim == 2 else {a} | {a} * (1 if {a}.requires_grad else 3)
+        sum([{a}, {b}]) | {a} * len({a}) | {a} if isinstance({a}, (Masked, Dual)) else {a} + 1 | [r * 2 for r in {a}][0] | {a} + {a}.numel()
+        {a} * {a}.stride(0) | {a} if {a}.dtype == torch.float64 else {a}.double() | {a} * 2 if {a}.is_contiguous() else {a} * 3
+    """,
+    "regions": """
+        with torch.no_grad(): {v} = {a} * 2 | with torch.no_grad(): {v} = {a}.clone().mul_(3)
+        with torch.enable_grad(): {v} = {a} * {b} | {v} = torch.utils.checkpoint.checkpoint(lambda t: t.sin() * t, {a}, use_reentrant=False)
+    """,
+}
+WEIGHTS = {"elementwise": 6, "binary": 6, "reductions": 3, "matmul": 4, "views": 5, "construction": 1, "joining": 2}
+TEMPLATES = {
+    kind: [t.strip() for line in text.strip().splitlines() for t in line.split(" | ")] for kind, text in STATEMENTS.items()
+}

@@ -1,0 +1,47 @@
+"""Models and gradients for tests of the optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.seeds import seeded
+
+
+class Model(nn.Module):
+    """A table, a kernel, operators of two shapes, biases and gains; unused parameters and frozen ones."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        made: dict[str, Any] = {"dtype": dtype}
+        self.table = nn.Embedding(7, 8, **made)
+        self.conv = nn.Conv1d(8, 8, 3, padding=1, **made)
+        self.norm = nn.LayerNorm(8, **made)
+        self.one = nn.Linear(8, 8, bias=False, **made)
+        self.two = nn.Linear(8, 8, bias=False, **made)
+        self.head = nn.Linear(8, 3, **made)
+        self.fixed = nn.Parameter(torch.ones(8, **made), requires_grad=False)
+
+    def forward(self, i: torch.Tensor) -> torch.Tensor:
+        x = self.table(i)
+        x = self.conv(x.mT).mT
+        x = self.norm(x) * self.fixed
+        return self.head(self.two(torch.relu(self.one(x))))
+
+
+def made(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Model, torch.Tensor]:
+    torch.manual_seed(seeded(seed))
+    return Model(dtype), torch.randint(0, 7, (4, 5))
+
+
+def backward(model: nn.Module, i: torch.Tensor, seed: int = 0) -> None:
+    model.zero_grad()
+    out = model(i)
+    aim = torch.randn(out.shape, generator=torch.Generator().manual_seed(seeded(seed)), dtype=out.dtype)
+    (out - aim).square().mean().backward()
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -1,0 +1,139 @@
+"""Gradients and options that `ModularOptimizer` refuses, and steps that it skips."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.optimized import Model, backward, made, values
+from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
+from thunder_norm.modular import ModularOptimizer
+
+
+def _poisoned(model: Model, what: Any) -> None:
+    model.two.weight.grad = what
+
+
+BAD_GRADIENTS = [
+    (lambda m: _poisoned(m, None), r"no gradient for 'two.weight'\n.*missing_grads='skip'"),
+    (lambda m: m.zero_grad(), r"no parameter has a gradient\n.*call backward\(\)"),
+    (lambda m: m.two.weight.grad[3, 3].fill_(math.nan), r"NaN or infinite: 'two.weight'\n.*nonfinite_grads='skip'"),
+    (lambda m: m.head.bias.grad[0].fill_(math.inf), r"NaN or infinite: 'head.bias'"),
+    (lambda m: _poisoned(m, m.two.weight.grad.to_sparse()), r"gradient of 'two.weight' is sparse .*sparse=False"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_GRADIENTS)
+def test_a_bad_gradient_is_an_error_and_changes_nothing(spoil, message):
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    backward(model, i)
+    optimizer.step()
+    backward(model, i, 1)
+    spoil(model)
+    before, state = values(model), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(GradientError, match=message):
+        optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+    for k, buffers in optimizer.state_dict()["state"].items():
+        assert torch.equal(buffers["momentum_buffer"], state["state"][k]["momentum_buffer"])
+    assert optimizer.state_dict()["param_groups"] == state["param_groups"]
+
+
+def test_a_step_with_gradients_that_are_not_finite_can_be_skipped():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, nonfinite_grads="skip")
+    backward(model, i)
+    model.one.weight.grad[0, 0] = math.nan
+    before = values(model)
+    optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert not optimizer.state
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+    backward(model, i)
+    optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert not torch.equal(model.one.weight, before["one.weight"])
+
+
+def test_a_missing_gradient_can_be_skipped():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, missing_grads="skip")
+    backward(model, i)
+    model.two.weight.grad = None
+    before = values(model)
+    optimizer.step()
+    assert torch.equal(model.two.weight, before["two.weight"])
+    assert not torch.equal(model.one.weight, before["one.weight"])
+
+
+def test_parameters_frozen_and_unfrozen_later():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    model.one.weight.requires_grad_(False)
+    backward(model, i)
+    model.one.weight.grad = None
+    optimizer.step()  # frozen now: left alone
+    model.fixed.requires_grad_(True)
+    optimizer.add_param_group({"params": [model.fixed]})
+    backward(model, i)
+    with pytest.raises(NormMismatchError, match=r"'fixed' was frozen when the norm was derived"):
+        optimizer.step()
+
+
+def test_parameters_that_are_not_the_models_are_refused():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, params=[model.one.weight])
+    with pytest.raises(NormMapKeyError, match=r"does not know 'new': Tensor.*\n.*Model\n"):
+        optimizer.add_param_group({"params": [("new", nn.Parameter(torch.ones(8, 8)))]})
+    with pytest.raises(NormMapKeyError, match="does not know a parameter"):
+        ModularOptimizer(model, i, lr=0.1, params=nn.Linear(8, 8).parameters())
+    with pytest.raises(TypeError, match="ordered"):
+        optimizer.add_param_group({"params": {model.two.weight}})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr must be a number >= 0, got -1.0"),
+        ({"lr": math.nan}, "lr must be a number"),
+        ({"lr": "fast"}, "lr must be a number"),
+        ({"momentum": 1.0}, "momentum must be a number >= 0 and < 1"),
+        ({"weight_decay": -0.1}, "weight_decay must be"),
+        ({"method": "qr"}, "method must be one of 'newton_schulz', 'newton_schulz_bf16', 'svd'"),
+        ({"missing_grads": "no"}, "missing_grads must be one of 'error', 'skip'"),
+        ({"nonfinite_grads": None}, "nonfinite_grads must be one of"),
+        ({"mode": "best"}, "mode"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    model, i = made()
+    with pytest.raises(NormMismatchError, match=message):
+        ModularOptimizer(model, i, **({"lr": 0.1} | options))
+
+
+def test_a_schedule_that_goes_wrong_is_refused_before_anything_moves():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    backward(model, i)
+    before = values(model)
+    optimizer.param_groups[0]["lr"] = math.nan
+    with pytest.raises(NormMismatchError, match="lr must be"):
+        optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+
+
+def test_decay_that_would_flip_a_parameter_is_refused():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=1.0, weight_decay=1e4)
+    backward(model, i)
+    before = values(model)
+    with pytest.raises(NormMismatchError, match=r"of 'table.weight' \* weight_decay 10000 exceeds 1"):
+        optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())

@@ -1,0 +1,119 @@
+"""What a step of the optimizer moves: parameters with their gradients and balls, and what is checked of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import GradientError, NormMismatchError
+from thunder_norm.modular.duality import Ball
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A parameter that a step moves, by ``group["lr"] * target`` in its own norm; of one that is sharded, this rank's shard.
+
+    Attributes:
+        name: its first name.
+        parameter: the parameter, whole.
+        data: what this rank has of it.
+        gradient: the same of its gradient.
+        ball: of its norm.
+        target: of its norm.
+        group: its group's options.
+    """
+
+    name: str
+    parameter: torch.Tensor
+    data: torch.Tensor
+    gradient: torch.Tensor
+    ball: Ball
+    target: float
+    group: dict[str, Any]
+
+    @property
+    def size(self) -> float:
+        """How far it moves, in its own norm."""
+        return float(self.group["lr"]) * self.target
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What there is to move, parameters of target 0, names of those that have no gradient, and of those with one not finite."""
+
+    moving: list[Moving]
+    still: list[torch.Tensor]
+    missing: list[str]
+    nonfinite: list[str]
+
+
+def check_options(group: Mapping[str, Any]) -> None:
+    """Refuse options of a group that are out of their range.
+
+    Raises:
+        NormMismatchError: one is.
+    """
+    for name, is_right, what in (
+        ("lr", lambda v: 0 <= v < math.inf, "a number >= 0"),
+        ("momentum", lambda v: 0 <= v < 1, "a number >= 0 and < 1"),
+        ("weight_decay", lambda v: 0 <= v < math.inf, "a number >= 0"),
+    ):
+        value = group[name]
+        is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        if not is_number or not is_right(float(value)):
+            raise NormMismatchError(f"{name} must be {what}, got {value!r}")
+
+
+def check_decay(m: Moving) -> None:
+    """Refuse a decay that would turn a parameter around.
+
+    Raises:
+        NormMismatchError: it takes more of the parameter than there is.
+    """
+    if m.size * m.group["weight_decay"] > 1:
+        raise NormMismatchError(
+            f"lr {float(m.group['lr']):g} * target {m.target:g} of {m.name!r} * weight_decay {m.group['weight_decay']:g} exceeds 1: the "
+            "parameter would change its sign and grow; lower one of them"
+        )
+
+
+def check_gradient(name: str, p: torch.Tensor) -> None:
+    """Refuse a sparse gradient.
+
+    Raises:
+        GradientError: it is one.
+    """
+    g = p.grad
+    assert g is not None
+    if g.layout != torch.strided:
+        raise GradientError(
+            f"the gradient of {name!r} is sparse ({g.layout}): its norm is over whole rows, so it must be dense (sparse=False)"
+        )
+
+
+def smoothed(group: Mapping[str, Any], gradients: list[torch.Tensor], past: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients, smoothed by momentum; updates the buffers."""
+    momentum = group["momentum"]
+    if not momentum:
+        return gradients
+    torch._foreach_lerp_(past, gradients, 1 - momentum)
+    return list(torch._foreach_lerp(gradients, past, momentum)) if group["nesterov"] else past
+
+
+def shift(group: Mapping[str, Any], parameters: list[torch.Tensor], steps: list[torch.Tensor], sizes: list[float]) -> None:
+    """Decay, and a step."""
+    if group["weight_decay"]:
+        torch._foreach_mul_(parameters, [1 - size * group["weight_decay"] for size in sizes])
+    torch._foreach_sub_(parameters, steps)
+
+
+def projections(
+    moving: list[Moving], nearest_to: Callable[[list[Moving]], list[torch.Tensor]]
+) -> Iterable[tuple[Moving, torch.Tensor]]:
+    """The parameters that are projected, and where to; after a step of size 0, which moves nothing at all, there are none."""
+    outside = [m for m in moving if m.group["project"] and m.size > 0]  # torch.distributed.checkpoint makes such steps
+    return zip(outside, nearest_to(outside), strict=True) if outside else ()

@@ -1,0 +1,166 @@
+"""Lifting in an eager program: tensors are known by identity, and their norms are there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from thunder_norm.core import context, conversions
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.norms.annotations import named_annotations
+from thunder_norm.norms.constants import Constants
+from thunder_norm.norms.inference import NormSpec
+from thunder_norm.norms.lifting import Lifting, Otherwise
+from thunder_norm.norms.parameters import Derived, Policy, derived_norm
+
+
+class EagerLifting(Lifting):
+    """Lifts the tensors a model runs with.
+
+    Args:
+        tensors: by parameter and buffer name.
+        policy: as `NormTransform`'s parameters.
+        model: whose parameters and annotations they are.
+        perturbed: give every lifted parameter a perturbation_size that requires grad.
+        otherwise: what holds for parameters a mapping does not name, "measured" or "unit".
+        inferred: the norms chosen for parameters whose uses disagree.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        policy: Policy,
+        model: torch.nn.Module,
+        *,
+        perturbed: bool = False,
+        otherwise: Otherwise = "measured",
+        inferred: Mapping[str, NormSpec] | None = None,
+    ):
+        super().__init__(policy, otherwise, named_annotations(model), inferred)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self.parameters = {id(t) for name, t in tensors.items() if name in parameters and t.is_floating_point()}
+        self.names = {id(t): name for name, t in reversed(tensors.items())}
+        if self.leaves is not None:  # of tied names the one a norm is given for
+            self.names |= {id(t): name for name, t in tensors.items() if name in self.leaves}
+        self.tensors = {name: t for t_id, name in self.names.items() for t in (tensors[name],) if id(t) == t_id}
+        self.perturbed = perturbed
+        self.constants = Constants()
+        self.lifted: dict[str, NormedTensor] = {}  # each parameter as it was lifted first
+        self.wanted_of_sources: dict[int, dict[str, NormSpec]] = {}  # of tensors made from parameters: what is wanted of those
+        self._wanted_now: dict[str, NormSpec] | None = None  # the same, while one is lifted
+        self._cache: dict[tuple, NormedTensor] = {}
+        self._by_memory: dict[tuple, torch.Tensor] = {}
+        self._num_indexed = 0
+
+    # -- which tensors are parameters ---------------------------------------------------------------------------------
+
+    def name_of(self, t: torch.Tensor) -> str | None:
+        """The dotted name of a parameter or buffer: of several, the one a norm is given for."""
+        return self.names.get(id(t))
+
+    def is_parameter(self, t: torch.Tensor) -> bool:
+        """Whether a plain tensor is a floating parameter."""
+        return id(t) in self.parameters
+
+    def known(self, t: Any) -> Any:
+        """The parameter, or tensor made from parameters, that `t` is by another name: ``w.data``, ``nn.Parameter(w)``, a deep copy of w."""
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or id(t) in self.names or id(t) in self.derived:
+            return t
+        if self._num_indexed != len(self.derived) + 1:
+            self._num_indexed = len(self.derived) + 1
+            originals = [*self.tensors.values(), *(t for t, _ in self.derived.values())]
+            self._by_memory = {_memory(v): v for v in reversed(originals)}
+        return self._by_memory.get(_memory(t), t)
+
+    def copied(self, func: Callable, t: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """A deep copy; of a parameter, or of a tensor made from parameters, it is made from that."""
+        result = func(t, *args, **kwargs)
+        t = self.known(t)
+        if self.concerns(t):
+            self.derived[id(result)] = result, Derived(torch.clone, (t,), {})
+        return result
+
+    # -- lifting ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_inside_derived(self) -> bool:
+        """Whether a tensor made from parameters is being lifted: what its rules lift is no use of its own."""
+        return self._wanted_now is not None
+
+    def matters(self, t: torch.Tensor) -> bool:
+        """Whether its norm is another than that of its data, or moves."""
+        return self.perturbed or super().matters(t)
+
+    def lift(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        """The normed tensor for a plain one, by the policy; one for each parameter and kind."""
+        name = self.name_of(t)
+        if name is None:
+            return self._lift_derived(t, kind, dims) if id(t) in self.derived else self._lift_constant(t, kind, dims)
+        if self._wanted_now is not None:
+            self._wanted_now[name] = NormSpec(kind, dims)
+        key = (name, kind, dims, context.records_program())
+        if key not in self._cache:
+            normed = self._cache[key] = self._lift_parameter(t, name, kind, dims)
+            normed._is_leaf_value = True
+        return self._cache[key]
+
+    def _lift_constant(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        return kind._wrap(t, context.measured(kind, self.constants.value(t), dims).norm_size, None, dims)
+
+    def _lift_parameter(self, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        own = self.stated(name, t) or NormSpec(kind, dims)
+        size = self.size_of(t)
+        if size == "given":
+            normed = self.leaves.normed(name, t, own.kind, own.elem_dims)
+        elif size == "unit":
+            normed = own.around(t, 1.0)
+        else:
+            normed = context.measured(kind, t, dims)  # exactly, in what is wanted
+        first = self.lifted.get(name)
+        if first is None:
+            first = self.lifted[name] = (
+                normed
+                if isinstance(normed, own.kind) and normed.elem_dims == own.elem_dims
+                else context.measured(own.kind, t, own.elem_dims)
+            )
+            if self.perturbed:
+                first.perturbation_size = torch.zeros((), dtype=NORM_DTYPE, requires_grad=True)
+        if self.perturbed and normed is not first:  # consumed in another kind: one leaf, converted
+            normed.perturbation_size = self._converted_perturbation(name, t, first, normed)
+        return conversions.convert(normed, kind, dims)
+
+    def _converted_perturbation(self, name: str, t: torch.Tensor, first: NormedTensor, normed: NormedTensor) -> torch.Tensor:
+        """How far a parameter moves in the kind of `normed`, if it is `first` that says how far it moves."""
+        factor = conversions.factor(first, type(normed), normed.elem_dims)
+        if factor is None and self.stated(name, t) is not None:
+            raise NormMismatchError(
+                f"parameter {name!r} has a norm in {NormSpec(type(first), first.elem_dims)}, which says nothing about its norm in "
+                f"{NormSpec(type(normed), normed.elem_dims)}, wanted here: state another kind (thunder_norm.annotate)"
+            )
+        return first.perturbation_size * (1.0 if factor is None else factor)
+
+    def _lift_derived(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        """A tensor made from parameters alone: measured if they are, with the perturbation that theirs give it."""
+        is_measured = self.is_measured(t)
+        if is_measured and not self.perturbed:
+            return context.measured(kind, t, dims)
+        outer, wanted = self._wanted_now, {} if self._wanted_now is None else self._wanted_now
+        self._wanted_now = wanted
+        try:
+            normed = derived_norm(t, self.derived[id(t)][1], kind, dims)
+        finally:
+            self._wanted_now = outer
+        self.wanted_of_sources[id(t)] = dict(wanted)
+        if not is_measured:
+            return normed
+        return kind._wrap(t, context.measured(kind, t, dims).norm_size, normed.perturbation_size, dims)
+
+
+def _memory(t: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor's entries are, and in which order."""
+    if t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return (id(t),)
+    return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype

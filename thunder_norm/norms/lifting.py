@@ -1,0 +1,185 @@
+"""Lifting: how a plain tensor becomes a normed one where an operation meets it, the same in eager programs and in traces.
+
+What is lifted with which size (`Lifting.size_of`):
+
+========================================================  ==================================================================
+a parameter or buffer that a norm is given for            "given": that norm
+any other floating parameter                              "measured", "unit" or "required", as the policy says
+made from parameters alone                                "measured" if they all are; else "derived": their norms, sent through
+                                                          the rules of the operations that made it
+made from parameters and others, without a rule           refused where the norm of such a parameter is not that of its data
+anything else (buffers, constants)                        "measured"
+========================================================  ==================================================================
+
+In which kind: the one stated for it, with its norm or by `annotate`; or the one chosen because its uses disagree; or the one the
+operation at hand wants.  What is wanted in another kind is converted, and a measured norm is measured in the kind that is wanted.
+
+An eager program computes lifts at once (`eager_lifting`), a trace has them written before the operation (`traced_lifting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm.core.tensors import NormedTensor, describe
+from thunder_norm.errors import MissingNormRuleError, with_details
+from thunder_norm.norms.annotations import Annotation
+from thunder_norm.norms.inference import NormSpec
+from thunder_norm.norms.parameters import Derived, Leaves, Policy, canonical_dims, derivations, stated_kind
+from thunder_norm.op_names import op_name
+
+Location = Callable[[], str | None]
+# What holds for a parameter that no norm is given for.
+Otherwise = Literal["measured", "unit", "required"]
+Size = Literal["given", "measured", "unit", "required", "derived"]
+
+
+class Lifting:
+    """The policy, and what it needs to know about the tensors of one run or one trace.
+
+    Args:
+        policy: as `NormTransform`'s parameters.
+        otherwise: what holds for parameters that a mapping does not name.
+        annotations: what was said about parameters, by every dotted name.
+        inferred: the norms chosen for parameters whose uses disagree.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        otherwise: Otherwise,
+        annotations: Mapping[str, Annotation],
+        inferred: Mapping[str, NormSpec] | None = None,
+    ):
+        self.leaves = None if isinstance(policy, str) else Leaves(policy)
+        self.otherwise: Otherwise = policy if isinstance(policy, str) else otherwise
+        self.annotations = annotations
+        self.inferred = dict(inferred or {})
+        self.derived: dict[int, tuple[torch.Tensor, Derived]] = {}  # by identity: the tensors are kept alive
+        self.unknown = Unknown()
+
+    # -- which tensors are parameters: eager programs and traces know it in their own ways ----------------------------
+
+    def name_of(self, t: torch.Tensor) -> str | None:
+        """The dotted name of a parameter or buffer: of several, the one a norm is given for."""
+        raise NotImplementedError
+
+    def is_parameter(self, t: torch.Tensor) -> bool:
+        """Whether a plain tensor is a floating parameter."""
+        raise NotImplementedError
+
+    def known(self, t: Any) -> Any:
+        """The parameter, or tensor made from parameters, that `t` is by another name; anything else as it is."""
+        return t
+
+    def copied(self, func: Callable, *args: Any, **kwargs: Any) -> Any:
+        """A deep copy of a tensor, which stands for what it is a copy of if that is a parameter."""
+        return func(*args, **kwargs)
+
+    # -- the policy ---------------------------------------------------------------------------------------------------
+
+    def size_of(self, t: torch.Tensor) -> Size:
+        """Where the size of a plain tensor's norm comes from."""
+        if id(t) in self.derived:
+            return "measured" if all(map(self.is_measured, self.derived[id(t)][1].sources())) else "derived"
+        name = self.name_of(t)
+        if name is None:
+            return "measured"
+        if self.is_given(name):
+            return "given"
+        return "measured" if self.otherwise == "unit" and not self.is_parameter(t) else self.otherwise
+
+    def is_given(self, name: str) -> bool:
+        """Whether a norm is given for a parameter or buffer."""
+        return self.leaves is not None and name in self.leaves
+
+    def is_measured(self, t: torch.Tensor) -> bool:
+        """Whether the norm of a plain tensor is that of its data."""
+        return self.size_of(t) == "measured"
+
+    def matters(self, t: torch.Tensor) -> bool:
+        """Whether the norm of a parameter, or of a tensor made from parameters alone, is another than that of its data, or moves."""
+        return not self.is_measured(t)
+
+    def concerns(self, t: torch.Tensor) -> bool:
+        """Whether a plain tensor is a floating parameter, or was made from parameters alone."""
+        return id(t) in self.derived or self.is_parameter(t)
+
+    def stated(self, name: str, t: torch.Tensor) -> NormSpec | None:
+        """The norm somebody stated for a parameter, or that was chosen because its uses disagree."""
+        stated = self.stated_kind(name)
+        return self.inferred.get(name) if stated is None else NormSpec(stated[0], canonical_dims(*stated, t.ndim))
+
+    def stated_kind(self, name: str) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
+        """Kind and elem_dims somebody stated for a parameter; None if nobody did."""
+        return stated_kind(name, self.annotations, self.leaves)
+
+    def has_stated_kinds(self) -> bool:
+        """Whether some parameters may be taken for another kind than the operation at hand wants."""
+        return bool(self.annotations or self.inferred) or self.leaves is not None
+
+    def is_taken_as_stated(self, t: torch.Tensor, name: str) -> bool:
+        """Whether an operation gets a parameter as the kind stated or chosen for it, whatever it wants."""
+        return self.stated_kind(name) is not None or name in self.inferred and not self.is_measured(t)
+
+    def who_stated(self, name: str) -> str | None:
+        """Who stated the kind of a parameter, in a sentence; None if nobody did."""
+        if self.leaves is not None and name in self.leaves and self.leaves.kind(name) is not None:
+            return "a norm of that kind was given for it"
+        return "an annotation says so" if name in self.annotations else None
+
+    # -- what was made from parameters --------------------------------------------------------------------------------
+
+    def remember(self, fn: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        """Note the results of an operation on parameters alone."""
+        self.derived |= {id(t): (t, made) for t, made in derivations(fn, args, kwargs, result)}
+
+    def check_known(self, t: torch.Tensor, location: Location) -> None:
+        """Refuse a tensor whose values depend on parameters in a way that no rule follows.
+
+        Raises:
+            MissingNormRuleError: they do, and the norms of those parameters are not that of their data.
+        """
+        self.unknown.check(t, location)
+
+
+class Unknown:
+    """Tensors made from parameters and other tensors by operations without a norm rule: nobody knows their norm."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[torch.Tensor, Callable]] = {}
+
+    def __contains__(self, t: torch.Tensor) -> bool:
+        return id(t) in self._made
+
+    def add(self, func: Callable, args: Any, result: Any) -> None:
+        """Remember the floating results of `func`; what is no argument of it came from it."""
+        given = {id(v) for v in tree_flatten(args)[0]}
+        for t in tree_flatten(result)[0]:
+            if isinstance(t, torch.Tensor) and t.is_floating_point() and id(t) not in given:
+                self._made[id(t)] = t, func
+
+    def check(self, t: torch.Tensor, location: Location) -> None:
+        """Refuse to take the values of such a tensor for its norm.
+
+        Raises:
+            MissingNormRuleError: `t` is one.
+        """
+        if t in self:
+            raise unknown_norm(op_name(self._made[id(t)][1]), t, location())
+
+
+def unknown_norm(operation: str, t: torch.Tensor, location: str | None) -> MissingNormRuleError:
+    """The error for a tensor that an operation without a norm rule made from a parameter and other tensors."""
+    return MissingNormRuleError(
+        with_details(
+            f"no norm rule for {operation}, which made a {describe(t)} of a parameter and of other tensors",
+            at=location,
+            why="the parameter's norm is given, or moves, and that of the result would silently be that of its values",
+            to_add_one=f"@thunder_norm.normed_op({operation}).register_norm",
+        )
+    )

@@ -1,0 +1,166 @@
+"""Lifting in a trace: tensors are known by the proxies that fakes stand for, and lifts are written before the operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from thunder.core import dtypes
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_jit_ctx, get_parameter_or_buffer_or_submodule_name_and_root
+from thunder.core.proxies import TensorProxy
+from torch.utils._python_dispatch import _disable_current_modes
+
+from thunder_norm.core import conversions
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.norms.annotations import Annotation, named_annotations
+from thunder_norm.norms.inference import NormSpec
+from thunder_norm.norms.lifting import Lifting, Location, Otherwise, unknown_norm
+from thunder_norm.norms.parameters import Policy, derived_norm, tied_names
+from thunder_norm.norms.recorder import NormRecorder
+from thunder_norm.subclass import trace
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.tracing.locations import location_of_user
+
+
+class TracedLifting(Lifting):
+    """Lifts the tensors of one acquisition, once per parameter and kind."""
+
+    def __init__(self, acquisition: Acquisition, model: torch.nn.Module | None, policy: Policy, otherwise: Otherwise):
+        annotations: Mapping[str, Annotation] = {} if model is None else named_annotations(model)
+        super().__init__(policy, otherwise, annotations)
+        self.tied: dict[str, tuple[str, ...]] = {} if model is None else tied_names(model)
+        self.lifted: dict[tuple, NormedTensor] = {}
+        self._acquisition = acquisition
+        self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
+        self._made_by: dict[str, str] = {}  # what plain operations made from parameters with given norms, and which ones
+        self._num_followed = 0
+
+    # -- which tensors are parameters ---------------------------------------------------------------------------------
+
+    def name_of(self, t: torch.Tensor) -> str | None:
+        """The dotted name of the parameter or buffer a fake stands for: of several, the one a norm is given for."""
+        proxy = self._acquisition.fakes.proxy_of(t)
+        found = None if proxy is None else parameter_name(proxy)
+        return None if found is None else self._given_name(found[1])
+
+    def is_parameter(self, t: torch.Tensor) -> bool:
+        """Whether a fake stands for a floating parameter."""
+        proxy = self._acquisition.fakes.proxy_of(t)
+        return proxy is not None and self.is_parameter_proxy(proxy)
+
+    def is_parameter_proxy(self, proxy: TensorProxy) -> bool:
+        """Whether a proxy is a floating parameter of a module, or derived from parameters alone."""
+        fake = self._acquisition.fakes.known(proxy)
+        if fake is not None and id(fake) in self.derived:
+            return True
+        found = parameter_name(proxy)
+        return found is not None and found[0] == "_parameters" and dtypes.is_float_dtype(proxy.dtype)
+
+    def has_size_only(self, name: str) -> bool:
+        """Whether a size is given for a parameter, and no kind."""
+        name = self._given_name(name)
+        return (self.otherwise != "measured" or self.is_given(name)) and self.stated_kind(name) is None
+
+    def _given_name(self, name: str) -> str:
+        """Of the names of a tied parameter, the one a norm is given for."""
+        tied = self.tied.get(name, (name,))
+        return next((n for n in tied if self.is_given(n)), tied[0])
+
+    # -- what was made from parameters --------------------------------------------------------------------------------
+
+    def check_known(self, t: torch.Tensor, location: Location) -> None:
+        """Refuse a tensor whose values depend on parameters with given norms in a way that no rule follows.
+
+        Raises:
+            MissingNormRuleError: it does.
+        """
+        super().check_known(t, location)
+        proxy = self._acquisition.fakes.proxy_of(t)
+        if proxy is None or id(t) in self.derived:
+            return
+        bsyms = get_jit_ctx().computation_trace.bound_symbols
+        for bsym in bsyms[self._num_followed :]:
+            if not isinstance(bsym.sym.id, trace.OperationId) and any(map(self._depends_on_given, bsym.flat_proxy_args)):
+                made = (p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_float_dtype(p.dtype))
+                self._made_by |= dict.fromkeys((p.name for p in made), bsym.sym.name)
+        self._num_followed = len(bsyms)
+        if proxy.name in self._made_by:
+            raise unknown_norm(self._made_by[proxy.name], t, location())
+
+    def _depends_on_given(self, p: Any) -> bool:
+        if not isinstance(p, TensorProxy):
+            return False
+        return p.name in self._made_by or self.is_parameter_proxy(p) and not self.is_measured(self._acquisition.fake_of(p))
+
+    # -- lifting ------------------------------------------------------------------------------------------------------
+
+    def lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        """The normed tensor for a plain one, by the policy; written once."""
+        if self._acquisition.fakes.proxy_of(t) is None and (id(t) not in self.derived or self.is_measured(t)):
+            return kind.of(t, dims)  # a temporary of the operation being recorded
+        key = (id(t), kind, dims, is_grad_enabled())
+        found = self.lifted.get(key)
+        found = recorder.lifts.get(key) if found is None else found
+        if found is None:
+            found = recorder.lifts[key] = self._new_lift(recorder, t, kind, dims)
+            found._is_leaf_value = True
+        return found
+
+    def _new_lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        size = self.size_of(t)
+        if size == "measured":
+            return recorder.hoist_norm(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
+        if size == "derived":
+            made = self.derived[id(t)][1]
+            return recorder.hoist_norm(trace.OperationId(kind, "derived"), lambda: derived_norm(t, made, kind, dims))
+        name = self.name_of(t)
+        own = self.stated(name, t) or self._first.setdefault(name, NormSpec(kind, dims))
+        if size == "given":
+            return self._leaf(recorder, t, name, own, kind, dims)
+        if size == "unit":
+            return recorder.hoist_norm(trace.OperationId(kind, "unit"), lambda: _fit(own.around(t, 1.0), name, kind, dims))
+        raise NormMapKeyError(
+            with_details(
+                f"normed_state_dict has no norm for {name!r}",
+                at=location_of_user(),
+                instead="add it, or build the norm map with parameters='measured' or 'unit'",
+            )
+        )
+
+    def _leaf(
+        self, recorder: NormRecorder, t: torch.Tensor, name: str, own: NormSpec, kind: type[NormedTensor], dims: tuple[int, ...]
+    ) -> NormedTensor:
+        with _disable_current_modes():  # a bare tensor's value is looked at: it must not be negative
+            real = self.leaves.tensors(name)
+        with recorder.paused():
+            fakes = tuple(torch.empty((), dtype=r.dtype, device=r.device) for r in real)
+        recorder.leaves.append((name, fakes, tuple(r.requires_grad for r in real)))
+        return _fit(self.leaves.normed(name, t, own.kind, own.elem_dims, fakes), name, kind, dims)
+
+
+def _fit(normed: NormedTensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+    try:
+        return conversions.convert(normed, kind, dims)
+    except NormMismatchError as e:
+        raise NormMismatchError(f"the norm given for parameter {name!r} does not fit its use: {e}") from e
+
+
+def parameter_name(proxy: TensorProxy) -> tuple[str, str] | None:
+    """("_parameters" | "_buffers", dotted name) if a proxy stands for a parameter or buffer of a module."""
+    provenance = proxy.history
+    if not isinstance(provenance, ProvenanceRecord) or len(provenance.inputs) != 2:
+        return None
+    container = provenance.inputs[0]
+    if (
+        container.inst is not PseudoInst.LOAD_ATTR
+        or container.inputs[1].inst is not PseudoInst.CONSTANT
+        or container.inputs[1].value not in ("_parameters", "_buffers")
+        or not container.inputs[0].ext_flag & EXT_FLAG_IS_MODULE
+    ):
+        return None
+    where, name, _ = get_parameter_or_buffer_or_submodule_name_and_root(provenance)
+    return where, ".".join(name)

@@ -1,0 +1,105 @@
+"""Norm rules for entries chosen among two tensors, and for the comparisons that choose.
+
+Operands are broadcast, as in `binary`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules._facts import Filled, is_plain, with_fact
+from thunder_norm.rules._shared import (
+    align,
+    broadcast,
+    is_constant_along,
+    maximum,
+    over_dims_of,
+    rms,
+    root_sum_squares,
+    scalar,
+    times,
+)
+
+Number = int | float
+_SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
+
+
+def _either(a: NormedTensor | Number, b: NormedTensor | Number, is_blockwise: bool) -> RMSTensor:
+    """Each entry from a or from b: energies add, unless whole groups of elem_dims come from one of them."""
+    operands = {"input": a, "other": b}
+    tensors = {name: x for name, x in operands.items() if isinstance(x, NormedTensor)}
+    dims, factors = align(broadcast(*(x.shape for x in tensors.values())), *tensors.values())
+    sizes = [times(x.norm_size, c) for x, c in zip(tensors.values(), factors, strict=True)]
+    sizes += [scalar(math.fabs(x), sizes[0]) for x in operands.values() if not isinstance(x, NormedTensor) and x != 0]
+    value = maximum(sizes) if is_blockwise or not dims else root_sum_squares(*sizes)
+    return rms(value if len(sizes) > 1 else sizes[0], dims, sensitivity=dict(zip(tensors, factors, strict=True)))
+
+
+@normed_op(torch.fmax).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.fmin).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.max).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.min).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.maximum).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.minimum).register_norm(lift_dims=_SAME_DIMS)
+def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """max(a, b) and min(a, b).
+
+    Value:       sqrt(|a|^2 + |b|^2), for LinfTensors max(|a|, |b|)    (attained: disjoint supports)
+    Sensitivity: 1 to each
+    Source:      max(a, b)^2 <= a^2 + b^2
+    """
+    return _either(input, other, is_blockwise=False)
+
+
+@normed_op(torch.where).register_norm(allow_plain_tensors=True, lift_dims=_SAME_DIMS)
+def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor | Number) -> RMSTensor:
+    """A where the condition holds, b elsewhere; the condition is a plain tensor, a and b may be numbers.
+
+    Value:       sqrt(|a|^2 + |b|^2), for LinfTensors or a condition that does not vary along elem_dims max(|a|, |b|)
+                 (attained: disjoint supports)
+    Sensitivity: 1 to each
+    """
+    operands = [x for x in (input, other) if isinstance(x, NormedTensor)]
+    dims, _ = align(broadcast(condition.shape, *(x.shape for x in operands)), *operands)
+    return _either(input, other, is_blockwise=is_constant_along(condition, dims))
+
+
+def _is_filled(args: dict[str, Any]) -> bool:
+    condition, input, other = args["condition"], args["input"], args["other"]
+    return is_plain(other) and other.ndim == 0 and isinstance(input, RMSTensor) and condition.shape == input.shape
+
+
+@normed_op(torch.where).register_norm(allow_plain_tensors=True, when=_is_filled)
+def where_filled(condition: torch.Tensor, input: RMSTensor, other: RMSTensor) -> NormedTensor:
+    """A where the condition holds, else one plain entry: as `where`, and what the norm is without that entry if it is NaN."""
+    is_number = other.norm_size == other.norm_size
+    numbers = LinfTensor(torch.where(is_number, other.norm_size, 0.0), backing=other.backing)
+    size = where(condition, input, numbers).norm_size
+    return with_fact(where(condition, input, other), Filled(condition, is_number, size))
+
+
+# -- comparisons ------------------------------------------------------------------------------------------------------------
+
+
+def _comparison(input: NormedTensor | torch.Tensor | Number, other: NormedTensor | torch.Tensor | Number) -> None:
+    """The plain tensor of bools: it has no norm.
+
+    What is made with it as a mask takes it as given: sensitivities hold while no comparison changes, and beyond that where the
+    sides meet, as in ``where(x > 0, x, 0.1 * x)``.
+    """
+
+
+def _test(input: NormedTensor) -> None:
+    """The plain tensor of bools: it has no norm."""
+
+
+for _op in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and, torch.logical_or, torch.logical_xor):
+    normed_op(_op).register_norm(_comparison, allow_plain_tensors=True)
+for _op in (torch.isnan, torch.isinf, torch.isfinite, torch.isposinf, torch.isneginf, torch.logical_not, torch.signbit):
+    normed_op(_op).register_norm(_test)
