@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: run suites, print their tables, write what was measured."""
+"""``python -m benchmarks``: run suites, print their tables, write what was measured and the page in docs/ that shows it."""
 
 from __future__ import annotations
 
@@ -17,54 +17,58 @@ warnings.filterwarnings("ignore")  # Thunder's and torch's own, on import and on
 
 import torch  # noqa: E402 - the environment comes first
 
-from benchmarks import function_transforms, machine, models, modular, normed, profile, real_mode, subclasses, timing  # noqa: E402
+from benchmarks import (  # noqa: E402
+    function_transforms,
+    machine,
+    models,
+    modular,
+    normed,
+    orthogonalization,
+    page,
+    profile,
+    real_mode,
+    subclasses,
+    timing,
+)
 
 SUITES = {
     "real_mode": real_mode,
     "normed": normed,
     "subclasses": subclasses,
     "modular": modular,
+    "orthogonalization": orthogonalization,
     "profile": profile,
     "function_transforms": function_transforms,
 }
-RESULTS = Path(__file__).parent / "results"
+
+_QUICK = models.Options(
+    rounds=5,
+    first_calls=2,
+    mlp_layers=4,
+    gpt2_layers=1,
+    depths=(4, 16),
+    wrapper_depths=(4,),
+    wrapper_widths=(64,),
+    sample_batches=(8,),
+    gpts=(models.GPTShape(4, 256),),
+    matrices=((256, 1024), (256, 256)),
+    rounds_of_steps=3,
+    modula_gpts=((4, 128),),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What thunder_norm costs, as ratios between peers.")
-    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)} (all if none is named)")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, GPT-2 with one layer: a few minutes")
-    parser.add_argument("--rounds", type=int, help="how often each candidate is timed")
-    parser.add_argument("--into", type=Path, help=f"a folder for SUITE.json (default: {RESULTS.name}; with --quick nowhere)")
-    parser.add_argument("--modula", type=Path, metavar="PYTHON", help="an interpreter with jax and modula, for the suite modular")
-    options = parser.parse_args()
-    unknown = set(options.suites) - set(SUITES)
-    if unknown:
-        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
-
-    amount = (
-        models.Options(
-            rounds=5,
-            first_calls=2,
-            mlp_layers=4,
-            gpt2_layers=1,
-            depths=(4, 16),
-            wrapper_depths=(4,),
-            wrapper_widths=(64,),
-            sample_batches=(8,),
-            gpts=(models.GPTShape(4, 256),),
-            rounds_of_steps=3,
-            modula_gpts=((4, 128),),
-        )
-        if options.quick
-        else models.Options()
-    )
+    options = _options()
+    if options.tables:
+        page.write()
+        return
+    amount = _QUICK if options.quick else models.Options()
     if options.rounds is not None:
         amount = dataclasses.replace(amount, rounds=options.rounds, rounds_of_steps=options.rounds)
     amount = dataclasses.replace(amount, modula_python=options.modula)
     torch.set_num_threads(1)
-    folder = options.into or (None if options.quick else RESULTS)
-    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    folder = options.into or (None if options.quick else page.RESULTS)
+    command = shlex.join(["python", "-m", "benchmarks", *("PYTHON" if a == str(options.modula) else a for a in sys.argv[1:])])
     described = machine.describe()
     print(json.dumps(described, indent=1), flush=True)
     for name in options.suites or SUITES:
@@ -73,9 +77,8 @@ def main() -> None:
         print(f"\n== {name} ({time.perf_counter() - started:.0f} s): {SUITES[name].__doc__.splitlines()[0]}\n", flush=True)
         print(timing.table(rows), flush=True)
         result = {"command": command, "machine": described, "rows": rows}
-        if name == "normed":
-            result["quoted"] = normed.QUOTED
-            print("\n" + normed.quoted_table(rows))
+        if name == "real_mode":
+            result["method"] = real_mode.METHOD
         if name == "profile":
             result["peers"] = profile.peer_versions()
             print("\n" + profile.counts(rows))
@@ -83,6 +86,23 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
             print(f"\nwritten to {folder / name}.json", flush=True)
+        if folder == page.RESULTS:
+            page.write()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What thunder_norm costs, as ratios between peers.")
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)} (all if none is named)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, GPT-2 with one layer: a few minutes")
+    parser.add_argument("--rounds", type=int, help="how often each candidate is timed")
+    parser.add_argument("--into", type=Path, help=f"a folder for SUITE.json (default: {page.RESULTS.name}; with --quick nowhere)")
+    parser.add_argument("--tables", action="store_true", help=f"measure nothing, write the tables of docs/{page.PAGE.name} anew")
+    parser.add_argument("--modula", type=Path, metavar="PYTHON", help="an interpreter with jax and modula, for the suite modular")
+    options = parser.parse_args()
+    unknown = set(options.suites) - set(SUITES)
+    if unknown:
+        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    return options
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch import nn
 
 from benchmarks import function_transforms, models
 from benchmarks.devices import Device
+from benchmarks.normed import given_norms
 from thunder_norm import RMSTensor, build_norm_map, normed, transforms
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform, SubclassTransform
@@ -135,7 +136,7 @@ def norm_maps(amount: Amount) -> Iterator[Comparison]:
     maps = {}
     for depth in depths:
         model = models.mlp(depth)
-        given = {k: type(n)(n.norm_size.detach().to(device), elem_dims=n.elem_dims) for k, n in models.given_norms(model).items()}
+        given = {k: type(n)(n.norm_size.detach().to(device), elem_dims=n.elem_dims) for k, n in given_norms(model).items()}
         maps[f"depth {depth}"] = _norm_map(model.to(device), given, device)
     yield Comparison("norm map of (linear, relu) by depth", f"depth {depths[0]}", maps)
 

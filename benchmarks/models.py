@@ -1,4 +1,4 @@
-"""The models that are timed."""
+"""The models that are timed, and how much of them; without anything of ours, so that a process which has none can make them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Options:
     """How much is measured."""
 
     rounds: int = 15
-    first_calls: int = 5  # of the MLP; of GPT-2 one fewer
+    first_calls: int = 5  # of the MLP; of GPT-2 one fewer; in real mode pairs of processes
     mlp_layers: int = 12
     gpt2_layers: int = 4
     depths: tuple[int, ...] = (4, 16, 64)
@@ -43,6 +41,7 @@ class Options:
         GPTShape(12, 768),
         GPTShape(12, 768, is_tied=False),
     )
+    matrices: tuple[tuple[int, int], ...] = ((768, 3072), (768, 2304), (768, 768), (256, 1024), (256, 768), (256, 256))
     rounds_of_steps: int = 7  # of width 256; wider ones three, of many seconds each
     modula_python: Path | None = None  # an interpreter that has JAX and Modula
     modula_gpts: tuple[tuple[int, int], ...] = ((4, 128), (4, 256), (12, 256))  # layers, width
@@ -109,17 +108,3 @@ class _ModulaBlock(nn.Module):
 def tokens() -> torch.Tensor:
     """Two rows of 64 tokens for `gpt2`."""
     return torch.randint(0, 512, (2, 64), generator=torch.Generator().manual_seed(0))
-
-
-def given_norms(model: nn.Module) -> dict[str, NormedTensor]:
-    """A norm that requires grad for each parameter, in the kind the rules for `mlp` and `gpt2` take it for."""
-    return {name: _given(name, parameter) for name, parameter in model.named_parameters()}
-
-
-def _given(name: str, parameter: torch.Tensor) -> NormedTensor:
-    if "wte" in name or "wpe" in name or name.endswith("bias"):
-        return RMSTensor(1.01, norm_size_requires_grad=True)
-    if parameter.ndim == 1:
-        return LinfTensor(1.01, norm_size_requires_grad=True)
-    in_last = not name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))  # transformers' Conv1D is [in, out]
-    return RMSToRMSTensor(1.01, elem_dims=(-2, -1) if in_last else (-1, -2), norm_size_requires_grad=True)

@@ -130,11 +130,11 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
 
 @contextlib.contextmanager
 def _muon_in_float32() -> Iterator[None]:
-    with mock.patch.object(torch.optim._muon, "_zeropower_via_newtonschulz", _orthogonalize_as_muon):
+    with mock.patch.object(torch.optim._muon, "_zeropower_via_newtonschulz", orthogonalize_as_muon):
         yield
 
 
-def _orthogonalize_as_muon(g: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> torch.Tensor:
+def orthogonalize_as_muon(g: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> torch.Tensor:
     """Muon's iteration, operation by operation, in the gradient's own dtype."""
     a, b, c = coefficients
     is_tall = g.size(0) > g.size(1)

@@ -13,21 +13,14 @@ from typing import Any
 import thunder
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from benchmarks import models, timing
-from thunder_norm import NormedTensor, RMSTensor, build_norm_map, normed
+from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, build_norm_map, normed
 from thunder_norm.transforms import NormTransform
 
 HAND, EAGER, MAP, MODE, REAL = "by hand in torch", "rules, plain PyTorch", "norm map", "normed mode", "thunder.jit, no norms"
 ONE_VECTOR = "norm map, sizes from one vector"
-
-# Seconds a call, as measured earlier on this kind of machine with auto_norm (github.com/ssnl/autonorm), the reference
-# implementation of norm maps; it needs fixes to import on torch 2.11 and is not on a package index, so it is quoted, not run.
-QUOTED = {
-    "source": "auto_norm, github.com/ssnl/autonorm, measured earlier on this kind of machine; quoted, not run here",
-    "call, as published (formats debug strings)": {4: 10e-3, 16: 39e-3, 64: 156e-3},
-    "forward and backward, without its debug strings": {4: 6e-3, 16: 22e-3, 64: 89e-3},
-}
 
 
 def run(options: models.Options) -> list[dict[str, Any]]:
@@ -51,7 +44,7 @@ def _cases(
 
 
 def _stack(depth: int, rounds: int) -> list[dict[str, Any]]:
-    model, given = models.mlp(depth), models.given_norms(models.mlp(depth))
+    model, given = models.mlp(depth), given_norms(models.mlp(depth))
     x = torch.randn(16, 64)
     size = RMSTensor(2.0)
     layers = [(given[f"{2 * i}.weight"], given[f"{2 * i}.bias"]) for i in range(depth)]
@@ -118,7 +111,7 @@ def check_equal(norms: Mapping[str, Callable[[], torch.Tensor]]) -> None:
 
 def _gpt2(layers: int, rounds: int) -> list[dict[str, Any]]:
     model, ids = models.gpt2(layers), models.tokens()
-    given = models.given_norms(model)
+    given = given_norms(model)
     what = f"GPT-2, {layers} layers"
 
     norm_map = build_norm_map(model, input_ids=ids)
@@ -149,18 +142,18 @@ def count_operations(trace: Any) -> int:
     return sum(1 for bsym in trace.bound_symbols if type(bsym.sym.id).__name__ == "OperationId")
 
 
-def quoted_table(rows_of_suite: list[dict[str, Any]]) -> str:
-    """How many times faster a norm map is than the quoted figures, which were not measured in this process."""
-    lines = [QUOTED["source"]]
-    for what, case in (
-        ("call, as published (formats debug strings)", "forward"),
-        ("forward and backward, without its debug strings", "forward and backward"),
-    ):
-        for depth, seconds in QUOTED[what].items():
-            ours = [r for r in rows_of_suite if r["case"] == f"norm map, depth {depth}: {case}" and r["candidate"] == MAP]
-            if ours:
-                us = ours[0]["median_us"]
-                lines.append(
-                    f"  depth {depth:2}, {what}: {seconds * 1e3:.0f} ms; norm map {us / 1e3:.3f} ms, {seconds * 1e6 / us:.0f} x"
-                )
-    return "\n".join(lines)
+# -- norms of parameters ------------------------------------------------------------------------------------------------------
+
+
+def given_norms(model: nn.Module) -> dict[str, NormedTensor]:
+    """A norm that requires grad for each parameter, in the kind the rules for `models.mlp` and `models.gpt2` take it for."""
+    return {name: _given(name, parameter) for name, parameter in model.named_parameters()}
+
+
+def _given(name: str, parameter: torch.Tensor) -> NormedTensor:
+    if "wte" in name or "wpe" in name or name.endswith("bias"):
+        return RMSTensor(1.01, norm_size_requires_grad=True)
+    if parameter.ndim == 1:
+        return LinfTensor(1.01, norm_size_requires_grad=True)
+    in_last = not name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))  # transformers' Conv1D is [in, out]
+    return RMSToRMSTensor(1.01, elem_dims=(-2, -1) if in_last else (-1, -2), norm_size_requires_grad=True)

@@ -56,7 +56,7 @@ def in_turns(
 
     With `seconds` 0 a round is one call.
     """
-    clock = clock or _time
+    clock = clock or seconds_a_call
     repeats = {name: _repeats(call, seconds, warm_up, clock) for name, call in candidates.items()}
     found: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
@@ -86,7 +86,8 @@ def _repeats(call: Callable[[], Any], seconds: float, warm_up: int, clock: Clock
     return max(1, round(seconds / clock(call, 3)))
 
 
-def _time(call: Callable[[], Any], repeats: int) -> float:
+def seconds_a_call(call: Callable[[], Any], repeats: int) -> float:
+    """How long one of `repeats` calls takes."""
     started = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -129,8 +130,8 @@ def table(rows_of_suite: Sequence[Mapping[str, Any]]) -> str:
         cells.append(
             [
                 "  " + row["candidate"],
-                _duration(row["median_us"]),
-                _duration(row["minimum_us"]),
+                duration(row["median_us"]),
+                duration(row["minimum_us"]),
                 per_operation,
                 f"{row['ratio']:.3f}",
                 quartiles,
@@ -149,7 +150,8 @@ def table(rows_of_suite: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _duration(microseconds: float) -> str:
+def duration(microseconds: float) -> str:
+    """A time as text, in the unit that suits it."""
     if microseconds >= 1e6:
         return f"{microseconds / 1e6:.2f} s"
     if microseconds >= 1e4:

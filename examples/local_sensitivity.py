@@ -1,6 +1,6 @@
 """How far can GPT-2's output move?  The bound for all inputs, the bound at this input, and the truth at this input.
 
-    python examples/local_sensitivity.py [--depths 1 2 4 8] [--width 128]
+    python examples/local_sensitivity.py [--depths 1 2 4 8] [--width 128] [--results FILE]
 
 A layer_norm has no useful constant for all inputs: near 0 its slope is 1 / sqrt(eps) = 316, and a deep model multiplies
 them.  `NormTransform(sensitivity="local")` takes the data at hand: its bounds hold to first order, at this input.  The truth is the
@@ -10,6 +10,10 @@ norm of the Jacobian there, found by power iteration, so at most a little below 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -57,22 +61,47 @@ def measure(depth: int, width: int, scale: float) -> tuple[float, float, float]:
     return bounds[0], bounds[1], true
 
 
+SETTINGS = (("as drawn, RMS 0.02", 1.0), ("RMS 1", 50.0))  # of embeddings, and the factor that makes them so
+HEADS = {
+    "embeddings": "embeddings",
+    "layers": "layers",
+    "global": "all inputs",
+    "local": "at this input",
+    "jacobian": "Jacobian norm (power iteration)",
+}
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """A row of results as text."""
+    return [f"{value:.3g}" if isinstance(value, float) else str(value) for value in (row[key] for key in HEADS)]
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of docs/local_sensitivity.md."""
+    lines = [list(HEADS.values()), ["---", *["---:"] * (len(HEADS) - 1)], *map(cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--results", type=Path, help="a JSON file for what was measured")
     options = parser.parse_args()
     table = Table(
         title=f"GPT-2 of width {options.width} at initialisation: sensitivity of the last hidden state to the embeddings"
     )
-    for name in ("embeddings", "layers", "all inputs", "at this input", "Jacobian norm"):
-        table.add_column(name, justify="right")
-    settings = [
-        (name, scale, depth) for name, scale in (("as drawn, RMS 0.02", 1.0), ("RMS 1", 50.0)) for depth in options.depths
-    ]
-    for name, scale, depth in track(settings, "measuring"):
-        table.add_row(name, str(depth), *(f"{v:.3g}" for v in measure(depth, options.width, scale)))
+    for head in HEADS.values():
+        table.add_column(head, justify="right")
+    rows = []
+    for (name, scale), depth in track([(s, depth) for s in SETTINGS for depth in options.depths], "measuring"):
+        measured = dict(zip(("global", "local", "jacobian"), measure(depth, options.width, scale), strict=True))
+        rows.append({"embeddings": name, "layers": depth, **measured})
+        table.add_row(*cells(rows[-1]))
     Console().print(table)
+    if options.results:
+        result = {"torch": torch.__version__.split("+")[0], "width": options.width, "rows": rows}
+        options.results.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.audit import Effort
-from thunder_norm.audit.rules import audit_rule, auditable, identity, op_title, section
-from thunder_norm.audit.table import library_rules, render
+from thunder_norm.audit.rules import Record, Searched, audit_rule, auditable, identity, op_title, section
+from thunder_norm.audit.table import _shown, kept, library_rules, render
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError
 
 DOCS = Path(__file__).parent.parent / "docs"
-AUDIT = json.loads((DOCS / "audit.json").read_text())
-RECORDS = {(r["op"], r["rule"], r["file"], r["kinds"]): r for r in AUDIT["rules"]}
+AUDIT = kept(DOCS / "audit.json")
+RECORDS = {(r.op, r.rule, r.file, r.kinds): r for r in AUDIT.rules}
 OPS = [op for op in registered_ops().values() if {id(r) for r in auditable(op)} & {id(r) for r in library_rules(op)}]
 LITTLE = Effort(cases=1, restarts=1, steps=4, seed=seeded())
 
@@ -44,22 +45,37 @@ def test_every_rule_was_searched():
     """One that was not says why."""
     missing = [identity(op, rule) for op, rule in rules() if identity(op, rule) not in RECORDS]
     assert not missing, f"run `make audit`: {missing}"
-    assert len(RECORDS) == len(AUDIT["rules"])
-    assert not [key for key, r in RECORDS.items() if not r["cases"] and not r["note"]]
+    assert len(RECORDS) == len(AUDIT.rules)
+    assert not [key for key, r in RECORDS.items() if not r.cases and not r.note]
 
 
 def test_a_rule_that_is_not_attained_says_why():
     silent = []
     for op, rule in rules():
         record = RECORDS[identity(op, rule)]
-        attained = min([record["value"], *record["sensitivity"].values()])
-        if record["cases"] and attained < 0.9 and not section(rule.fn.__doc__ or "", "Gap"):
+        attained = min([record.value, *record.sensitivity.values()])
+        if record.cases and attained < 0.9 and not section(rule.fn.__doc__ or "", "Gap"):
             silent.append((*identity(op, rule), attained))
     assert not silent, f"state the reason as 'Gap:' in the docstrings of {silent}"
 
 
 def test_the_table_of_rules_is_what_make_audit_writes():
     assert (DOCS / "rules.md").read_text() == render(DOCS / "audit.json")
+
+
+def test_the_table_shows_the_spread_over_cases():
+    record = Record(
+        "op", "rule", searches=[Searched("a", 0.5, (1.0, 0.25)), Searched("b", math.nan, ()), Searched("c", 1.0, (0.75,))]
+    )
+    assert (_shown(record.values), _shown(record.slopes)) == ("0.500, 0.750, 1.000", "0.250, 0.500, 0.750")
+    assert (record.value, record.sensitivity, record.worst) == (1.0, {"0": 1.0, "1": 0.25}, "a")
+    assert _shown([math.nan]) == "-"
+
+
+def test_formulas_keep_their_case():
+    """A docstring that begins with a formula begins with its letter: `a b`, never `A b`."""
+    docs = [rule.fn.__doc__ or "" for op in registered_ops().values() for rule in library_rules(op)]
+    assert [doc for doc in docs if re.match(r"[A-Z] ([-+*/=]|[a-z]\b)", doc)] == []
 
 
 # -- coverage -----------------------------------------------------------------------------------------------------------------

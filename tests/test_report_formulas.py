@@ -21,10 +21,10 @@ def test_formulas_of_a_docstring():
         """
 
     def other():
-        """Y = g(x): as `rule`."""
+        """y = g(x): as `rule`."""
 
     def loose():
-        """Y = h(x).
+        """y = h(x).
 
         Value sqrt(n), attained; sensitivity 1.
 
@@ -32,10 +32,10 @@ def test_formulas_of_a_docstring():
         """
 
     other = types.FunctionType(other.__code__, {"rule": rule}, "other")
-    other.__doc__ = "Y = g(x): as `rule`."
+    other.__doc__ = "y = g(x): as `rule`."
     assert formulas_of(rule) == Formulas("y = f(x).", "|f| <= |x| (attained: a spike; and constants)", "1")
-    assert formulas_of(other) == Formulas("Y = g(x): as `rule`.", "|f| <= |x| (attained: a spike; and constants)", "1")
-    assert formulas_of(loose) == Formulas("Y = h(x).", "", "", "Value sqrt(n), attained; sensitivity 1.")
+    assert formulas_of(other) == Formulas("y = g(x): as `rule`.", "|f| <= |x| (attained: a spike; and constants)", "1")
+    assert formulas_of(loose) == Formulas("y = h(x).", "", "", "Value sqrt(n), attained; sensitivity 1.")
     assert formulas_of(lambda: None) == Formulas("", "", "")
 
 

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("modules", nargs="*", help="modules or files that register rules, or hold cases")
     parser.add_argument("--all", action="store_true", help="every registered rule, not only those of the modules")
     parser.add_argument("--only", metavar="OPS", help="of these only the rules of operations in a comma separated list")
-    parser.add_argument("--long", action="store_true", help="search long: minutes to an hour for all rules")
+    parser.add_argument("--long", action="store_true", help="search long")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use")
     parser.add_argument(
         "--write",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thunder_norm.audit.samples import cases_of, rule_of, rules_run, runs_without_norm
@@ -30,6 +31,35 @@ QUICK = Effort(cases=2, restarts=3, steps=6)  # about a second
 LONG = Effort(cases=8, restarts=6, steps=20)
 
 
+# Relative errors of kernels that cancel: the root of |x|^2 + |y|^2 - 2 x y loses half of the digits.
+_ROUNDING = {"_euclidean_dist": 2e-8}
+
+
+@dataclass(frozen=True)
+class Searched:
+    """One case of a rule that was searched.
+
+    Attributes:
+        case: its name.
+        value: output norm found / claimed; NaN where the claim is beyond what can be searched.
+        sensitivity: the same for the sensitivity to each normed argument, by its place.
+    """
+
+    case: str
+    value: float
+    sensitivity: tuple[float, ...] = ()
+
+    @property
+    def slope(self) -> float:
+        """The loosest sensitivity; NaN if there is none."""
+        return min((r for r in self.sensitivity if not math.isnan(r)), default=math.nan)
+
+    @property
+    def largest(self) -> float:
+        """The largest of all ratios."""
+        return max((r for r in (self.value, *self.sensitivity) if not math.isnan(r)), default=0.0)
+
+
 @dataclass
 class Record:
     """What searches found about one rule.
@@ -39,10 +69,7 @@ class Record:
         rule: the rule's name.
         file: the last part of the name of its module.
         kinds: of its arguments, which tell it from others of that name.
-        value: largest output norm found / claimed, over all cases.
-        sensitivity: the same for the sensitivity to each normed argument, by its place.
-        cases: how many were searched.
-        worst: the case with the largest ratio.
+        searches: what was found, case by case.
         note: why there are no cases, if there are none.
         failures: cases whose search ended with an error, and the error.
     """
@@ -51,22 +78,44 @@ class Record:
     rule: str
     file: str = ""
     kinds: str = ""
-    value: float = 0.0
-    sensitivity: dict[str, float] = field(default_factory=dict)
-    cases: int = 0
-    worst: str = ""
+    searches: list[Searched] = field(default_factory=list)
     note: str = ""
     failures: list[str] = field(default_factory=list)
 
     def add(self, case: Case, found: Found) -> None:
         """Take in one search."""
-        ratios = [r for r in (found.value, *found.sensitivity.values()) if not math.isnan(r)]
-        if ratios and max(ratios) > self.largest:
-            self.worst = case.name
-        self.value = _larger(self.value, found.value)
-        for place, ratio in enumerate(found.sensitivity.values()):
-            self.sensitivity[str(place)] = _larger(self.sensitivity.get(str(place), 0.0), ratio)
-        self.cases += 1
+        self.searches.append(Searched(case.name, found.value, tuple(found.sensitivity.values())))
+
+    @property
+    def cases(self) -> int:
+        """How many were searched."""
+        return len(self.searches)
+
+    @property
+    def values(self) -> list[float]:
+        """Output norm found / claimed, case by case."""
+        return [s.value for s in self.searches]
+
+    @property
+    def slopes(self) -> list[float]:
+        """The loosest sensitivity, case by case."""
+        return [s.slope for s in self.searches]
+
+    @property
+    def value(self) -> float:
+        """The largest output norm found / claimed, over all cases."""
+        return _largest(self.values)
+
+    @property
+    def sensitivity(self) -> dict[str, float]:
+        """The same for the sensitivity to each normed argument, by its place."""
+        places = itertools.zip_longest(*(s.sensitivity for s in self.searches), fillvalue=math.nan)
+        return {str(place): _largest(ratios) for place, ratios in enumerate(places)}
+
+    @property
+    def worst(self) -> str:
+        """The case with the largest ratio."""
+        return max(self.searches, key=lambda s: s.largest).case if self.searches else ""
 
     @property
     def largest(self) -> float:
@@ -89,8 +138,8 @@ class Record:
         return f"{title}{verdict}, {self.cases} cases; attained: {', '.join(ratios)}"
 
 
-def _larger(a: float, b: float) -> float:
-    return a if math.isnan(b) else max(a, b)
+def _largest(ratios: Iterable[float]) -> float:
+    return max((r for r in ratios if not math.isnan(r)), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -162,9 +211,10 @@ def steps_of(cases: Iterable[Case]) -> set[int]:
 def audit_rule(op: NormedOp, rule: NormRule, own_cases: Sequence[Case] = (), effort: Effort = QUICK) -> Record:
     """Search the cases of one rule."""
     record = Record(*identity(op, rule))
+    options = {"rounding": _ROUNDING[record.op]} if record.op in _ROUNDING else {}
     for case in [*own_cases[: 2 * effort.cases], *cases_of(op, rule, effort.cases)]:
         try:
-            record.add(case, search_case(case, effort))
+            record.add(case, search_case(replace(case, options=options | case.options), effort))
         except Exception as e:  # noqa: BLE001 - nothing that was found before is lost
             record.failures.append(f"{case.name}: {type(e).__name__}: {str(e).partition(chr(10))[0]}")
     if not record.cases:

@@ -32,7 +32,9 @@ _HUGE = 1e100
 _ROUNDS = 12
 # Shown in full, but for what differences cost.
 _SHOWN = 1 - 1e-8
-_EPS = torch.finfo(torch.float64).eps
+# What rounding may add to a difference of two results, relative to what they are made of: torch's Bessel functions err by four
+# units in the last place, on either side.
+_ROUNDING = 8 * torch.finfo(torch.float64).eps
 
 
 @dataclass
@@ -94,6 +96,7 @@ def search(
     witnesses: Sequence[Witness | Sequence[torch.Tensor]] = (),
     sensitivity: bool = True,
     only: Sequence[str] | None = None,
+    rounding: float = _ROUNDING,
 ) -> Found:
     """Search for the largest output norm and the largest sensitivities of ``call(*inputs)``, relative to what its rule claims.
 
@@ -106,8 +109,9 @@ def search(
         witnesses: tried first, and starting points as well; tensors alone, one for each ball, are the points of a `Witness`.
         sensitivity: whether to search sensitivities as well.
         only: names of the balls whose sensitivity to search; all if None.
+        rounding: relative error of the operation, more where its kernel cancels.
     """
-    searching = _Searching(call, balls, steps, seed, sensitivity, only)
+    searching = _Searching(call, balls, steps, seed, sensitivity, only, rounding)
     searching.go_on(restarts, _as_witnesses(witnesses))
     return searching.found
 
@@ -160,9 +164,16 @@ class _Searching:
     """A search that can go on: the claims, and the largest output norm and slopes found so far."""
 
     def __init__(
-        self, call: Callable, balls: Sequence[Ball], steps: int, seed: int, sensitivity: bool, only: Sequence[str] | None
+        self,
+        call: Callable,
+        balls: Sequence[Ball],
+        steps: int,
+        seed: int,
+        sensitivity: bool,
+        only: Sequence[str] | None,
+        rounding: float = _ROUNDING,
     ):
-        self.call, self.balls, self.steps = call, balls, steps
+        self.call, self.balls, self.steps, self.rounding = call, balls, steps, rounding
         self.generator = torch.Generator().manual_seed(seed)
         self.claimed = _claims(call, balls, self.generator, sensitivity)
         self.moved = [k for k, b in enumerate(balls) if sensitivity and (only is None or b.name in only)]
@@ -268,7 +279,7 @@ class _Searching:
         """The slope at inputs X along the last one of its arguments."""
         # what rounding of inputs and of results may add to a difference, whatever cancels on the way
         carried = sum(c * b.norm_size for c, b in zip(self.claimed["sensitivity"], self.balls, strict=True))
-        rounding = 4 * _EPS * (self.claimed["value"] + carried)
+        rounding = self.rounding * (self.claimed["value"] + carried)
         directions = _directions(self.balls[k])
 
         def slope(inputs: list[torch.Tensor]) -> torch.Tensor:

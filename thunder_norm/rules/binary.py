@@ -64,7 +64,7 @@ def _sum(a: NormedTensor, b: NormedTensor, by_a: float, by_b: float) -> tuple[to
 @normed_op(torch.sub).register_norm(lift_dims=_SAME_DIMS)
 @normed_op(torch.add).register_norm(lift_dims=_SAME_DIMS)
 def add(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
-    """A + alpha b (and a - alpha b); a plain tensor is measured over the dims of the other.
+    """a + alpha b (and a - alpha b); a plain tensor is measured over the dims of the other.
 
     Value:       |a| + |alpha| |b|, once both run over the same dims   (attained: a along b)
     Sensitivity: 1 to a, |alpha| to b
@@ -76,13 +76,13 @@ def add(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
 
 @normed_op(torch.rsub).register_norm(lift_dims=_SAME_DIMS)
 def rsub(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
-    """B - alpha a, as `add`."""
+    """b - alpha a, as `add`."""
     value, dims, by_input, by_other = _sum(input, other, math.fabs(alpha), 1.0)
     return rms(value, dims, sensitivity={"input": by_input, "other": by_other})
 
 
 def _add_same_kind(input: NormedTensor, other: NormedTensor, alpha: Number = 1) -> NormedTensor:
-    """A + alpha b of one kind: value |a| + |alpha| |b|, sensitivities 1 and |alpha|."""
+    """a + alpha b of one kind: value |a| + |alpha| |b|, sensitivities 1 and |alpha|."""
     c = math.fabs(alpha)
     if input.shape == other.shape and input.elem_dims == other.elem_dims:
         return like(input, input.norm_size + times(other.norm_size, c), sensitivity={"input": 1, "other": c})
@@ -101,20 +101,20 @@ for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
 @normed_op(torch.sub).register_norm
 @normed_op(torch.add).register_norm
 def add_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
-    """A + alpha c: value |a| + |alpha c|, attained by a constant; sensitivity 1."""
+    """a + alpha c: value |a| + |alpha c|, attained by a constant; sensitivity 1."""
     return like(input, input.norm_size + math.fabs(alpha * other), sensitivity={"input": 1})
 
 
 @normed_op(torch.rsub).register_norm
 def rsub_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
-    """C - alpha a: value |c| + |alpha| |a|; sensitivity |alpha|."""
+    """c - alpha a: value |c| + |alpha| |a|; sensitivity |alpha|."""
     c = math.fabs(alpha)
     return like(input, times(input.norm_size, c) + math.fabs(other), sensitivity={"input": c})
 
 
 @normed_op(torch.add).register_norm
 def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
-    """C + alpha b: value |c| + |alpha| |b|; sensitivity |alpha|."""
+    """c + alpha b: value |c| + |alpha| |b|; sensitivity |alpha|."""
     c = math.fabs(alpha)
     return like(other, times(other.norm_size, c) + math.fabs(input), sensitivity={"other": c})
 
@@ -122,7 +122,7 @@ def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
 @normed_op(torch.sub).register_norm(allow_plain_tensors=True)
 @normed_op(torch.add).register_norm(allow_plain_tensors=True)
 def add_integers(input: RMSTensor, other: torch.Tensor, alpha: Number = 1) -> RMSTensor:
-    """A + alpha b with a plain tensor of integers or bools: value |a| + |alpha| max |b|; sensitivity 1."""
+    """a + alpha b with a plain tensor of integers or bools: value |a| + |alpha| max |b|; sensitivity 1."""
     value, dims, by_input, _ = _sum(input, gain_of(other, input), 1.0, math.fabs(alpha))
     return rms(value, dims, sensitivity={"input": by_input})
 
@@ -144,14 +144,14 @@ def _product(a: NormedTensor, b: NormedTensor) -> tuple[ed.Dims, float]:
 
 @normed_op(torch.mul).register_norm
 def mul(input: LinfTensor, other: LinfTensor) -> LinfTensor:
-    """A b.  Value |a| |b|, attained; sensitivities |b| and |a|."""
+    """a b.  Value |a| |b|, attained; sensitivities |b| and |a|."""
     return LinfTensor(
         input.norm_size * other.norm_size, elem_dims=(), sensitivity={"input": other.norm_size, "other": input.norm_size}
     )
 
 
 def _multiply(input: RMSTensor, other: RMSTensor) -> RMSTensor:
-    """A b, entry by entry.
+    """a b, entry by entry.
 
     Value:       |a| |b| if one of them is a LinfTensor (a gain, a gate) or constant along the other's elem_dims,
                  else sqrt(N) |a| |b|       (all attained; the last by coinciding spikes)
@@ -196,37 +196,37 @@ def scale_by(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | No
 
 @normed_op(torch.mul).register_norm
 def mul_gain(input: L1Tensor | L2Tensor | RMSToRMSTensor, other: LinfTensor) -> NormedTensor:
-    """A b with a gain b.  Value |a| |b|, attained, in a's kind; a matrix only if b scales whole rows or columns."""
+    """a b with a gain b.  Value |a| |b|, attained, in a's kind; a matrix only if b scales whole rows or columns."""
     return scale_by(input, other, "input", "other")
 
 
 @normed_op(torch.mul).register_norm
 def gain_mul(input: LinfTensor, other: L1Tensor | L2Tensor | RMSToRMSTensor) -> NormedTensor:
-    """A b with a gain a: as `mul_gain`."""
+    """a b with a gain a: as `mul_gain`."""
     return scale_by(other, input, "other", "input")
 
 
 @normed_op(torch.mul).register_norm
 def mul_number(input: NormedTensor, other: Number) -> NormedTensor:
-    """C a.  Value |c| |a|, sensitivity |c|, in every kind."""
+    """c a.  Value |c| |a|, sensitivity |c|, in every kind."""
     return scaled(input, math.fabs(other))
 
 
 @normed_op(torch.mul).register_norm
 def number_mul(input: Number, other: NormedTensor) -> NormedTensor:
-    """C b.  Value |c| |b|, sensitivity |c|, in every kind."""
+    """c b.  Value |c| |b|, sensitivity |c|, in every kind."""
     return scaled(other, math.fabs(input), name="other")
 
 
 @normed_op(torch.mul).register_norm(allow_plain_tensors=True)
 def mul_integers(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
-    """A b with a plain tensor of integers or bools, such as a mask: by its largest entry."""
+    """a b with a plain tensor of integers or bools, such as a mask: by its largest entry."""
     return scale_by(input, gain_of(other, input), "input")
 
 
 @normed_op(torch.mul).register_norm(allow_plain_tensors=True)
 def integers_mul(input: torch.Tensor, other: NormedTensor) -> NormedTensor:
-    """A b with a plain tensor a of integers or bools: as `mul_integers`."""
+    """a b with a plain tensor a of integers or bools: as `mul_integers`."""
     return scale_by(other, gain_of(input, other), "other")
 
 
@@ -242,7 +242,7 @@ def _add_product(input: RMSTensor, a: RMSTensor, b: NormedTensor, v: float) -> t
 
 
 def _addcmul(input: RMSTensor, tensor1: RMSTensor, tensor2: RMSTensor, value: Number = 1) -> RMSTensor:
-    """T + v a b.  Value |t| + |v| |a b|, sensitivities 1, c |v| |b|, c |v| |a|: `add` of `mul`."""
+    """t + v a b.  Value |t| + |v| |a b|, sensitivities 1, c |v| |b|, c |v| |a|: `add` of `mul`."""
     size, dims, constants = _add_product(input, tensor1, tensor2, math.fabs(value))
     return rms(size, dims, sensitivity=dict(zip(("input", "tensor1", "tensor2"), constants, strict=True)))
 
@@ -258,7 +258,7 @@ for _kind in (LinfTensor, RMSTensor):  # a plain tensor2 is a gain
 
 @normed_op(torch.div).register_norm
 def div_number(input: NormedTensor, other: Number) -> NormedTensor:
-    """A / c.  Value |a| / |c|, sensitivity 1 / |c|, in every kind."""
+    """a / c.  Value |a| / |c|, sensitivity 1 / |c|, in every kind."""
     if other == 0:
         raise NormMismatchError("division by 0")
     return scaled(input, 1 / math.fabs(other))
@@ -266,7 +266,7 @@ def div_number(input: NormedTensor, other: Number) -> NormedTensor:
 
 @normed_op(torch.div).register_norm(allow_plain_tensors=True)
 def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
-    """A / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
+    """a / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
     return scale_by(input, gain_of(run_real(torch.reciprocal, (other,), {}), input), "input")
 
 
@@ -279,7 +279,7 @@ refuse(normed_op(torch.div), NO_DIVISION)
 
 @normed_op(torch.addcdiv).register_norm(allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")})
 def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: Number = 1) -> RMSTensor:
-    """T + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
+    """t + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
     gain = gain_of(run_real(torch.reciprocal, (tensor2,), {}), tensor1)
     size, dims, (by_input, by_tensor1, _) = _add_product(input, tensor1, gain, math.fabs(value))
     return rms(size, dims, sensitivity={"input": by_input, "tensor1": by_tensor1})
@@ -318,7 +318,7 @@ def hypot(input: RMSTensor, other: RMSTensor) -> RMSTensor:
 
 @normed_op(F.glu).register_norm
 def glu(input: RMSTensor, dim: int = -1) -> RMSTensor:
-    """A s(b) for the halves a and b along `dim`, s the logistic function.
+    """a s(b) for the halves a and b along `dim`, s the logistic function.
 
     Value:       c n s(reach), with reach the largest entry there can be; c = sqrt 2 if the halves share elem_dims, else 1
     Sensitivity: s(reach) + reach / 4, if the halves share elem_dims sqrt 2 sqrt(s(reach)^2 + reach^2 / 16)

@@ -45,7 +45,7 @@ def _is_rounded(arguments: dict) -> bool:
 
 @normed_op(torch.div).register_norm(allow_plain_tensors=True, when=_is_rounded)
 def div_rounded(input: RMSTensor, other: Number | torch.Tensor, *, rounding_mode: str) -> RMSTensor:
-    """A / b rounded, b a number or a plain tensor.
+    """a / b rounded, b a number or a plain tensor.
 
     Value:       |a| max |1 / b|, rounded down that plus 1       (approached by integers; as |a| -> 0 from below)
     Sensitivity: none, it jumps
@@ -64,7 +64,7 @@ def div_rounded(input: RMSTensor, other: Number | torch.Tensor, *, rounding_mode
 
 @normed_op(torch.floor_divide).register_norm(allow_plain_tensors=True)
 def floor_divide(input: RMSTensor, other: Number | torch.Tensor) -> RMSTensor:
-    """A / b rounded down: `div_rounded`.
+    """a / b rounded down: `div_rounded`.
 
     Gap:         as for `div_rounded`
     """

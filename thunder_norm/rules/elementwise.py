@@ -288,7 +288,7 @@ def sigmoid(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 
 @pointwise(torch.tanh, f=torch.tanh, slope=lambda x: 1 - torch.tanh(x).square())
 def tanh(n: torch.Tensor, reach: torch.Tensor) -> tuple:
-    """Tanh x.  Value tanh n, attained by the constant n; sensitivity 1, attained at 0."""
+    """tanh x.  Value tanh n, attained by the constant n; sensitivity 1, attained at 0."""
     return torch.tanh(n), 1
 
 
@@ -300,7 +300,7 @@ def softsign(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 
 @pointwise(torch.erf, f=torch.erf, slope=lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x * x))
 def erf(n: torch.Tensor, reach: torch.Tensor) -> tuple:
-    """Erf x.  Value erf n, attained by the constant n; sensitivity 2 / sqrt(pi), attained at 0."""
+    """erf x.  Value erf n, attained by the constant n; sensitivity 2 / sqrt(pi), attained at 0."""
     return torch.erf(n), 2 / math.sqrt(math.pi)
 
 
@@ -312,13 +312,13 @@ def erfc(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 
 @pointwise(torch.atan, f=torch.atan, slope=lambda x: (1 + x * x).reciprocal())
 def atan(n: torch.Tensor, reach: torch.Tensor) -> tuple:
-    """Arctan x.  Value atan n, attained by the constant n; sensitivity 1, attained at 0."""
+    """arctan x.  Value atan n, attained by the constant n; sensitivity 1, attained at 0."""
     return torch.atan(n), 1
 
 
 @pointwise(torch.asinh, f=torch.asinh, slope=lambda x: (1 + x * x).rsqrt())
 def asinh(n: torch.Tensor, reach: torch.Tensor) -> tuple:
-    """Arsinh x.  Value asinh n, attained by the constant n; sensitivity 1, attained at 0."""
+    """arsinh x.  Value asinh n, attained by the constant n; sensitivity 1, attained at 0."""
     return torch.asinh(n), 1
 
 
@@ -352,7 +352,7 @@ def sinc(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 
 @pointwise(F.hardsigmoid, f=F.hardsigmoid, slope=lambda x: torch.where(torch.abs(x) < 3, 1 / 6, 0.0).to(x.dtype))
 def hardsigmoid(n: torch.Tensor, reach: torch.Tensor) -> tuple:
-    """Clip(1/2 + x / 6, 0, 1).  Value min(1, 1/2 + n / 6), attained by the constant n; sensitivity 1/6."""
+    """clip(1/2 + x / 6, 0, 1).  Value min(1, 1/2 + n / 6), attained by the constant n; sensitivity 1/6."""
     return (0.5 + n / 6).clamp(max=1.0), 1 / 6
 
 

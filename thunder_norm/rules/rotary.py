@@ -105,7 +105,7 @@ def _scale(x: RMSTensor, gain: LinfTensor, result: NormedTensor) -> NormedTensor
 
 @normed_op(torch.mul).register_norm(when=lambda args: is_plain(args["other"]))
 def mul_plain(input: RMSTensor, other: LinfTensor) -> NormedTensor:
-    """X times a plain tensor: as every gain, and which."""
+    """x times a plain tensor: as every gain, and which."""
     return _scale(input, other, unconditional(torch.mul, input, other))
 
 

@@ -59,7 +59,7 @@ def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
 
 @normed_op(torch.where).register_norm(allow_plain_tensors=True, lift_dims=_SAME_DIMS)
 def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor | Number) -> RMSTensor:
-    """A where the condition holds, b elsewhere; the condition is a plain tensor, a and b may be numbers.
+    """a where the condition holds, b elsewhere; the condition is a plain tensor, a and b may be numbers.
 
     Value:       sqrt(|a|^2 + |b|^2), for LinfTensors or a condition that does not vary along elem_dims max(|a|, |b|)
                  (attained: disjoint supports)
@@ -77,7 +77,7 @@ def _is_filled(args: dict[str, Any]) -> bool:
 
 @normed_op(torch.where).register_norm(allow_plain_tensors=True, when=_is_filled)
 def where_filled(condition: torch.Tensor, input: RMSTensor, other: RMSTensor) -> NormedTensor:
-    """A where the condition holds, else one plain entry: as `where`, and what the norm is without that entry if it is NaN."""
+    """a where the condition holds, else one plain entry: as `where`, and what the norm is without that entry if it is NaN."""
     is_number = other.norm_size == other.norm_size
     numbers = LinfTensor(torch.where(is_number, other.norm_size, 0.0), backing=other.backing)
     size = where(condition, input, numbers).norm_size

@@ -165,7 +165,7 @@ def ndtr(n: torch.Tensor, reach: torch.Tensor) -> tuple:
 
 @normed_op(torch.special.log_ndtr).register_norm
 def log_ndtr(input: RMSTensor) -> RMSTensor:
-    """Log Phi.
+    """log Phi.
 
     Value:       log 2 + (g(reach) - log 2) / sqrt(N), g(x) = -log Phi(-x)     (attained by the largest entry; from RMS to 0.8)
     Sensitivity: g'(reach) = sqrt(2 / pi) / erfcx(reach / sqrt 2)              (attained: a spike, along itself)
@@ -180,7 +180,7 @@ def log_ndtr(input: RMSTensor) -> RMSTensor:
 
 @normed_op(torch.special.log_ndtr).register_norm(mode="typical")
 def log_ndtr_typical(input: RMSTensor) -> RMSTensor:
-    """Log Phi of a Gaussian."""
+    """log Phi of a Gaussian."""
     return typical_pointwise(
         input, torch.special.log_ndtr, lambda x: torch.exp(-0.5 * x * x - torch.special.log_ndtr(x)) / math.sqrt(2 * math.pi)
     )

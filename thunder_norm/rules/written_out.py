@@ -99,19 +99,19 @@ Number = int | float
 
 @normed_op(torch.mul).register_norm(when=lambda args: True)
 def mul_number(input: RMSTensor, other: Number) -> NormedTensor:
-    """C x: as every multiple, and that it is one."""
+    """c x: as every multiple, and that it is one."""
     return _scale(unconditional(torch.mul, input, other), input, float(other))
 
 
 @normed_op(torch.mul).register_norm(when=lambda args: True)
 def number_mul(input: Number, other: RMSTensor) -> NormedTensor:
-    """C x: as every multiple, and that it is one."""
+    """c x: as every multiple, and that it is one."""
     return _scale(unconditional(torch.mul, input, other), other, float(input))
 
 
 @normed_op(torch.div).register_norm(when=lambda args: args["other"] != 0)
 def div_number(input: RMSTensor, other: Number) -> NormedTensor:
-    """X / c: as every multiple, and that it is one."""
+    """x / c: as every multiple, and that it is one."""
     return _scale(unconditional(torch.div, input, other), input, 1 / other)
 
 
@@ -123,7 +123,7 @@ def pow_three(input: RMSTensor, exponent: Number) -> NormedTensor:
 
 @normed_op(torch.mul).register_norm(when=_are_of_one)
 def mul_polynomials(input: RMSTensor, other: RMSTensor) -> NormedTensor:
-    """P(x) q(x): as every product, and which polynomial it is."""
+    """p(x) q(x): as every product, and which polynomial it is."""
     product = _polynomial(input).times(_polynomial(other).coefficients)
     result = unconditional(torch.mul, input, other)
     return with_fact(result, product) if max(product.coefficients) <= _DEGREE else result
@@ -131,7 +131,7 @@ def mul_polynomials(input: RMSTensor, other: RMSTensor) -> NormedTensor:
 
 @normed_op(torch.add).register_norm(when=lambda args: _are_of_one(args))
 def add_polynomials(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> NormedTensor:
-    """P(x) + a q(x): as every sum, and which polynomial it is."""
+    """p(x) + a q(x): as every sum, and which polynomial it is."""
     total = _polynomial(input).plus(_polynomial(other).coefficients, float(alpha))
     return with_fact(unconditional(torch.add, input, other, alpha), total)
 
@@ -150,13 +150,13 @@ def _is_known(name: str) -> Callable[[dict[str, Any]], bool]:
 
 @normed_op(torch.add).register_norm(when=_is_known("input"))
 def add_number(input: RMSTensor, other: Number, alpha: Number = 1) -> NormedTensor:
-    """P(x) + c or gate + c: as every sum, and what it is."""
+    """p(x) + c or gate + c: as every sum, and what it is."""
     return _shift(unconditional(torch.add, input, other, alpha), input, float(other * alpha), 1.0)
 
 
 @normed_op(torch.add).register_norm(when=_is_known("other"))
 def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> NormedTensor:
-    """C + p(x) or c + gate: as every sum, and what it is."""
+    """c + p(x) or c + gate: as every sum, and what it is."""
     return _shift(unconditional(torch.add, input, other, alpha), other, float(input), float(alpha))
 
 
@@ -214,7 +214,7 @@ def _is_gated(x: str, gate: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def _gated(x: RMSTensor, gate: NormedTensor) -> NormedTensor:
-    """X times its own gate.
+    """x times its own gate.
 
     Value:        that of the activation: gelu, gelu with tanh, silu
     Sensitivity:  its own, to x; the gate moves with x only

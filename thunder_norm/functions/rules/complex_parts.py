@@ -37,7 +37,7 @@ def _over_size(t: TensorProxy, size: TensorProxy) -> TensorProxy:
 
 
 def _absolute_backward(saved: tuple, g: TensorProxy) -> TensorProxy:
-    """G sign(x); for complex numbers g x / y, 0 at 0."""
+    """g sign(x); for complex numbers g x / y, 0 at 0."""
     x, out = saved
     if not is_complex(x):
         return ltorch.mul(g, ltorch.sign(x))

@@ -213,7 +213,7 @@ def _std(x: TensorProxy, dims: Sequence[int], *, correction: float) -> tuple[Ten
 
 
 def _std_backward(saved: tuple, g: TensorProxy) -> tuple:
-    """G / (2 std) times the gradient of the variance, 0 where std is 0."""
+    """g / (2 std) times the gradient of the variance, 0 where std is 0."""
     x, dims, correction, out = saved
     is_zero = clang.eq(out, 0.0)  # what is divided by is another, so that derivatives of this are no 0 / 0
     scaled = clang.true_divide(clang.where(is_zero, 0.0, g), clang.where(is_zero, 1.0, clang.mul(out, 2.0)))

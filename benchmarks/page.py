@@ -1,0 +1,226 @@
+"""docs/benchmarks.md: what stands between its markers is written from the results, by the command that measures.
+
+A part begins with ``<!-- results: SUITE -->`` and ends with ``<!-- end -->``; the text around is written by hand and has no figures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import duration
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Row = Mapping[str, Any]
+Cases = dict[str, dict[str, Row]]  # rows by case and candidate
+
+
+def write() -> None:
+    """Write the page anew from the results that are kept."""
+    PAGE.write_text(rendered(PAGE.read_text()))
+
+
+def rendered(page: str) -> str:
+    """The page with the part of each suite exchanged."""
+    return PART.sub(lambda found: f"{found[1]}\n{part(found[2])}\n\n{found[3]}", page)
+
+
+def part(suite: str) -> str:
+    """What the page says of a suite's results."""
+    path = RESULTS / f"{suite}.json"
+    if not path.exists():
+        return f"Not measured yet; `python -m benchmarks {suite}` does it."
+    result = json.loads(path.read_text())
+    return "\n\n".join([_measured(result), *_PARTS[suite](_cases(result["rows"]))])
+
+
+def _measured(result: Mapping[str, Any]) -> str:
+    """By which command, on what, and how busy that was."""
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "lightning-thunder", "transformers"))
+    method = f" {result['method']}" if "method" in result else ""
+    others = "".join(f", {name} {version}" for name, version in result.get("peers", {}).items())
+    threads = "one thread" if machine["torch_threads"] == 1 else f"{machine['torch_threads']} threads"
+    return (
+        f"Measured by `{result['command']}` at commit {machine['commit']}: {machine['cores']} cores of {machine['cpu']}, "
+        f"{machine['system']}, {threads}, load {machine['load_average'][0]:.1f} at the start; {versions}{others}.{method}"
+    )
+
+
+def _cases(rows: Iterable[Row]) -> Cases:
+    found: Cases = {}
+    for row in rows:
+        found.setdefault(row["case"], {})[row["candidate"]] = row
+    return found
+
+
+def _peer(rows: Mapping[str, Row]) -> str:
+    """The candidate that ratios of a case are taken to."""
+    return next(iter(rows.values()))["peer"]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _time(row: Row) -> str:
+    return duration(row["median_us"])
+
+
+def _ratio(row: Row | None) -> str:
+    """The median of the rounds' ratios, with quartiles."""
+    if row is None:
+        return ""
+    quartiles = row.get("ratio_quartiles")
+    return f"{row['ratio']:.2f}" + ("" if quartiles is None else " ({:.2f} to {:.2f})".format(*quartiles))
+
+
+def _range(values: Iterable[float], form: Callable[[float], str] = "{:.2f}".format) -> str:
+    ordered = sorted(values)
+    low, high = form(ordered[0]), form(ordered[-1])
+    return low if low == high else f"{low} to {high}"
+
+
+# -- suite by suite ----------------------------------------------------------------------------------------------------
+
+
+def _real_mode(cases: Cases) -> list[str]:
+    heads = ["", "thunder.jit", "with NormTransform", "ratio of medians", "of minima", "quartiles of the rounds", "rounds"]
+    rows = []
+    for case, (peer, ours) in ((case, tuple(rows.values())) for case, rows in cases.items()):
+        ratio, minima = ours["median_us"] / peer["median_us"], ours["ratio_of_minima"]
+        quartiles = "{:.2f} to {:.2f}".format(*ours["ratio_quartiles"]) if "ratio_quartiles" in ours else ""
+        rows.append([case, _time(peer), _time(ours), f"{ratio:.2f}", f"{minima:.2f}", quartiles, str(ours["rounds"])])
+    return [_table(heads, rows)]
+
+
+def _norms(cases: Cases) -> list[str]:
+    maps, modes, firsts = [], [], []
+    for case, rows in cases.items():
+        kind, _, what = case.partition(", ")
+        if what.endswith(": first call"):
+            firsts.append(
+                f"The first call of {what.removesuffix(': first call')} takes {_time(rows[kind])}: Thunder acquires the trace."
+            )
+        elif kind == "norm map":
+            ours = rows["norm map"]
+            by_hand = "by hand in torch" in rows
+            ratios = [_ratio(ours), _ratio(rows["norm map, sizes from one vector"])] if by_hand else ["", ""]
+            maps.append([what, _time(ours), f"{ours['us_per_operation']:.1f} us", *ratios])
+        else:
+            modes.append(
+                [what, _time(rows["normed mode"]), _ratio(rows["normed mode"]), _ratio(rows.get("rules, plain PyTorch"))]
+            )
+    by_hand = ["norm map to by hand", "the same, sizes from one vector"]
+    return [
+        _table(["norm map of", "time", "per operation", *by_hand], maps),
+        *firsts,
+        _table(["normed mode of", "time", "to `thunder.jit` without norms", "rules in plain PyTorch to the same"], modes),
+    ]
+
+
+_WRAPPERS = {
+    "eager dispatch": "eager dispatch",
+    "SubclassTransform": "`SubclassTransform`",
+    "SubclassTransform, torch.compile executor": "with torch.compile's executor",
+    "torch.compile(aot_eager)": "aot_eager",
+    "torch.compile(inductor)": "inductor",
+}
+
+
+def _subclasses(cases: Cases) -> list[str]:
+    calls = {
+        kind: {case.removesuffix(f": {kind}"): rows for case, rows in cases.items() if case.endswith(f": {kind}")}
+        for kind in ("forward", "forward and backward")
+    }
+    parts = []
+    for kind, of_kind in calls.items():
+        parts.append(f"{kind.capitalize()}:")
+        lines = [[case, *(f"{rows[name]['ratio']:.2f}" for name in _WRAPPERS)] for case, rows in of_kind.items()]
+        parts.append(_table(["", *_WRAPPERS.values()], lines))
+    lines = [(kind, rows) for kind, of_kind in calls.items() for rows in of_kind.values()]
+    within = [f"{sum(_ours(rows) <= 1.1 for rows in of.values())} of {len(of)}" for of in calls.values()]
+    ahead = {name: sum(rows[name]["ratio"] < _ours(rows) for _, rows in lines) for name in list(_WRAPPERS)[3:]}
+    firsts = [rows for case, rows in cases.items() if case.endswith(": first call")]
+    compiled = [rows["torch.compile(inductor)"]["median_us"] for rows in firsts]
+    ours = [rows["SubclassTransform"] for rows in firsts]
+    parts += [
+        f"`SubclassTransform` is within 1.1 of the work by hand in {within[0]} forward passes and {within[1]} with a backward; "
+        f"aot_eager is faster in {ahead['torch.compile(aot_eager)']} of the {len(lines)} lines, "
+        f"inductor in {ahead['torch.compile(inductor)']}.",
+        f"The first call takes {_range(row['ratio'] for row in ours)} of that of plain `thunder.jit` on the unchanged model, "
+        f"{_range((row['median_us'] for row in ours), duration)}; torch.compile's (inductor) {_range(compiled, duration)}.",
+    ]
+    return parts
+
+
+def _ours(rows: Mapping[str, Row]) -> float:
+    return rows["SubclassTransform"]["ratio"]
+
+
+def _profile(cases: Cases) -> list[str]:
+    names = list(next(iter(cases.values())))
+    rows = []
+    for name in names:
+        line = [name]
+        for of_case in cases.values():
+            row, peer = of_case[name], of_case[_peer(of_case)]
+            is_peer = row is peer
+            line.append(_time(row) if is_peer else _ratio(row))
+            line.append(f"{row['flops']:,}" if is_peer else _difference(row["flops"], peer["flops"]))
+        rows.append(line)
+    return [_table(["", *(f"{case}: {what}" for case in cases for what in ("time", "FLOPs"))], rows)]
+
+
+def _difference(flops: int, of_peer: int) -> str:
+    return "equal" if flops == of_peer else f"{flops / of_peer - 1:+.2%}"
+
+
+def _against_a_peer(cases: Cases) -> list[str]:
+    """One table, case after case."""
+    lines = []
+    for case, rows in cases.items():
+        for name, row in rows.items():
+            is_peer = name == _peer(rows)
+            lines.append([case, name, _time(row), "1" if is_peer else _ratio(row), str(row["rounds"])])
+    return [_table(["", "", "time", "ratio", "rounds"], lines)]
+
+
+def _function_transforms(cases: Cases) -> list[str]:
+    calls = {case.removesuffix(": call"): rows for case, rows in cases.items() if case.endswith(": call")}
+    columns = {"ours": "thunder_norm", "ours, fused": "executor", "torch.compile": "of torch.func"}
+    lines = []
+    for case, rows in calls.items():
+        by_column = {
+            c: next((r for name, r in rows.items() if name == end or name.endswith(end)), None) for c, end in columns.items()
+        }
+        lines.append([case, _time(rows["torch.func"]), *map(_ratio, by_column.values())])
+    firsts: dict[str, list[float]] = {}
+    for case, rows in cases.items():
+        for name, row in rows.items() if case.endswith(": first call") else ():
+            firsts.setdefault(name, []).append(row["median_us"])
+    half = [case for case, rows in calls.items() if rows["thunder_norm"]["ratio"] <= 0.5]
+    return [
+        _table(["call", "`torch.func`", *columns], lines),
+        f"Ours takes half the time of `torch.func` or less in {len(half)} of {len(calls)} lines. First calls: "
+        + "; ".join(f"{name} {_range(times, duration)}" for name, times in firsts.items())
+        + ".",
+    ]
+
+
+_PARTS: dict[str, Callable[[Cases], list[str]]] = {
+    "real_mode": _real_mode,
+    "normed": _norms,
+    "subclasses": _subclasses,
+    "profile": _profile,
+    "modular": _against_a_peer,
+    "orthogonalization": _against_a_peer,
+    "function_transforms": _function_transforms,
+}

@@ -1,0 +1,48 @@
+"""The benchmarks' page is what their results give, its text has no figures of its own, and the peer of real mode is without us."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from benchmarks import page, real_mode
+
+TEXT = page.PAGE.read_text()
+
+
+def test_the_page_is_what_the_results_give():
+    assert page.rendered(TEXT) == TEXT, "run `python -m benchmarks --tables`"
+
+
+def test_every_result_is_on_the_page():
+    shown = re.findall(r"<!-- results: (\w+) -->", TEXT)
+    assert {path.stem for path in page.RESULTS.glob("*.json")} - {"gpu"} <= set(shown)  # docs/gpu.md has no figures yet
+    assert len(set(shown)) == len(shown)
+
+
+def test_times_and_ratios_are_in_generated_parts_only():
+    by_hand = page.PART.sub("", TEXT)
+    assert re.findall(r"[\d.]+ ?(?:ms|us|s|x(?! \d)|%|GiB|MiB|GFLOPs|MFLOPs)\b", by_hand) == []
+
+
+def test_results_say_what_they_were_measured_on():
+    for path in page.RESULTS.glob("*.json"):
+        result = json.loads(path.read_text())
+        assert result["command"].startswith("python -m benchmarks") and "/" not in result["command"]
+        assert {"commit", "cpu", "torch", "lightning-thunder", "load_average"} <= set(result["machine"])
+        assert all(row["rounds"] >= 1 and row["median_us"] > 0 for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_real_mode_is_measured_against_a_process_without_us():
+    with real_mode.pair("mlp", 1) as workers:
+        plain, ours = workers[real_mode.PLAIN], workers[real_mode.OURS]
+        assert plain.ask("imported") == [] and "thunder_norm.transforms" in ours.ask("imported")
+        first = plain.ask("first_call")
+        assert set(first) == set(ours.ask("first_call")) and first["acquisition"] > 0
+        real_mode.check_same_program(plain.ask("program"), ours.ask("program"))
+        measured = real_mode.calls(workers, "forward and backward", 2)
+        assert {name: len(rounds) for name, rounds in measured.rounds.items()} == {real_mode.PLAIN: 2, real_mode.OURS: 2}
+        assert plain.ask("imported") == []

@@ -1,0 +1,82 @@
+"""Figures that the documentation quotes are those of the files they come from."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LISTS = ROOT / "tests" / "transform_coverage"
+
+
+def text_of(name: str) -> str:
+    """A file with its line breaks as spaces: a sentence may be broken anywhere."""
+    return re.sub(r"\s+", " ", (ROOT / name).read_text())
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+
+def test_programs_with_subclasses():
+    page = text_of("docs/subclasses.md")
+    programs, gradients = re.search(r"(\d+) programs that run in eager mode, (\d+) of them with gradients", page).groups()
+    forward, backward = re.search(r"\| thunder_norm \| (\d+) \| (\d+) \|", page).groups()
+    quoted = f"lists {programs} programs with classes of torch and torchao: {forward} run, and {backward} of {gradients} have gradients."
+    assert quoted in text_of("README.md"), quoted
+
+
+def test_octaves_of_the_best_learning_rate(examples):
+    views = importlib.import_module("transfer_views")
+    sweeps = [s for s in views.load(ROOT / "docs" / "learning_rate_transfer.json") if not s.variant]
+    spreads: dict[tuple[str, int], list[float]] = {}
+    for (_, _, optimizer), pair in views.lines(sweeps).items():
+        for which, line in enumerate(pair):
+            if len(line.sweeps) > 1:
+                spreads.setdefault((optimizer, which), []).append(line.spread)
+    octaves = {key: f"{min(values):.1f} to {max(values):.1f}" for key, values in spreads.items()}
+    widths, depths = ([octaves[name, which] for name in ("ModularOptimizer", "AdamW", "Muon")] for which in (0, 1))
+    quoted = f"moves by {widths[0]} octaves (AdamW's by {widths[1]}, Muon's by {widths[2]})"
+    assert quoted in text_of("README.md"), quoted
+    quoted = f"over depths 2 to 8 by {depths[0]} (AdamW's by {depths[1]}, Muon's by {depths[2]})"
+    assert quoted in text_of("README.md"), quoted
+
+
+def test_the_table_of_local_sensitivities(examples):
+    example = importlib.import_module("local_sensitivity")
+    result = json.loads((ROOT / "docs" / "local_sensitivity.json").read_text())
+    page = (ROOT / "docs" / "local_sensitivity.md").read_text()
+    assert example.markdown(result["rows"]) in page
+    assert f"GPT-2 of width {result['width']}" in page and f"torch {result['torch']}, CPU" in page
+
+
+def test_operators_that_the_transforms_carry():
+    page = text_of("CONTRIBUTING.md")
+    names = {
+        "grad": "grad",
+        "jvp": "jvp",
+        "vmap": "vmap",
+        "vmap_grad": "vmap of grad",
+        "grad_complex": "gradients through complex numbers",
+    }
+    assert {path.stem for path in LISTS.glob("*.txt")} == set(names)
+    failing = re.search(r"What fails: (.*?)\.", page)[1]
+    for stem, name in names.items():
+        head, *rows = (LISTS / f"{stem}.txt").read_text().splitlines()
+        found = re.match(r"# \w+: (\d+) operators tried, (\d+) passed, (\d+) refused, (\d+) failed", head)
+        tried, passed, refused, failed = map(int, found.groups())
+        assert tried == passed + refused + failed == len(rows)
+        assert f"{name} {tried}, {passed}, {refused}" in page, head
+        assert [row for row in rows if ": failed" in row and f"`{row.partition(':')[0]}`" not in failing] == []
+
+
+def test_versions():
+    from thunder_norm._versions import TESTED_THUNDER, TESTED_TORCH
+
+    quoted = f"It works with torch {TESTED_TORCH[0]} to {TESTED_TORCH[-1]} and lightning-thunder {', '.join(TESTED_THUNDER)}"
+    assert quoted in text_of("README.md"), quoted
