@@ -258,6 +258,9 @@ def outcome(jitted: Callable, arguments: list[Any]) -> Any:
         return f"{type(e).__name__}: {str(e).partition(' bsym=')[0]}"
 
 
+_AS_TORCH = {"normalize", "vector_norm", "mse_loss", "lerp", "addcmul"}  # Thunder's are others than torch's, ours are torch's
+
+
 @examples(12, 200)
 @given(programs(TRACED, most=8))
 def test_real_mode_is_what_thunder_makes_without_us(program):
@@ -272,7 +275,8 @@ def test_real_mode_is_what_thunder_makes_without_us(program):
     torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
     traces = bound_symbols(with_us)
     # prod, and layer_norm of one dimension, have gradients of ours: Thunder's are NaN at zeros, or fail
-    if not any(str(i).startswith("thunder_norm.") for t in traces for i, *_ in t):
+    has_own_gradients = any(str(i).startswith("thunder_norm.") for t in traces for i, *_ in t)
+    if not has_own_gradients and not _AS_TORCH & {step.form.name for step in program.steps}:
         assert traces == bound_symbols(without)
 
 
