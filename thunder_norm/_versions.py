@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import warnings
 
+from thunder_norm._thunder import import_thunder
 from thunder_norm.errors import UntestedVersionWarning, VersionError, with_details
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ def check() -> None:
 
     try:
         # what goes wrong under a torch that is too new is an AttributeError, somewhere inside
-        thunder = importlib.import_module("thunder")
+        thunder = import_thunder()
         thunder_version = thunder.__version__
     except Exception as e:
         raise VersionError(

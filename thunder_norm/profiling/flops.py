@@ -111,12 +111,17 @@ def has_rule(func: Any) -> bool:
 # -- contractions that torch's counter has no formula for ---------------------------------------------------------------
 
 
-@register_flop_rule(aten._scaled_dot_product_flash_attention_for_cpu)
+def _unless_torch_counts(op: Any) -> Callable[[Rule], Rule]:
+    """Register a rule for an operation that the installed torch has no formula for: newer ones have more."""
+    return (lambda rule: rule) if op in flop_counter.flop_registry else register_flop_rule(op)
+
+
+@_unless_torch_counts(aten._scaled_dot_product_flash_attention_for_cpu)
 def _cpu_attention(query: Any, key: Any, value: Any, *args: Any, out: Any, **kwargs: Any) -> int:
     return flop_counter.sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
-@register_flop_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward)
+@_unless_torch_counts(aten._scaled_dot_product_flash_attention_for_cpu_backward)
 def _cpu_attention_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, out: Any, **kwargs: Any) -> int:
     return flop_counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
 
@@ -131,28 +136,28 @@ def _convolution_backward(*args: Any, out: Any) -> int:
     return of_input + of_weight // groups
 
 
-@register_flop_rule(aten.dot)
-@register_flop_rule(aten.vdot)
+@_unless_torch_counts(aten.dot)
+@_unless_torch_counts(aten.vdot)
 def _dot(x: Any, y: Any, *, out: Any) -> int:
     return 2 * x.numel()
 
 
-@register_flop_rule(aten.mv)
+@_unless_torch_counts(aten.mv)
 def _mv(matrix: Any, vector: Any, *, out: Any) -> int:
     return 2 * matrix.numel()
 
 
-@register_flop_rule(aten.addmv)
+@_unless_torch_counts(aten.addmv)
 def _addmv(bias: Any, matrix: Any, vector: Any, *, out: Any, **kwargs: Any) -> int:
     return 2 * matrix.numel()
 
 
-@register_flop_rule(aten.addbmm)
+@_unless_torch_counts(aten.addbmm)
 def _addbmm(bias: Any, left: Any, right: Any, *, out: Any, **kwargs: Any) -> int:
     return 2 * left.numel() * right.shape[-1]
 
 
-@register_flop_rule(aten._trilinear)
+@_unless_torch_counts(aten._trilinear)
 def _trilinear(*args: Any, out: Any, **kwargs: Any) -> int:
     """torch.bilinear, as the sum of the products of three broadcast tensors."""
     expanded = zip(args[:3], args[3:6], strict=True)
@@ -160,13 +165,13 @@ def _trilinear(*args: Any, out: Any, **kwargs: Any) -> int:
     return 2 * math.prod(torch.broadcast_shapes(*shapes))
 
 
-@register_flop_rule(aten.mkldnn_rnn_layer)
+@_unless_torch_counts(aten.mkldnn_rnn_layer)
 def _cpu_recurrence(input: Any, weight: Any, recurrent: Any, *args: Any, out: Any, **kwargs: Any) -> int:
     """A layer of an LSTM on the CPU, in one direction: input is [time, batch, in]; both matrices, at each time."""
     return 2 * input.shape[0] * input.shape[1] * (weight.numel() + recurrent.numel())
 
 
-@register_flop_rule(aten.mkldnn_rnn_layer_backward)
+@_unless_torch_counts(aten.mkldnn_rnn_layer_backward)
 def _cpu_recurrence_backward(input: Any, weight: Any, recurrent: Any, *args: Any, out: Any, **kwargs: Any) -> int:
     """Both factors of each product."""
     return 2 * _cpu_recurrence(input, weight, recurrent, out=out)
