@@ -15,7 +15,7 @@ import thunder
 import torch
 
 import thunder_norm
-from thunder_norm import _versions
+from thunder_norm import _thunder, _versions
 from thunder_norm.errors import UntestedVersionWarning
 
 ROOT = Path(thunder_norm.__file__).parents[1]
@@ -63,20 +63,32 @@ def import_with_stubs(tmp_path: Path, **sources: str) -> subprocess.CompletedPro
     return subprocess.run([sys.executable, "-c", "import thunder_norm"], env=env, capture_output=True, text=True, cwd=tmp_path)
 
 
+TORCH = """
+__version__ = "2.16.0"
+
+class Tensor: pass
+
+class autograd:
+    class Function:
+        @classmethod
+        def apply(cls): pass
+"""
+
+
 @pytest.mark.parametrize(
     "failure",
     [
-        "AttributeError(\"type object 'Tensor' has no attribute 'align_as'\")",  # what torch 2.13 does to Thunder 0.2.6
+        "AttributeError(\"type object 'Tensor' has no attribute 'align_as'\")",  # what torch 2.13 did to Thunder 0.2.6
         "ImportError('cannot import name')",
     ],
 )
 def test_thunder_that_cannot_be_imported_is_a_version_error(tmp_path: Path, failure: str):
-    result = import_with_stubs(tmp_path, torch="__version__ = '2.13.0'", thunder=f"raise {failure}")
+    result = import_with_stubs(tmp_path, torch=TORCH, thunder=f"raise {failure}")
     assert result.returncode == 1
     assert "thunder_norm.errors.VersionError" in result.stderr
     headline = result.stderr[result.stderr.rindex("VersionError") :]
     assert failure.split("(")[0] in headline  # the cause
-    assert "torch 2.13.0" in headline  # what is installed
+    assert "torch 2.16.0" in headline  # what is installed
     assert "torch 2.9 to 2.12 with lightning-thunder 0.2.6" in headline  # what works
     assert 'pip install "torch==' in headline  # how to get it
 
@@ -103,3 +115,49 @@ def test_every_package_is_listed_in_pyproject():
     found = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "thunder_norm").rglob("__init__.py")}
     found |= {f"thunder_norm.{'.'.join(p.parent.relative_to(ROOT).parts)}" for p in (ROOT / "transforms").rglob("__init__.py")}
     assert set(packages) == found
+
+
+AS_NEWER_TORCH = """
+import torch
+torch.autograd.Function.apply = torch._C._FunctionBase.__dict__["apply"]  # as in torch 2.14
+
+import thunder_norm
+import thunder
+from thunder_norm.transforms import SubclassTransform
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]  # twice what it is, to be seen
+
+for function in (
+    Exp.apply, thunder.jit(lambda x: Exp.apply(x)), thunder.jit(lambda x: Exp.apply(x), transforms=[SubclassTransform()])
+):
+    x = torch.ones(3, requires_grad=True)
+    function(x).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * torch.ones(3).exp())
+"""
+
+
+def test_what_thunder_only_names_is_there_while_it_is_imported(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(_thunder, "_REMOVED_METHODS", ("align_as", "taken_away"))
+    monkeypatch.setattr(_thunder.importlib, "import_module", lambda name: seen.append((name, torch.Tensor.taken_away)))
+    align_as, apply = torch.Tensor.align_as, torch.autograd.Function.__dict__["apply"]
+    _thunder.import_thunder()
+    assert [name for name, _ in seen] == ["thunder"] and not hasattr(torch.Tensor, "taken_away")
+    assert torch.Tensor.align_as is align_as and torch.autograd.Function.__dict__["apply"] is apply
+    with pytest.raises(AttributeError, match=r"taken_away does not exist in torch 2\."):
+        seen[0][1](torch.ones(1))
+
+
+def test_functions_of_autograd_are_traced_where_apply_is_one_of_c(tmp_path: Path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", AS_NEWER_TORCH], env=env, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
