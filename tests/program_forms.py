@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,9 +110,12 @@ def _narrowed(s: Shape, pick: Pick) -> str | None:
 
 
 def _group_norm(s: Shape, pick: Pick) -> str | None:
-    if len(s) < 3:
+    groups = 2 if len(s) > 1 and s[1] % 2 == 0 else 1
+    if (
+        len(s) < 3 or math.prod(s[1:]) == groups
+    ):  # of one entry each nothing is left but rounding, which is of the size of the entries
         return None
-    return f"F.group_norm({{0}}, {2 if s[1] % 2 == 0 else 1}, {{1}}, {{2}}, eps=1e-2)"
+    return f"F.group_norm({{0}}, {groups}, {{1}}, {{2}}, eps=1e-2)"
 
 
 def _normalized(text: str) -> Write:
