@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
+from tests.norm_models import Tied
 from tests.seeds import seeded
 from thunder_norm import (
     LinfTensor,
@@ -143,16 +144,6 @@ def test_the_report_runs_nothing_twice_and_leaves_no_trace(model, x):
 
 
 def test_token_ids_and_tied_weights():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(7, 6)
-            self.head = nn.Linear(6, 7, bias=False)
-            self.head.weight = self.embedding.weight
-
-        def forward(self, ids):
-            return self.head(self.embedding(ids))
-
     transform = NormTransform(parameters={"head.weight": RMSTensor(1.0)})
     report = norm_report(thunder.jit(Tied(), transforms=[transform]), torch.tensor([[1, 2]]))
     assert [r.op for r in report] == ["embedding", "linear"]

@@ -123,6 +123,10 @@ def over_dims_of(*names: str) -> Callable[[torch.Tensor, dict[str, Any]], ed.Dim
     return dims
 
 
+# The `lift_dims` of an operation on two tensors: a plain one is measured over the dims of the other.
+SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
+
+
 def annotated(rule: Callable, **kinds: Any) -> Callable:
     """A copy of `rule` for other kinds of its arguments (and the result, as ``returns``)."""
     copy = types.FunctionType(rule.__code__, rule.__globals__, rule.__name__, rule.__defaults__, rule.__closure__)

@@ -18,6 +18,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
+    SAME_DIMS,
     align,
     annotated,
     as_kind,
@@ -38,7 +39,6 @@ from thunder_norm.rules._shared import (
 )
 
 Number = int | float
-_SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
 
 
 def gain_of(t: torch.Tensor, x: NormedTensor) -> NormedTensor:
@@ -61,8 +61,8 @@ def _sum(a: NormedTensor, b: NormedTensor, by_a: float, by_b: float) -> tuple[to
     return times(a.norm_size, by_a) + times(b.norm_size, by_b), dims, by_a, by_b
 
 
-@normed_op(torch.sub).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.add).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.sub).register_norm(lift_dims=SAME_DIMS)
+@normed_op(torch.add).register_norm(lift_dims=SAME_DIMS)
 def add(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
     """a + alpha b (and a - alpha b); a plain tensor is measured over the dims of the other.
 
@@ -74,7 +74,7 @@ def add(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
     return rms(value, dims, sensitivity={"input": by_input, "other": by_other})
 
 
-@normed_op(torch.rsub).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.rsub).register_norm(lift_dims=SAME_DIMS)
 def rsub(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
     """b - alpha a, as `add`."""
     value, dims, by_input, by_other = _sum(input, other, math.fabs(alpha), 1.0)
@@ -95,7 +95,7 @@ def _add_same_kind(input: NormedTensor, other: NormedTensor, alpha: Number = 1) 
 
 for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
     for _op in (torch.add, torch.sub):
-        normed_op(_op).register_norm(annotated(_add_same_kind, input=_kind, other=_kind), lift_dims=_SAME_DIMS)
+        normed_op(_op).register_norm(annotated(_add_same_kind, input=_kind, other=_kind), lift_dims=SAME_DIMS)
 
 
 @normed_op(torch.sub).register_norm
@@ -308,7 +308,7 @@ def lerp_by_tensor(input: RMSTensor, end: RMSTensor, weight: torch.Tensor) -> RM
     return rms(value, dims, sensitivity={"input": by_input, "end": by_end})
 
 
-@normed_op(torch.hypot).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.hypot).register_norm(lift_dims=SAME_DIMS)
 def hypot(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     """sqrt(a^2 + b^2).  Value sqrt(|a|^2 + |b|^2), attained; sensitivities 1."""
     dims, (ca, cb) = align(broadcast(input.shape, other.shape), input, other)

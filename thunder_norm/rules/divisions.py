@@ -17,11 +17,11 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
+    SAME_DIMS,
     align,
     broadcast,
     like,
     maximum,
-    over_dims_of,
     refuse,
     refuse_perturbation,
     rms,
@@ -33,7 +33,6 @@ from thunder_norm.rules.binary import NO_DIVISION, gain_of, scale_by
 from thunder_norm.rules.powers import only_largest_entry
 
 Number = int | float
-_SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
 
 
 # -- rounded quotients ------------------------------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ def fmod(input: RMSTensor, other: Number) -> RMSTensor:
     return like(input, spoiled(input.norm_size.clamp(max=math.fabs(other)), input.norm_size))
 
 
-@normed_op(torch.fmod).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.fmod).register_norm(lift_dims=SAME_DIMS)
 def fmod_by_tensor(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     """What the division of a by b, rounded towards 0, leaves.  Value min(|a|, |b|), approached; no sensitivity.
 
@@ -125,7 +124,7 @@ def remainder(input: RMSTensor, other: Number) -> RMSTensor:
     return like(input, scalar(math.fabs(other), input.norm_size))
 
 
-@normed_op(torch.remainder).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.remainder).register_norm(lift_dims=SAME_DIMS)
 def remainder_by_tensor(input: RMSTensor | Number, other: RMSTensor) -> RMSTensor:
     """What the division of a (or a number) by b, rounded down, leaves.  Value |b|, approached by a -> 0; no sensitivity.
 

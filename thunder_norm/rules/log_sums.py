@@ -13,10 +13,8 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._pointwise import softplus_of
-from thunder_norm.rules._shared import align, broadcast, over_dims_of, refuse, rms, root_sum_squares, scaled, times
+from thunder_norm.rules._shared import SAME_DIMS, align, broadcast, refuse, rms, root_sum_squares, scaled, times
 from thunder_norm.rules.binary import gain_of, scale_by
-
-_SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
 
 
 def _log_of_sum(op: Callable, base: float) -> None:
@@ -43,7 +41,7 @@ def _log_of_sum(op: Callable, base: float) -> None:
     Gap:         from RMS, where neither log 2 nor the norms are small beside the other
     Source:      max(a, b) <= log(c^a + c^b) <= max(a, b) + log 2, and its slopes are the shares of both in the sum
     """
-    normed_op(op).register_norm(rule, lift_dims=_SAME_DIMS)
+    normed_op(op).register_norm(rule, lift_dims=SAME_DIMS)
 
 
 _log_of_sum(torch.logaddexp, math.e)

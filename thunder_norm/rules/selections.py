@@ -15,11 +15,11 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Filled, is_plain, with_fact
 from thunder_norm.rules._shared import (
+    SAME_DIMS,
     align,
     broadcast,
     is_constant_along,
     maximum,
-    over_dims_of,
     rms,
     root_sum_squares,
     scalar,
@@ -27,7 +27,6 @@ from thunder_norm.rules._shared import (
 )
 
 Number = int | float
-_SAME_DIMS = {"input": over_dims_of("other"), "other": over_dims_of("input")}
 
 
 def _either(a: NormedTensor | Number, b: NormedTensor | Number, is_blockwise: bool) -> RMSTensor:
@@ -41,12 +40,12 @@ def _either(a: NormedTensor | Number, b: NormedTensor | Number, is_blockwise: bo
     return rms(value if len(sizes) > 1 else sizes[0], dims, sensitivity=dict(zip(tensors, factors, strict=True)))
 
 
-@normed_op(torch.fmax).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.fmin).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.max).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.min).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.maximum).register_norm(lift_dims=_SAME_DIMS)
-@normed_op(torch.minimum).register_norm(lift_dims=_SAME_DIMS)
+@normed_op(torch.fmax).register_norm(lift_dims=SAME_DIMS)
+@normed_op(torch.fmin).register_norm(lift_dims=SAME_DIMS)
+@normed_op(torch.max).register_norm(lift_dims=SAME_DIMS)
+@normed_op(torch.min).register_norm(lift_dims=SAME_DIMS)
+@normed_op(torch.maximum).register_norm(lift_dims=SAME_DIMS)
+@normed_op(torch.minimum).register_norm(lift_dims=SAME_DIMS)
 def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     """max(a, b) and min(a, b).
 
@@ -57,7 +56,7 @@ def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     return _either(input, other, is_blockwise=False)
 
 
-@normed_op(torch.where).register_norm(allow_plain_tensors=True, lift_dims=_SAME_DIMS)
+@normed_op(torch.where).register_norm(allow_plain_tensors=True, lift_dims=SAME_DIMS)
 def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor | Number) -> RMSTensor:
     """a where the condition holds, b elsewhere; the condition is a plain tensor, a and b may be numbers.
 
