@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks import models, timing
 from thunder_norm import transforms
+import thunder
 
 EAGER = "torch.func"
 BACKEND = "inductor" if shutil.which(os.environ.get("CXX", "g++")) else "aot_eager"

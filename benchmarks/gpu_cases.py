@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import thunder
 import torch
 from torch import nn
 
@@ -17,6 +16,7 @@ from benchmarks.normed import given_norms
 from thunder_norm import RMSTensor, build_norm_map, normed, transforms
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
 
 EAGER, THUNDER, REAL, COMPILED = "eager", "thunder.jit", "thunder.jit + NormTransform", "torch.compile"
 INPUT_SETS = 4

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -18,6 +17,7 @@ from torch import nn
 from benchmarks import models, timing
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, build_norm_map, normed
 from thunder_norm.transforms import NormTransform
+import thunder
 
 HAND, EAGER, MAP, MODE, REAL = "by hand in torch", "rules, plain PyTorch", "norm map", "normed mode", "thunder.jit, no norms"
 ONE_VECTOR = "norm map, sizes from one vector"

@@ -14,13 +14,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import thunder
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import models, timing
 from thunder_norm.transforms import profile
+import thunder
 
 PEER = "FlopCounterMode on meta"
 

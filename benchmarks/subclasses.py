@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,6 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from benchmarks import models, timing
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 EAGER, OURS, COMPILED = "eager dispatch", "SubclassTransform", "SubclassTransform, torch.compile executor"
 HAND, PLAIN, ONE = "thunder.jit, by hand", "eager, one plain tensor", "thunder.jit, one plain tensor"

@@ -15,13 +15,13 @@ import argparse
 import time
 from pathlib import Path
 
-import thunder
 import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from thunder_norm import norm_report, normed
 from thunder_norm.transforms import NormTransform
+import thunder
 
 
 def read_text(length: int) -> str:

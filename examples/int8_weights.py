@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 
-import thunder
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 aten = torch.ops.aten
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,6 +18,7 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.transforms import NormTransform
+import thunder
 
 
 def jit(fn: Callable, **options: Any) -> Callable:

@@ -22,7 +22,6 @@ from types import CodeType
 from typing import Any
 from unittest import mock
 
-import thunder
 import torch
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
@@ -32,6 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from tests.seeds import seeded
 from thunder_norm.audit.samples import leave_unittest
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 LIST = Path(__file__).parent / "op_coverage.txt"
 SAMPLES = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -22,6 +21,7 @@ from thunder_norm import (
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
 from thunder_norm.norms.annotations import Annotation, named_annotations
 from thunder_norm.transforms import NormTransform
+import thunder
 
 
 class Rows(nn.Linear):

@@ -5,13 +5,13 @@ import functools
 from types import SimpleNamespace
 
 import pytest
-import thunder
 import torch
 from torch import nn
 
 from thunder_norm import RMSTensor
 from thunder_norm.tracing import native
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad
+import thunder
 
 
 class Doubled:

@@ -6,11 +6,11 @@ The backward of each is not the derivative of its forward, so that one cannot st
 from __future__ import annotations
 
 import pytest
-import thunder
 import torch
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform, grad, jvp, vmap
+import thunder
 
 Function = torch.autograd.Function
 TRANSFORMS = (SubclassTransform, NormTransform, SplitBiasTransform)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import thunder
 import torch
 from subclasses import OpCounter
 from torch.testing._internal.two_tensor import TwoTensor
@@ -11,6 +10,7 @@ from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, with_perturbation
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
 
 
 def _names(trace) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
@@ -26,6 +25,7 @@ from thunder_norm.transforms import (
     checkpoint,
     checkpoint_functions,
 )
+import thunder
 
 
 def rand(*shape: int) -> torch.Tensor:

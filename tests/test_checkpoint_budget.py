@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import measured
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from test_checkpoint import assert_same, gradients, rand
@@ -13,6 +12,7 @@ from tests.seeds import seeded
 from thunder_norm.checkpointing.budget import _Segment, cheapest
 from thunder_norm.errors import CheckpointError
 from thunder_norm.transforms import CheckpointTransform, profile
+import thunder
 
 
 def stack(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from transform_oracles import assert_same, float64
 
 from thunder_norm.errors import DataDependentError, TransformError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, hessian, jacfwd, jvp, vjp, vmap
+import thunder
 
 VECTOR, MATRIX = float64(3), float64(3, 3)
 

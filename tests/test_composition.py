@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import thunder
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from program_forms import FORMS, LOSSES
@@ -23,6 +22,7 @@ from thunder_norm import NormedTensor, RMSTensor, build_norm_map, sensitivities,
 from thunder_norm.audit import lmo, norm, project
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.transforms import NormTransform
+import thunder
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 D = torch.float64

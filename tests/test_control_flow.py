@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
-from thunder.core.transform_common import Transform
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm import RMSTensor
@@ -22,6 +20,8 @@ from thunder_norm.transforms import (
     SubclassTransform,
     profile,
 )
+import thunder
+from thunder.core.transform_common import Transform
 
 TRANSFORMS: dict[str, Callable[[], list[Transform]]] = {
     "split": lambda: [SplitBiasTransform()],

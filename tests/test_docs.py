@@ -20,9 +20,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from thunder.core.jit_ext import _general_jit_lookaside_map
 
 from thunder_norm.core import registry
+from thunder.core.jit_ext import _general_jit_lookaside_map
 
 ROOT = Path(__file__).parents[1]
 RUN_BY_DEFAULT = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

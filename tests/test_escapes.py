@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx, tracectx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thunder_norm import RMSTensor
 from thunder_norm.errors import EscapeError
 from thunder_norm.model_state.escapes import check_nothing_escapes, stand_in
+from thunder.core import devices, dtypes
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx, tracectx
 
 Pair = namedtuple("Pair", "first second")
 

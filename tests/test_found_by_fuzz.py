@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
@@ -15,6 +14,7 @@ from transform_oracles import assert_same, float64
 from thunder_norm import transforms as T
 from thunder_norm.errors import DataDependentError
 from thunder_norm.functions.trial import try_out
+import thunder
 
 X, Y = float64(3), float64(3) + 0.3
 MATRIX = float64(5, 3)

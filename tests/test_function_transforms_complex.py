@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 
 import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same, float64
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
 
 
 def _complex(x: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,14 @@ import io
 from typing import Any
 
 import pytest
-import thunder
-import thunder.torch as ltorch
 import torch
 
 import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same, float64
 from thunder_norm.errors import TransformError, TransformTypeError, WrongDerivativeError
 from thunder_norm.functions.registry import batching_rules, jvp_rules, vjp_rules
+import thunder
+import thunder.torch as ltorch
 
 A = float64(3)
 

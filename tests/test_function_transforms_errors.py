@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 
 import thunder_norm.transforms as T
@@ -20,6 +19,7 @@ from thunder_norm.errors import (
     TransformTypeError,
 )
 from thunder_norm.functions.registry import vjp_rules
+import thunder
 
 X = torch.tensor([1.0, 2.0, 3.0])
 BUFFER = torch.ones(3)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
@@ -14,6 +13,7 @@ from torch.func import functional_call
 import thunder_norm.transforms as T
 from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
+import thunder
 
 
 def _in_place(x: torch.Tensor) -> torch.Tensor:

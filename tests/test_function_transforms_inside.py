@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 
 import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same, float64
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
 
 
 def cubic(y: torch.Tensor) -> torch.Tensor:

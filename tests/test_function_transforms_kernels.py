@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
@@ -11,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from tests.seeds import seeded
 from thunder_norm import transforms
 from thunder_norm.transforms import grad, jacrev, vmap
+import thunder
 
 torch.manual_seed(seeded(0))
 X = torch.randn(3, 2, 5, dtype=torch.float64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
@@ -15,6 +14,7 @@ from tests.transform_oracles import assert_same, float64
 from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map
 from thunder_norm.errors import TransformError, TransformTypeError
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 
 class Block(torch.nn.Module):

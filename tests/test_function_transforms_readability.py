@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
-from thunder.core.prims import PrimIDs
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same, float64
+import thunder
+from thunder.core.prims import PrimIDs
 
 X, W, B = float64(5, 5), float64(7, 5), float64(7)
 

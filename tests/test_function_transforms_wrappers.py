@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
@@ -14,6 +13,7 @@ import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same, float64
 from thunder_norm import RMSTensor
 from thunder_norm.errors import TransformError
+import thunder
 
 A = float64(3, 4)
 W = float64(4)

@@ -9,15 +9,15 @@ import copy
 from typing import Any
 
 import pytest
-import thunder
 import torch
-from thunder.executors.nvfuserex import nvfuser_version
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm import RMSTensor, build_norm_map
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+from thunder.executors.nvfuserex import nvfuser_version
 
 pytestmark = pytest.mark.gpu
 

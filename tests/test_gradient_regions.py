@@ -9,7 +9,6 @@ import contextlib
 import copy
 
 import pytest
-import thunder
 import torch
 import transformers
 from torch import nn
@@ -21,6 +20,7 @@ from thunder_norm import NormedTensor, RMSTensor, build_norm_map, norm_report, n
 from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform
+import thunder
 
 # singular values of float32 weights differ in their last bits with and without gradients
 CLOSE = 1e-5

@@ -6,11 +6,11 @@ import functools
 from types import SimpleNamespace
 
 import pytest
-import thunder
 import torch
 from torch import nn
 
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad
+import thunder
 
 X = torch.tensor([1.0, 2.0])
 

@@ -60,8 +60,9 @@ def test_programs_without_us_are_what_they_are_without_us():
 
 def test_a_program_that_is_being_traced_may_be_the_first_use():
     program = """
-import thunder, torch
+import torch
 from thunder_norm.transforms import grad, vmap
+import thunder
 f = lambda x: grad(lambda y: (torch.lerp(y, y * y, 0.5) * torch.eye(2)).sum())(x)
 x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 torch.testing.assert_close(thunder.jit(f)(x), torch.func.grad(lambda y: (torch.lerp(y, y * y, 0.5) * torch.eye(2)).sum())(x))

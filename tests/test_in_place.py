@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,6 +16,7 @@ from thunder_norm.core.registry import has_rule
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, TransformError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
 
 ACTIVATIONS = {
     **{

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,6 +30,7 @@ from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.eager import chosen_norms, run_eagerly
 from thunder_norm.norms.inference import NormSpec, disagree, reference_size
 from thunder_norm.transforms import NormTransform
+import thunder
 
 ROWS, VOCABULARY, WIDTH = NormSpec(RMSTensor, (-1,)), 7, 6
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -16,6 +15,7 @@ from thunder_norm.errors import TransformError, TransformTypeError
 from thunder_norm.functions.opaque import fallbacks
 from thunder_norm.functions.registry import jvp_rules
 from thunder_norm.transforms import grad, jvp, register_jvp, vjp
+import thunder
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 INDEX = torch.tensor([0, 2, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,6 +15,7 @@ from thunder_norm.audit import lmo, norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.sensitivity import with_perturbation
 from thunder_norm.transforms import NormTransform
+import thunder
 
 R, INF, L2 = RMSTensor, LinfTensor, L2Tensor
 D = torch.float64

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import einops
 import numpy as np
 import pytest
-import thunder
 import torch
-from thunder.core.jit_ext import _general_jit_lookaside_map
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm import RMSTensor
 from thunder_norm.errors import TransformError, TransformTypeError
 from thunder_norm.transforms import NormTransform, SubclassTransform, register_lookaside
+import thunder
+from thunder.core.jit_ext import _general_jit_lookaside_map
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import thunder
 import torch
 from torch import nn
 
@@ -21,6 +20,7 @@ from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor, norm_report, sensitivities, with_perturbation
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
+import thunder
 
 transformers = pytest.importorskip("transformers")
 WIDTH, TOKENS = 16, 5

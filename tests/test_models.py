@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import thunder
 import torch
 import transformers as tf
 
@@ -11,6 +10,7 @@ from tests.seeds import seeded
 from thunder_norm import RMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
 from thunder_norm.core import kinds
 from thunder_norm.transforms import NormTransform
+import thunder
 
 SIZE = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 32}
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,6 +20,7 @@ from thunder_norm.core.registry import registered_ops
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
+import thunder
 
 D = torch.float64
 DRAWS = 100_000

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 
 import pytest
-import thunder
 import torch
 from test_modes import GPT, MODELS, PRINTED, Residual
 from torch import nn
@@ -29,6 +28,7 @@ from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ball
+import thunder
 
 # -- the numbers of Modula -------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 from torch import nn
 
 from tests.sizes import assert_same_size
 from thunder_norm import RMSTensor, normed, sensitivities, with_perturbation
 from thunder_norm.transforms import NormTransform
+import thunder
 
 SOUND = 1 + 1e-5
 TOKEN_SHAPE, IMAGE_SHAPE = (2, 5, 8), (2, 4, 6, 6)

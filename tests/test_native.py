@@ -5,7 +5,6 @@ import traceback
 from types import SimpleNamespace
 
 import pytest
-import thunder
 import torch
 from torch import nn
 
@@ -16,6 +15,7 @@ from thunder_norm import RMSTensor
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.tracing import native
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
+import thunder
 
 _FILES = {__file__, native_objects.__file__, native_programs.__file__}
 

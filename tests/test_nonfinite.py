@@ -6,7 +6,6 @@ import functools
 import math
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -33,6 +32,7 @@ from thunder_norm.audit.samples import cases_of
 from thunder_norm.core.nonfinite import Followed
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.transforms import NormTransform
+import thunder
 
 KINDS = [RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor, RMSToRMSConvTensor, RMSToRMSConvTensor.grouped(2)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

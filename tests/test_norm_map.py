@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -27,6 +26,7 @@ from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.norm_map import NormMap
 from thunder_norm.transforms import NormTransform
+import thunder
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,6 +30,7 @@ from thunder_norm.errors import (
     UnsupportedOpError,
 )
 from thunder_norm.norms.eager import run_eagerly
+import thunder
 
 # -- eager and traced agree ------------------------------------------------------------------------------------------------
 

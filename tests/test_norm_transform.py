@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_flatten
@@ -28,6 +27,7 @@ from thunder_norm.errors import (
 )
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
+import thunder
 
 # -- eager and traced agree ------------------------------------------------------------------------------------------------
 

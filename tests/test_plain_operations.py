@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,6 +12,7 @@ from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, norm_report,
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform
+import thunder
 
 
 class Attention(nn.Module):

@@ -8,14 +8,9 @@ import json
 
 import profiled
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from thunder.core.proxies import TensorProxy
-from thunder.executors.custom_op_ex import custom_op_ex
-from thunder.extend import OperatorExecutor
-from thunder.torch.custom_op import _register_custom_op
 from torch import nn
 from torch.utils import flop_counter
 
@@ -35,6 +30,11 @@ from thunder_norm.transforms import (
     register_flop_rule,
     register_shape_rule,
 )
+import thunder
+from thunder.core.proxies import TensorProxy
+from thunder.executors.custom_op_ex import custom_op_ex
+from thunder.extend import OperatorExecutor
+from thunder.torch.custom_op import _register_custom_op
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import functools
 import measured
 import profiled
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.seeds import seeded
 from thunder_norm.errors import ProfileError
 from thunder_norm.transforms import ProfileTransform, profile
+import thunder
 
 PROGRAMS = {f.__name__: f for f in (profiled.mlp, profiled.tied, profiled.convolutions, profiled.addmm)}
 

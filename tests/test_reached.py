@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import thunder
 import torch
 from torch import nn
 
@@ -12,6 +11,7 @@ from thunder_norm import LinfTensor, build_norm_map, norm_report
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
+import thunder
 
 
 class ThroughUnknown(nn.Module):

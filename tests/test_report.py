@@ -11,7 +11,6 @@ import sys
 import types
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -30,6 +29,7 @@ from thunder_norm import (
 )
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError
 from thunder_norm.transforms import NormTransform
+import thunder
 
 
 class Block(nn.Module):

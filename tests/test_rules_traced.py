@@ -17,12 +17,12 @@ import test_rules_replacing as replacing
 import test_rules_resampling as resampling
 import test_rules_shape as shape
 import test_rules_special as special
-import thunder
 import torch
 
 from tests.seeds import seeded
 from thunder_norm.audit import start
 from thunder_norm.transforms import NormTransform
+import thunder
 
 # What cannot be in a trace: results whose shape depends on data, functions that Thunder 0.2.6 does not know or takes for
 # others (Tensor.unfold for F.unfold).

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from thunder_norm import L1Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, build_
 from thunder_norm.norms import norm_map
 from thunder_norm.norms.scalar_fusion import as_function_of_floats, fuse_scalars
 from thunder_norm.transforms import NormTransform
+import thunder
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 

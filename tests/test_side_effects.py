@@ -10,7 +10,6 @@ from collections import OrderedDict, deque
 from typing import Any
 
 import pytest
-import thunder
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,6 +19,7 @@ from thunder_norm import RMSTensor, normed
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import EscapeError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, ProfileTransform
+import thunder
 
 GLOBAL: dict[str, Any] = {}
 TABLE: torch.Tensor | None = None

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
-from thunder.core.symbol import BoundSymbol
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm import RMSTensor
 from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform
+import thunder
+from thunder.core.symbol import BoundSymbol
 
 
 def rand(*shape: int) -> torch.Tensor:

@@ -6,10 +6,10 @@ import itertools
 import operator
 
 import pytest
-import thunder
 import torch
 
 from thunder_norm.transforms import SubclassTransform, grad, vmap
+import thunder
 
 
 def deque(x):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import pytest
-import thunder
 import torch
 from aten_calls import calls, core_overloads, edge_calls
 from op_coverage import Case, check, program, runs_in_eager
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

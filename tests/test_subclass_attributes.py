@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform, grad
+import thunder
 
 TRANSFORMS = (SubclassTransform, NormTransform, SplitBiasTransform)
 

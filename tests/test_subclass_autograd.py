@@ -11,13 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
-import thunder.torch as ltorch
 import torch
 import torch.nn.functional as F
 from subclasses import ScaleTensor, leaves, two
-from thunder.core import prims
-from thunder.extend import OperatorExecutor
 from torch import nn
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
@@ -27,6 +23,10 @@ from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass import register_implementation
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.extend import OperatorExecutor
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> TwoTensor:

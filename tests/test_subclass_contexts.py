@@ -8,11 +8,11 @@ import enum
 from typing import Any
 
 import pytest
-import thunder
 import torch
 from torch.utils._pytree import tree_map_only
 
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 
 class Labelled(torch.Tensor):

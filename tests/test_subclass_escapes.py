@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import thunder
 import torch
 from fuzz.wrapper_classes import Dual, Masked
 from subclasses import assert_same
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from thunder_norm.errors import EscapeError, UnsupportedOpError
 from thunder_norm.subclass.encoding import decode, encode
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 INTEGERS = (torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from subclasses import OpCounter, Overriding, ScaleTensor, assert_same, two
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.wrapper_programs import OPERATIONS, check, jit, one, pair, with_plain
+import thunder
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from subclasses import OpCounter
-from thunder.core import prims
-from thunder.core.trace import TraceCtx
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm.transforms import SubclassTransform
+import thunder
+from thunder.core import prims
+from thunder.core.trace import TraceCtx
 
 EXECUTOR = ["torchcompile"]
 BOOKKEEPING = {"python_del", "python_return", "unpack_trivial", "unpack_sequence", "clear_mutable_collection"}

@@ -5,7 +5,6 @@ import sys
 import threading
 
 import pytest
-import thunder
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -14,6 +13,7 @@ from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.tracing import hooks
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
 
 
 def two(*shape, dtype=torch.float32):

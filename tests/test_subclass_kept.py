@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import thunder
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
@@ -11,6 +10,7 @@ from tests.sizes import assert_same_size
 from thunder_norm import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
 
 aten = torch.ops.aten
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 from subclasses import assert_same, two
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 aten = torch.ops.aten
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from subclasses import assert_same, leaves, nested, two
@@ -15,6 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from tests.seeds import seeded
 from tests.wrapper_programs import OPERATIONS, check, jit, one
 from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
 
 # -- in-place --------------------------------------------------------------------------------------------------------------
 

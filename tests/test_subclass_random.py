@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from subclasses import OpCounter, assert_same, leaves, two
@@ -14,6 +13,7 @@ from subclasses import OpCounter, assert_same, leaves, two
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 
 def jit(function: Callable, **options: Any) -> Callable:

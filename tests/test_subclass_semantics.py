@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 from subclasses import assert_same, two
 from torch.testing._internal.two_tensor import TwoTensor
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 
 class Holder(torch.Tensor):

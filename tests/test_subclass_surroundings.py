@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from subclasses import assert_same
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 
 def jit(function: Callable) -> Callable:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 from subclasses import OpCounter
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 
 def two(*shape: int) -> TwoTensor:

@@ -8,15 +8,15 @@ import itertools
 import random
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
-from thunder.core import dtypes, utils
-from thunder.torch import _torch_to_thunder_function_map
 
 from tests.seeds import named_seed
 from thunder_norm.tracing.torch_semantics import mended_promotion
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jvp, vmap
+import thunder
+from thunder.core import dtypes, utils
+from thunder.torch import _torch_to_thunder_function_map
 
 _MODULE = torch.nn.NLLLoss(reduction="none")
 _TARGETS = {"all": [0, 1, 0, 1], "some ignored": [0, -100, 1, -100]}

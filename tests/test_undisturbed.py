@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy
 import pytest
-import thunder
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -24,6 +23,7 @@ from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.transforms import NormTransform, profile
+import thunder
 
 GLOBAL: dict[str, torch.Tensor] = {}
 TABLE: torch.Tensor | None = None

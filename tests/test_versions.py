@@ -11,12 +11,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
-import thunder
 import torch
 
 import thunder_norm
 from thunder_norm import _thunder, _versions
 from thunder_norm.errors import UntestedVersionWarning
+import thunder
 
 ROOT = Path(thunder_norm.__file__).parents[1]
 

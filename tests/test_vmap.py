@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import thunder
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
@@ -19,6 +17,8 @@ from thunder_norm.errors import DataDependentError, TransformError, TransformTyp
 from thunder_norm.functions.opaque import fallbacks
 from thunder_norm.functions.registry import batching_rules, register_batching
 from thunder_norm.transforms import grad, vmap
+import thunder
+from thunder.core.proxies import TensorProxy
 
 
 def tensor(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import thunder
 import torch
 
 import thunder_norm.transforms as T
+import thunder
 
 FUNCTIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda x: (x + x.sum()).square().sum(),

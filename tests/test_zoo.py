@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 
 import pytest
-import thunder
 import torch
 from subclasses import assert_same
 from zoo import ZOO, Case, built, gradients, page
@@ -16,6 +15,7 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.tracing.bindable import executor as boundary_executor
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 REFUSALS = (UnsupportedOpError, UnsupportedSubclassError)
 

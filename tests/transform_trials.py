@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import thunder
 import torch
 from torch.testing._internal import common_methods_invocations
 from torch.utils._pytree import tree_leaves, tree_map
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import thunder_norm.transforms as ours
 from tests.seeds import seeded
 from thunder_norm.functions.vmap import vmap
+import thunder
 
 if __package__ == "tests":
     from tests.op_coverage import Case, call_source, function_of_source, program

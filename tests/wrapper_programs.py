@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import thunder
 import torch
 import torch.nn.functional as F
 from subclasses import ScaleTensor, assert_same, nested, two
@@ -13,6 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 
 def jit(function: Callable, transform: type[SubclassTransform] = SubclassTransform, **options: Any) -> Callable:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from thunder_norm.checkpointing.regions import is_region, with_body
+from thunder_norm.subclass import values
+from thunder_norm.subclass.interception import Watching
+from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.dtypes import to_torch_dtype
@@ -12,11 +16,6 @@ from thunder.core.proxies import NumberProxy, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 from thunder.transforms.autocast import disable_autocast
-
-from thunder_norm.checkpointing.regions import is_region, with_body
-from thunder_norm.subclass import values
-from thunder_norm.subclass.interception import Watching
-from thunder_norm.tracing.recording import scope
 
 
 class SplitBiasTransform(Watching):
@@ -35,8 +34,9 @@ class SplitBiasTransform(Watching):
     ``beta=0``, where torch ignores it) is left alone.  In float64 results are equal up to the order of additions.  It composes with
     the other transforms in any order, and gradients follow from the program that is written.
 
-    >>> import thunder, torch
+    >>> import torch
     >>> from thunder_norm.transforms import SplitBiasTransform
+    >>> import thunder
     >>> jm = thunder.jit(torch.nn.Linear(3, 2), transforms=[SplitBiasTransform()])
     >>> _ = jm(torch.ones(1, 3))
     >>> [b.sym.name for b in thunder.last_traces(jm)[3].bound_symbols if not b.sym.is_prim]

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder
 import torch
 import torch.utils.checkpoint
-from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
-from thunder.core.module import ThunderModule
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx
 
 from thunder_norm.checkpointing.acquisition import interpret_region
 from thunder_norm.checkpointing.blocks import EVERY_BLOCK, chosen_modules
@@ -24,6 +18,12 @@ from thunder_norm.profiling.memory import Kind
 from thunder_norm.subclass import values
 from thunder_norm.subclass.interception import Watching
 from thunder_norm.tracing import hooks, lookasides
+import thunder
+from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
+from thunder.core.module import ThunderModule
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
 
 
 class CheckpointTransform(Watching):
@@ -47,8 +47,9 @@ class CheckpointTransform(Watching):
         UnsupportedOpError: (when it is called) a region changes in place what it has read from outside, or chooses kernels by contexts.
         DataDependentError: (when it is called) the program needs the value of a tensor.
 
-    >>> import thunder, torch
+    >>> import torch
     >>> from thunder_norm.transforms import CheckpointTransform
+    >>> import thunder
     >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()), torch.nn.Linear(2, 2))
     >>> jm = thunder.jit(model, transforms=[CheckpointTransform("every block")])
     >>> _ = jm(torch.ones(1, 2))
@@ -155,8 +156,9 @@ def checkpoint(function: Callable) -> Callable:
     Raises:
         TransformTypeError: `function` is not callable.
 
-    >>> import thunder, torch
+    >>> import torch
     >>> from thunder_norm.transforms import checkpoint
+    >>> import thunder
     >>> def f(x):
     ...     return checkpoint(lambda x: x.sin().exp())(x) * 2
     >>> x = torch.zeros(2, requires_grad=True)

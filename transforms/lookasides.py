@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder.core.interpreter import _interpret_call
-
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.tracing import hooks
+from thunder.core.interpreter import _interpret_call
 
 
 def register_lookaside(fn: Callable, replacement: Callable | None = None, *, override: bool = False) -> Callable:
@@ -32,8 +31,9 @@ def register_lookaside(fn: Callable, replacement: Callable | None = None, *, ove
         TransformTypeError: one of the two is not callable, or `fn` cannot be looked up.
         TransformError: `fn` has an implementation already, or is its own replacement.
 
-    >>> import numpy, thunder, torch
+    >>> import numpy, torch
     >>> from thunder_norm.transforms import register_lookaside
+    >>> import thunder
     >>> def half(x):
     ...     return torch.from_numpy(numpy.multiply(x.numpy(), 0.5))  # leaves torch: there are no values in a trace
     >>> @register_lookaside(half)

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import thunder
 import torch
-from thunder.core import prims
-from thunder.core.devices import to_torch_device
-from thunder.core.dtypes import to_torch_dtype
-from thunder.core.module import ThunderModule
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
 
 from thunder_norm import progress
 from thunder_norm.errors import ProfileError
@@ -31,6 +24,13 @@ from thunder_norm.profiling.totals import TARGETS, Target
 from thunder_norm.subclass import values
 from thunder_norm.subclass.interception import Watching
 from thunder_norm.tracing import hooks
+import thunder
+from thunder.core import prims
+from thunder.core.devices import to_torch_device
+from thunder.core.dtypes import to_torch_dtype
+from thunder.core.module import ThunderModule
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 
 def profile(

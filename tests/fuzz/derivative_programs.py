@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import thunder
 import torch
 
 import thunder_norm.transforms as ours
+import thunder
 
 from .level_writing import Argument, Level, Writing
 from .nests import write_level
@@ -162,10 +162,11 @@ class Derivative:
         return "\n".join(
             [
                 "import collections, functools, math",
-                "import thunder, torch",
+                "import torch",
                 "import torch.nn.functional as F",
                 "from torch.func import functional_call",
                 "from thunder_norm import transforms",
+                "import thunder",
                 "Pair = collections.namedtuple('Pair', ['first', 'second'])",
                 "class Torch:",
                 *(own or ["    pass"]),

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import thunder
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
@@ -17,6 +16,7 @@ from thunder_norm import NormedTensor, build_norm_map, norm_report, normed
 from thunder_norm.modular import ModularNorm
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
+import thunder
 
 from .module_state import changed, random_state, state
 from .program import BAD, Outcome, outcome_of

@@ -6,8 +6,9 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import thunder
 import torch
+
+import thunder
 
 from .program import KINDS
 from .runner import SUBJECTS, Report, as_ranges, module_of, of_ranges

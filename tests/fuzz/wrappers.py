@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import thunder
 import torch
 import torch.nn.functional as F  # noqa: N812 - as the programs call it
 from torch import nn
@@ -22,6 +21,7 @@ from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm.transforms import SubclassTransform
+import thunder
 
 from .program import Outcome, outcome_of
 from .wrapper_classes import Dual, Interval, Masked

@@ -12,11 +12,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
 
-import thunder  # noqa: E402
 from subclasses import assert_same  # noqa: E402
 
 from thunder_norm.errors import ThunderNormError  # noqa: E402
 from thunder_norm.transforms import SubclassTransform  # noqa: E402
+import thunder  # noqa: E402
 
 from . import ZOO, Case, built, gradients  # noqa: E402
 from .page import PAGE, Row, render, replaced  # noqa: E402

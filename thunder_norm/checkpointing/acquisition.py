@@ -7,12 +7,6 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
-from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
-from thunder.core.proxies import Proxy
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx
 
 from thunder_norm.checkpointing.regions import Region, names_in
 from thunder_norm.checkpointing.replays import refused, writes
@@ -22,6 +16,12 @@ from thunder_norm.subclass.trace import FLATTEN, LEAF
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import scope
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
+from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
+from thunder.core.proxies import Proxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
 
 _STATE = "_thunder_norm_regions"
 

@@ -13,15 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from thunder.core.devices import to_torch_device
-from thunder.core.dtypes import to_torch_dtype
-from thunder.core.prims import OpTags, PrimIDs
-from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, has_tags
-from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
-from thunder.core.transform_common import dce
-from thunder.executors.passes import del_last_used, transform_for_execution
-from thunder.transforms.autodiff import grad_transform_on_trace, split_into_forward_and_backward
 
 from thunder_norm.checkpointing.regions import Region, as_trace, is_region, with_body
 from thunder_norm.checkpointing.replays import replayable
@@ -33,6 +24,15 @@ from thunder_norm.profiling.recorder import Recorder
 from thunder_norm.profiling.report import Profile
 from thunder_norm.profiling.stand_ins import StandIns
 from thunder_norm.tracing.locations import location_of
+from thunder.core.devices import to_torch_device
+from thunder.core.dtypes import to_torch_dtype
+from thunder.core.prims import OpTags, PrimIDs
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
+from thunder.core.transform_common import dce
+from thunder.executors.passes import del_last_used, transform_for_execution
+from thunder.transforms.autodiff import grad_transform_on_trace, split_into_forward_and_backward
 
 _STEPS = 1000  # of what is freed, in the knapsack
 _TRIES = 6

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from thunder_norm.checkpointing.regions import is_region
+from thunder_norm.tracing.locations import location_of
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
-
-from thunder_norm.checkpointing.regions import is_region
-from thunder_norm.tracing.locations import location_of
 
 
 def with_functions(trace: TraceCtx) -> str:

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
+from thunder_norm.subclass.boundary_passes import declare_arguments
+from thunder_norm.tracing.recording import print_without_module
 from thunder.core import prims
 from thunder.core.dtypes import is_float_dtype
 from thunder.core.prims import PrimIDs
@@ -20,10 +23,6 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, get_tracectx, tracectx
 from thunder.core.transforms import register_grad
 from thunder.transforms.autodiff import grad_transform_on_trace
-
-from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
-from thunder_norm.subclass.boundary_passes import declare_arguments
-from thunder_norm.tracing.recording import print_without_module
 
 
 class Region:

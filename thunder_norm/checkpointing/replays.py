@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._guards import detect_fake_mode
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.functions.functionalization import VIEWS
+from thunder_norm.tracing.locations import location_of
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags, PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.transform_common import NON_FUNCTIONAL_OPS
 from thunder.extend import OperatorExecutor
-from torch._guards import detect_fake_mode
-
-from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.functionalization import VIEWS
-from thunder_norm.tracing.locations import location_of
 
 executor = OperatorExecutor("thunder_norm_replays", version="1")  # in no executor list: its operations carry it
 

@@ -17,12 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call
-from thunder.core.jit_ext import JitCtx, get_jit_ctx
-from thunder.core.proxies import Proxy, TensorProxy, variableify
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, tracectx
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformLevelError, with_details
@@ -35,6 +29,12 @@ from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call
+from thunder.core.jit_ext import JitCtx, get_jit_ctx
+from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, tracectx
 
 _RESERVED = ("args", "kwargs", "fn", "obj")  # names in Thunder's prologues
 

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx, interpreter_needs_wrap
-from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
-from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
@@ -28,6 +25,9 @@ from thunder_norm.subclass.refused_backward import Refuse, untraceable_backward
 from thunder_norm.subclass.trace import OperationId, composite, proxy_like
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx, interpreter_needs_wrap
+from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
+from thunder.core.proxies import TensorProxy
 
 
 def _lookaside(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:

@@ -14,8 +14,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import thunder.torch as ltorch
 import torch
+
+from thunder_norm.functions.programs import flat_program, is_differentiable, replayed
+from thunder_norm.functions.readability import BackwardId, tidied
+from thunder_norm.tracing.recording import print_without_module, scope
+import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import Proxy, TensorProxy
@@ -24,10 +28,6 @@ from thunder.core.symbol import BoundSymbol, Symbol, has_tags
 from thunder.core.trace import get_tracectx
 from thunder.core.utils import get_computation_dtype
 from thunder.executors import torchex
-
-from thunder_norm.functions.programs import flat_program, is_differentiable, replayed
-from thunder_norm.functions.readability import BackwardId, tidied
-from thunder_norm.tracing.recording import print_without_module, scope
 
 Ids = prims.PrimIDs
 

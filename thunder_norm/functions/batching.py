@@ -10,6 +10,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
+from thunder_norm.functions.opaque import derived, is_whole, operation_of
+from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
+from thunder_norm.functions.registry import batching_rules, decomposed
+from thunder_norm.tracing.locations import at_line_of, location_of
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
@@ -17,12 +22,6 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
-
-from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
-from thunder_norm.functions.opaque import derived, is_whole, operation_of
-from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
-from thunder_norm.functions.registry import batching_rules, decomposed
-from thunder_norm.tracing.locations import at_line_of, location_of
 
 Randomness = Literal["error", "different", "same"]
 Draws = dict[str, Any]  # what was drawn once for all samples, by the name of the program's proxy

@@ -5,13 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thunder.core import prims
-from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise
-from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, has_tags
-from thunder.transforms.autocast import disable_autocast
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import ThunderNormError, TransformError, with_details
@@ -29,6 +22,13 @@ from thunder_norm.tracing import hooks, lookasides
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
 from thunder_norm.tracing.recording import scope
+from thunder.core import prims
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.transforms.autocast import disable_autocast
 
 
 @lookasides.for_our(Transformed.__call__)

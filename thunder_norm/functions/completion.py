@@ -13,20 +13,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder
-import thunder.torch as ltorch
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.interpreter import (
-    INTERPRETER_SIGNALS,
-    WrappedValue,
-    do_raise,
-    get_interpreterruntimectx,
-    interpreter_needs_wrap,
-)
-from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
-from thunder.core.proxies import NumberProxy, TensorProxy
-from thunder.core.symbol import Symbol
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -41,6 +28,19 @@ from thunder_norm.subclass import operations, plain
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of_user
+import thunder
+import thunder.torch as ltorch
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    do_raise,
+    get_interpreterruntimectx,
+    interpreter_needs_wrap,
+)
+from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import Symbol
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 

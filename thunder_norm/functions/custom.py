@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-import thunder.torch as ltorch
-from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
-from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import Symbol
-from thunder.core.trace import TraceCtx
 from torch.utils._pytree import PyTree, tree_flatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
@@ -24,6 +18,12 @@ from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.transformed import Call, Transformed
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.recording import print_without_module
+import thunder.torch as ltorch
+from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.core.trace import TraceCtx
 
 
 class CustomVjp(Transformed):

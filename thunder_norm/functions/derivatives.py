@@ -15,16 +15,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
-from thunder import clang
-from thunder.core import dtypes, prims
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import Symbol
 from torch.utils._pytree import tree_map
 
 from thunder_norm.functions.programs import has_complex, is_complex
 from thunder_norm.functions.registry import VjpRule, jvp_rules, register_jvp, vjp_rules
+import thunder.torch as ltorch
+from thunder import clang
+from thunder.core import dtypes, prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
 
 # -- complex numbers ----------------------------------------------------------------------------------------------------
 

@@ -9,13 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder.torch as ltorch
-from thunder.core import dtypes, prims
-from thunder.core.langctxs import Languages, langctx
-from thunder.core.proxies import Proxy, TensorProxy, variableify
-from thunder.core.pytree import tree_flatten, tree_map
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, get_tracectx
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
@@ -37,6 +30,13 @@ from thunder_norm.functions.registry import decomposed, jvp_rules
 from thunder_norm.functions.transformed import Call, Transformed, shared
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
+import thunder.torch as ltorch
+from thunder.core import dtypes, prims
+from thunder.core.langctxs import Languages, langctx
+from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.pytree import tree_flatten, tree_map
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, get_tracectx
 
 
 @langctx(Languages.TORCH)

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, wrap_const
-from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.levels import Levels
 from thunder_norm.functions.wrappers import value_of, wrapped
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, wrap_const
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
 
 
 @lookasides.instead_of(torch.func.functional_call)

@@ -13,10 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from thunder.core import prims
-from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
-from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.trace import TraceCtx, from_trace, get_tracectx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import TransformError, with_details
@@ -24,6 +20,10 @@ from thunder_norm.functions.opaque import Operation, operation_of, symbol_for, v
 from thunder_norm.functions.programs import flat_proxies, flat_tensors
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
+from thunder.core import prims
+from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, from_trace, get_tracectx
 
 VIEWS = frozenset(
     {

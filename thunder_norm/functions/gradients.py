@@ -6,10 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import thunder.torch as ltorch
-from thunder.core import dtypes
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
@@ -18,6 +14,10 @@ from thunder_norm.functions.programs import described, is_complex, outputs_of, p
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Call, Transformed, shared
 from thunder_norm.functions.wrappers import OpenWrapper
+import thunder.torch as ltorch
+from thunder.core import dtypes
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 Argnums = int | tuple[int, ...]
 

@@ -6,11 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder.torch as ltorch
-from thunder.core import dtypes
-from thunder.core.langctxs import Languages, langctx
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
@@ -23,6 +18,11 @@ from thunder_norm.functions.gradients import Argnums, Differentiated, checked_ar
 from thunder_norm.functions.programs import described, is_complex, outputs_of, program_of
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Call, Transformed, shared
+import thunder.torch as ltorch
+from thunder.core import dtypes
+from thunder.core.langctxs import Languages, langctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 
 class _Jacobian(Transformed):

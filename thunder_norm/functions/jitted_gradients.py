@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from thunder_norm.functions.functionalization import without_mutations
+from thunder_norm.functions.opaque import is_opaque
+from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
+from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.tracing.recording import print_without_module, scope
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
@@ -17,12 +22,6 @@ from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
-
-from thunder_norm.functions.functionalization import without_mutations
-from thunder_norm.functions.opaque import is_opaque
-from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
-from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.tracing.recording import print_without_module, scope
 
 
 def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.data_dependence import data_dependent
 from thunder.core.interpreter import WrappedValue, do_raise, interpreter_needs_wrap
 from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
 from thunder.core.proxies import TensorProxy
-
-from thunder_norm.tracing import lookasides
-from thunder_norm.tracing.data_dependence import data_dependent
 
 _STATE = "_thunder_norm_levels"
 

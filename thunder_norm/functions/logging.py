@@ -6,16 +6,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from thunder_norm.errors import TransformTypeError, with_details
+from thunder_norm.functions.calls import constructor
+from thunder_norm.functions.programs import Values, operations_of, outputs_of
+from thunder_norm.functions.transformed import Call, Transformed
 from thunder.core import dtypes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten, tree_map
 from thunder.core.symbol import BoundSymbol
-
-from thunder_norm.errors import TransformTypeError, with_details
-from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.programs import Values, operations_of, outputs_of
-from thunder_norm.functions.transformed import Call, Transformed
 
 
 class Log(Transformed):

@@ -12,14 +12,7 @@ import itertools
 from collections.abc import Callable, Container, Hashable, Sequence
 from typing import Any, NamedTuple
 
-import thunder.torch as ltorch
 import torch
-from thunder.core import prims
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.trace import TraceCtx, tracectx
-from thunder.core.transforms import register_grad
-from thunder.extend import OperatorExecutor
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
@@ -30,6 +23,13 @@ from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_func import Forward
 from thunder_norm.functions.trial import for_torch, try_out
 from thunder_norm.tracing.locations import location_of
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, tracectx
+from thunder.core.transforms import register_grad
+from thunder.extend import OperatorExecutor
 
 # Runs what is derived here.  Never in an executor list: only what is written here carries it.
 opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
@@ -274,7 +274,8 @@ def _detached(value: Any) -> Any:
 def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:
     """The operations of a transformed trace that are transformed by torch.func when they run, with the user's line.
 
-    >>> import thunder, torch
+    >>> import torch
+    >>> import thunder_norm, thunder
     >>> fallbacks(thunder.trace()(lambda x: x + 1, torch.ones(2)))
     []
     """

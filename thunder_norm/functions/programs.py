@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from thunder.core import dtypes, prims
-from thunder.core.proxies import NumberProxy, Proxy, ProxyTag, TensorProxy, Variable, variableify
-from thunder.core.pytree import tree_flatten, tree_map
-from thunder.core.symbol import BoundSymbol, has_tags
-from thunder.core.trace import TraceCtx, get_tracectx
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import TransformError, TransformLevelError, with_details
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
+from thunder.core import dtypes, prims
+from thunder.core.proxies import NumberProxy, Proxy, ProxyTag, TensorProxy, Variable, variableify
+from thunder.core.pytree import tree_flatten, tree_map
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.trace import TraceCtx, get_tracectx
 
 # -- tensors and operations ---------------------------------------------------------------------------------------------
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Hashable, Sequence
 from numbers import Number
 from typing import Any, NamedTuple
 
+from torch.utils._pytree import tree_flatten, tree_map
+
+from thunder_norm.functions.programs import is_like, without_dead_code
+from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import get_tracectx
-from torch.utils._pytree import tree_flatten, tree_map
-
-from thunder_norm.functions.programs import is_like, without_dead_code
-from thunder_norm.tracing.recording import scope
 
 Ids = prims.PrimIDs
 

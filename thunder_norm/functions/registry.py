@@ -12,16 +12,16 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-import thunder.torch as ltorch
 import torch
-from thunder.core.proxies import TensorProxy, variableify
-from thunder.core.pytree import tree_flatten
-from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.trace import get_tracectx
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.tracing.hooks import torch_functions_on_proxies
 from thunder_norm.tracing.recording import scope
+import thunder.torch as ltorch
+from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import get_tracectx
 
 Rule = TypeVar("Rule")
 

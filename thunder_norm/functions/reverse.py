@@ -12,13 +12,6 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import thunder.torch as ltorch
-from thunder.core import dtypes, prims
-from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
-from thunder.core.pytree import tree_flatten
-from thunder.core.symbol import BoundSymbol, has_tags
-from thunder.core.trace import TraceCtx, get_tracectx
-
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
 from thunder_norm.functions.backwards import grouped
@@ -31,6 +24,12 @@ from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
+import thunder.torch as ltorch
+from thunder.core import dtypes, prims
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.trace import TraceCtx, get_tracectx
 
 _IGNORED = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL, prims.PrimIDs.COMMENT)
 

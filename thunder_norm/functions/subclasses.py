@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.functions.jitted_gradients import functional, with_missing_gradients
 from thunder_norm.functions.transformed import compiles
@@ -18,6 +17,7 @@ from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.tracing import hooks
+from thunder.core.proxies import TensorProxy
 
 
 @compiles(torch.Tensor)

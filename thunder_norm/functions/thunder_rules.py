@@ -15,18 +15,17 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from thunder_norm.errors import TransformError
+from thunder_norm.functions.derivatives import conjugate, of_operand
+from thunder_norm.functions.programs import apart, has_complex, is_differentiable
+from thunder_norm.functions.registry import VjpRule
+from thunder_norm.tracing.recording import backward_of_joint, scope
 from thunder.core import prims
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.pytree import tree_flatten, tree_unflatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import get_tracectx
 from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backward_impls, nondifferentiable_vjp_symbols
-
-from thunder_norm.errors import TransformError
-from thunder_norm.functions.derivatives import conjugate, of_operand
-from thunder_norm.functions.programs import apart, has_complex, is_differentiable
-from thunder_norm.functions.registry import VjpRule
-from thunder_norm.tracing.recording import backward_of_joint, scope
 
 Ids = prims.PrimIDs
 

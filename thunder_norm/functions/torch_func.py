@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.functions.programs import flat_proxies, flat_tensors, is_differentiable
+from thunder.core.proxies import TensorProxy
 
 # Whether what runs is being differentiated.
 _is_differentiated: contextvars.ContextVar[bool] = contextvars.ContextVar("is_differentiated", default=False)

@@ -12,12 +12,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder
-import thunder.torch as ltorch
 import torch
-from thunder.core import dtypes
-from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
-from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
@@ -29,6 +24,11 @@ from thunder_norm.functions.wrappers import OpenWrapper, is_open, proxies_of, va
 from thunder_norm.subclass import plain
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
+import thunder
+import thunder.torch as ltorch
+from thunder.core import dtypes
+from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
+from thunder.core.proxies import TensorProxy
 
 
 class _Ours(hooks.Participant):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.proxies import NumberProxy, TensorProxy
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.tracing.fake_norms import PositiveDims
+from thunder.core import devices, dtypes
+from thunder.core.proxies import NumberProxy, TensorProxy
 
 # They look at values, to check them or in ways that the shapes they return do not depend on: run on ones instead of without data.
 _LOOKS_AT_VALUES = frozenset(

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-import thunder.torch as ltorch
-from thunder import clang
-from thunder.core.langctxs import Languages, langctx
-from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import PyTree, TreeSpec, _broadcast_to_and_flatten, keystr, tree_flatten, tree_flatten_with_path
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
@@ -17,6 +13,10 @@ from thunder_norm.functions.acquisition import Program
 from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap, with_batch
 from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.transformed import Call, Transformed, shared
+import thunder.torch as ltorch
+from thunder import clang
+from thunder.core.langctxs import Languages, langctx
+from thunder.core.proxies import TensorProxy
 
 Dims = Any  # an int, None, or a tree of them that is a prefix of the arguments or of the result
 

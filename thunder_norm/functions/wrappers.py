@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
-from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import (
     GetAttrKey,
     register_pytree_node,
@@ -26,6 +23,9 @@ from thunder_norm.errors import TransformTypeError, with_details
 from thunder_norm.subclass.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import UNFLATTEN, leaf_proxies
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
+from thunder.core.proxies import TensorProxy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from thunder.core.module import ThunderModule
 from torch._dynamo import OptimizedModule
 
 from thunder_norm.core.context import Mode, check_mode
@@ -30,6 +29,7 @@ from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import tied_names
+from thunder.core.module import ThunderModule
 
 
 class ModularNorm:

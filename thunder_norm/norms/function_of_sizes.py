@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.programs import flat_program, is_bookkeeping, replayed
 from thunder_norm.functions.transformed import Call, Transformed
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 if TYPE_CHECKING:
     from thunder_norm.norms.norm_map import NormMap

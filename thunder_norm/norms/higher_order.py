@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import thunder
 import torch
+
+from thunder_norm.norms.scalar_fusion import as_function_of_floats
+from thunder_norm.subclass.trace import OperationId
+from thunder_norm.tracing.bindable import bindable
+import thunder
 from thunder.core.proxies import ProxyTag, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
@@ -19,10 +23,6 @@ from thunder.core.transform_common import dce
 from thunder.executors.passes import transform_for_execution
 from thunder.executors.pythonex import ex as pythonex
 from thunder.executors.torchex import ex as torchex
-
-from thunder_norm.norms.scalar_fusion import as_function_of_floats
-from thunder_norm.subclass.trace import OperationId
-from thunder_norm.tracing.bindable import bindable
 
 
 class Replay:

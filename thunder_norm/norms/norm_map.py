@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import thunder
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -26,6 +25,7 @@ from thunder_norm.norms.parameters import Policy, check_names, check_policy, ten
 from thunder_norm.norms.sizes import Sizes
 from thunder_norm.norms.transform import normed
 from thunder_norm.norms.undisturbed import undisturbed
+import thunder
 
 
 def build_norm_map(

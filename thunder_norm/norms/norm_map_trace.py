@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import thunder
 import torch
-from thunder.core import prims
-from thunder.core.devices import Device, DeviceType
-from thunder.core.module import ThunderModule
-from thunder.core.proxies import TensorProxy, variableify
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, from_trace
 from torch.utils._pytree import tree_map
 
 from thunder_norm.core.context import Mode, setting
@@ -33,6 +26,13 @@ from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.side_effects import is_side_effect
+import thunder
+from thunder.core import prims
+from thunder.core.devices import Device, DeviceType
+from thunder.core.module import ThunderModule
+from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace
 
 # One input of the computation: a position among the sizes given in the call (all norm sizes, then all perturbation sizes), or a
 # function of the call's flattened arguments.

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.core import context, dispatch, registry
@@ -32,6 +30,8 @@ from thunder_norm.subclass.record import Recorder
 from thunder_norm.tracing.bindable import guard
 from thunder_norm.tracing.guards import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 
 _is_normed_call: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_is_normed_call", default=False)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from thunder.core import dtypes, prims
 from thunder.core.devices import DeviceType
 from thunder.core.proxies import Proxy, TensorProxy

@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from thunder.core import dtypes
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst
-from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_jit_ctx, get_parameter_or_buffer_or_submodule_name_and_root
-from thunder.core.proxies import TensorProxy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import conversions
@@ -24,6 +20,10 @@ from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core import dtypes
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_jit_ctx, get_parameter_or_buffer_or_submodule_name_and_root
+from thunder.core.proxies import TensorProxy
 
 
 class TracedLifting(Lifting):

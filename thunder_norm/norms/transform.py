@@ -7,10 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from thunder.core.dtypes import to_torch_dtype
-from thunder.core.module import ThunderModule
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
 
 from thunder_norm.core.context import Mode, Sensitivity, check_mode, check_sensitivity
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
@@ -25,6 +21,10 @@ from thunder_norm.norms.scalar_fusion import fuse_scalars
 from thunder_norm.subclass import boundary_passes
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.interception import is_interpreted
+from thunder.core.dtypes import to_torch_dtype
+from thunder.core.module import ThunderModule
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 
 @compiles(NormedTensor)

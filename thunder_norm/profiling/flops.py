@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import torch
-from thunder.core.symbol import Symbol
 from torch.utils import flop_counter
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ProfileError
+from thunder.core.symbol import Symbol
 
 Count = Literal["matmul", "all"]
 COUNTS: tuple[Count, ...] = ("matmul", "all")

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from thunder.core.interpreter import get_interpreterruntimectx, unwrap
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx
 
 from thunder_norm.profiling.rows import Place
 from thunder_norm.user_code import is_users, shown_line
+from thunder.core.interpreter import get_interpreterruntimectx, unwrap
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
 
 
 class Origin(NamedTuple):

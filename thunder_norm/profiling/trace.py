@@ -12,6 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm.errors import ProfileError, UnsupportedOpError, with_details
+from thunder_norm.profiling import flops, shapes
+from thunder_norm.profiling.memory import Kind, nbytes, tensors_of
+from thunder_norm.profiling.places import Origin, origins
+from thunder_norm.profiling.recorder import Recorder, Step
+from thunder_norm.profiling.rows import NOWHERE, Phase, Place
+from thunder_norm.profiling.stand_ins import StandIns
 from thunder.core import prims
 from thunder.core.devices import to_torch_device
 from thunder.core.dtypes import to_torch_dtype
@@ -23,16 +33,6 @@ from thunder.core.transform_common import dce
 from thunder.executors.passes import transform_for_execution
 from thunder.executors.pythonex import ex as python_executor
 from thunder.executors.torchex import ex as torch_executor
-from torch._subclasses import fake_tensor
-from torch.utils._pytree import tree_leaves
-
-from thunder_norm.errors import ProfileError, UnsupportedOpError, with_details
-from thunder_norm.profiling import flops, shapes
-from thunder_norm.profiling.memory import Kind, nbytes, tensors_of
-from thunder_norm.profiling.places import Origin, origins
-from thunder_norm.profiling.recorder import Recorder, Step
-from thunder_norm.profiling.rows import NOWHERE, Phase, Place
-from thunder_norm.profiling.stand_ins import StandIns
 
 _UNPACKS = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT)
 _BOOKKEEPING = (prims.PrimIDs.DEL, prims.PrimIDs.UNPACK_SEQUENCE, "clear_mutable_collection")

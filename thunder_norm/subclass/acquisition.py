@@ -13,13 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.compile_data import get_cache_option
-from thunder.core.interpreter import WrappedValue
-from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.options import CACHE_OPTIONS
-from thunder.core.proxies import NumberProxy, TensorProxy
-from thunder.core.symbol import BoundSymbol
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
@@ -30,6 +23,13 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core import devices, dtypes
+from thunder.core.compile_data import get_cache_option
+from thunder.core.interpreter import WrappedValue
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.options import CACHE_OPTIONS
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import BoundSymbol
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import get_tracectx
-from thunder.torch import _torch_to_thunder_function_map as torch_to_thunder
-from thunder.torch.default_torch_ops import torch_auto_registered_ops
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -31,6 +25,12 @@ from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import scope
+import thunder.torch as ltorch
+from thunder.core import devices, dtypes
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
+from thunder.torch import _torch_to_thunder_function_map as torch_to_thunder
+from thunder.torch.default_torch_ops import torch_auto_registered_ops
 
 aten = torch.ops.aten
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
+
+from thunder_norm.errors import UnsupportedOpError
+import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.trace import get_tracectx
-
-from thunder_norm.errors import UnsupportedOpError
 
 aten = torch.ops.aten
 

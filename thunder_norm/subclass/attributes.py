@@ -8,15 +8,6 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from thunder.core.interpreter import (
-    ProvenanceRecord,
-    PseudoInst,
-    WrappedValue,
-    do_raise,
-    get_interpreterruntimectx,
-    unwrap,
-    wrap,
-)
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
@@ -27,6 +18,15 @@ from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core.interpreter import (
+    ProvenanceRecord,
+    PseudoInst,
+    WrappedValue,
+    do_raise,
+    get_interpreterruntimectx,
+    unwrap,
+    wrap,
+)
 
 
 def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from thunder.core.compile_data import get_compile_data
-from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.subclass import activity
 from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.subclass.protocol import WrapperSpec, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder.core.compile_data import get_compile_data
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
 
 
 class Autograd:

@@ -12,12 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from thunder.core import prims
-from thunder.core.dtypes import to_torch_dtype
-from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, variableify
-from thunder.core.pytree import tree_flatten
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOrigin
@@ -30,6 +24,12 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
 from thunder_norm.subclass.write_back import write_back, written_inputs
 from thunder_norm.tracing.bindable import bindable
+from thunder.core import prims
+from thunder.core.dtypes import to_torch_dtype
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, variableify
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 
 Inner = dict[str, tuple[TensorProxy, ...]]
 

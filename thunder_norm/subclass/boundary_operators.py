@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from thunder.core import prims
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
 
 from thunder_norm.model_state import escapes
 from thunder_norm.model_state.escapes import check_inner
@@ -17,6 +14,9 @@ from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable, executor
 from thunder_norm.tracing.guards import GuardError
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 
 
 def _operator(name: str, fn: Callable, meta: Callable, *, keep: bool = False) -> Any:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from thunder.core import dtypes, prims
-from thunder.core.codeutils import SigInfo
-from thunder.core.proxies import Proxy, TensorProxy, variableify
-from thunder.core.pytree import tree_flatten
-from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tracing.bindable import bindable
+from thunder.core import dtypes, prims
+from thunder.core.codeutils import SigInfo
+from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.pytree import tree_flatten
+from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 
 Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
 

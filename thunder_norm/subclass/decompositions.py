@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.proxies import NumberProxy, TensorProxy
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.record import Recorded
+from thunder.core import devices, dtypes
+from thunder.core.proxies import NumberProxy, TensorProxy
 
 # Those whose decompositions give torch's numbers, and that Thunder has no symbol for.  Not among them: convolution_backward,
 # embedding_dense_backward, attention and pooling, which are kernels to every executor.

@@ -17,12 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
-from thunder.core import devices, dtypes, prims
-from thunder.core.proxies import ProxyTag, TensorProxy
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, tracectx
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
@@ -35,6 +30,11 @@ from thunder_norm.subclass.record import Recorder, recording
 from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
 from thunder_norm.subclass.trace import OperationId, composite, proxy_like
 from thunder_norm.tracing.recording import scope
+import thunder.torch as ltorch
+from thunder.core import devices, dtypes, prims
+from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, tracectx
 
 
 @dataclass

@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
-from thunder.core.compile_data import get_compile_data
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import get_tracectx
-from thunder.extend import OperatorExecutor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -24,6 +19,11 @@ from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.record import Recorded, Recorder, Step
 from thunder_norm.subclass.trace import OperationId, name_of_operation
 from thunder_norm.tracing.recording import backward_of_joint, scope
+import thunder.torch as ltorch
+from thunder.core.compile_data import get_compile_data
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
+from thunder.extend import OperatorExecutor
 
 
 def register_implementation(

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.model_state.escapes import tracing_mode
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder.core import devices, dtypes
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
 
 
 class Replaced(NamedTuple):

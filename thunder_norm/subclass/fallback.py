@@ -13,8 +13,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import thunder.torch as ltorch
 import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.tracing.recording import print_without_module
+import thunder.torch as ltorch
 from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
@@ -23,10 +27,6 @@ from thunder.core.transforms import register_grad
 from thunder.executors.torch_compile import torch_compile_ex
 from thunder.executors.torchex import ex as torch_ex
 from thunder.extend import OperatorExecutor
-from torch.utils._pytree import tree_flatten, tree_map
-
-from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.tracing.recording import print_without_module
 
 # Runs the operations Thunder has no symbol for.  Never in an executor list: only what is written here carries it.
 fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")

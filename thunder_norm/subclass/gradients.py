@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.escapes import check_inner
 from thunder_norm.subclass.encoding import decode, encode
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.record import Recorded
+from thunder.core.proxies import TensorProxy
 
 
 def leaves_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -7,11 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import WrappedValue, do_raise, wrap
-from thunder.core.jit_ext import JitCtx, get_jit_ctx
-from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError
@@ -21,6 +16,11 @@ from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_me
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import WrappedValue, do_raise, wrap
+from thunder.core.jit_ext import JitCtx, get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"

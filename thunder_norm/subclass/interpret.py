@@ -9,17 +9,6 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from thunder.core.interpreter import (
-    WrappedValue,
-    _interpret_call,
-    do_raise,
-    interpreter_needs_wrap,
-    unwrap,
-    wrap_const,
-)
-from thunder.core.jit_ext import recursively_proxy
-from thunder.core.proxies import TensorProxy
-from thunder.torch import _torch_to_thunder_function_map
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
@@ -43,6 +32,17 @@ from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import FUNCTORCH_LEVELS, refuse_functorch, refuse_make_wrapper, refuse_setattr, refuse_value
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
+from thunder.core.interpreter import (
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    interpreter_needs_wrap,
+    unwrap,
+    wrap_const,
+)
+from thunder.core.jit_ext import recursively_proxy
+from thunder.core.proxies import TensorProxy
+from thunder.torch import _torch_to_thunder_function_map
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Callable | None:

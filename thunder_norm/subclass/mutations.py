@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.activity import propagate
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
-
-from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.activity import propagate
 
 
 def check_mutations(trace: TraceCtx) -> None:

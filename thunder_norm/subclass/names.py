@@ -9,14 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
-from thunder.core.trace import TraceCtx, from_trace, tracectx
-
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_passes import declare_arguments
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, UNFLATTEN
+from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
+from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 
 def with_readable_names(

@@ -7,9 +7,18 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
 import torch.utils.checkpoint
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
+from thunder_norm.subclass import executors, trace
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.protocol import is_of_wrappers
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.record import recording
+from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
+import thunder.torch as ltorch
 from thunder.core.interpreter import (
     WrappedValue,
     get_interpreterruntimectx,
@@ -20,15 +29,6 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.core.utils import is_hashable
 from thunder.torch import _torch_to_thunder_function_map
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
-from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import executors, trace
-from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.protocol import is_of_wrappers
-from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.record import recording
-from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 
 # TensorProxy's methods are Thunder functions; torch's method of the same name is what runs on fakes.
 _PROXY_METHODS = {

@@ -11,6 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.attributes import from_user, wrapped_result
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.guards import GuardError
+from thunder_norm.tracing.locations import location_of_user
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     WrappedValue,
@@ -24,13 +31,6 @@ from thunder.core.interpreter import (
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
-
-from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.attributes import from_user, wrapped_result
-from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.guards import GuardError
-from thunder_norm.tracing.locations import location_of_user
 
 
 def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx
-from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import wrapped_result
 from thunder_norm.subclass.operations import operation_of, torch_callable
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
 
 
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from thunder.core import devices, dtypes
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.subclass.protocol import outer_metadata
+from thunder.core import devices, dtypes
+from thunder.core.proxies import TensorProxy
 
 
 class SubclassProxy(TensorProxy):

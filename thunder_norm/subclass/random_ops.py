@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import TraceCtx
-
-from thunder_norm.errors import UnsupportedOpError, with_details
 
 
 def check_random(trace: TraceCtx) -> None:

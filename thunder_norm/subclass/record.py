@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from thunder.core import dtypes
-from thunder.core.compile_data import get_compile_data
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
@@ -25,6 +23,8 @@ from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core import dtypes
+from thunder.core.compile_data import get_compile_data
 
 aten = torch.ops.aten
 

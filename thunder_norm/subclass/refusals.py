@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from thunder.core.interpreter import (
-    WrappedValue,
-    do_raise,
-    unwrap,
-)
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core.interpreter import (
+    WrappedValue,
+    do_raise,
+    unwrap,
+)
 
 
 def refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
@@ -15,6 +14,7 @@ from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.subclass.gradients import Segment, Source, Structure
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.record import Recorded, Step
+from thunder.core.proxies import TensorProxy
 
 
 def untraceable_backward(node: str, last: tuple[Any, str] | None, error: Exception) -> Exception:

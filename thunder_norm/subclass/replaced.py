@@ -6,14 +6,13 @@ the program returns is left to be put right.
 
 from __future__ import annotations
 
-from thunder.core import prims
-from thunder.core.proxies import variableify
-from thunder.core.trace import from_trace
-
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_passes import Traces, declare_arguments
 from thunder_norm.subclass.trace import OperationId
+from thunder.core import prims
+from thunder.core.proxies import variableify
+from thunder.core.trace import from_trace
 
 
 def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:

@@ -13,12 +13,6 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from thunder.core import devices, dtypes, prims
-from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import ProxyTag, TensorProxy
-from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.update_aliases import _is_inplace_op
-from thunder.transforms.autocast import disable_autocast
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
 
@@ -32,6 +26,12 @@ from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, is_wrapp
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded
 from thunder_norm.tracing.recording import print_without_module
+from thunder.core import devices, dtypes, prims
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.update_aliases import _is_inplace_op
+from thunder.transforms.autocast import disable_autocast
 
 
 class OperationId(NamedTuple):

@@ -12,6 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from thunder_norm.subclass.acquisition import value_of
+from thunder_norm.tracing.data_dependence import data_dependent
+from thunder_norm.tracing.locations import location_of
 from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.jit_ext import get_jit_ctx
@@ -20,10 +24,6 @@ from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx
 from thunder.torch import _torch_to_thunder_function_map
-
-from thunder_norm.subclass.acquisition import value_of
-from thunder_norm.tracing.data_dependence import data_dependent
-from thunder_norm.tracing.locations import location_of
 
 
 def refusal(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

@@ -9,9 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
@@ -20,6 +17,9 @@ from thunder_norm.subclass.boundary_passes import Traces, pass_through_epilogue
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.trace import REBIND
 from thunder_norm.tracing.bindable import bindable
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 
 class Written(NamedTuple):

@@ -13,6 +13,7 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const

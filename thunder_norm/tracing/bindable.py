@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+from thunder_norm.tracing.guards import GuardError
 from thunder.core import prims
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.extend import OperatorExecutor
-
-from thunder_norm.tracing.guards import GuardError
 
 # Carries the operators; it is in no executor list.
 executor = OperatorExecutor("thunder_norm_boundary", version="1")

@@ -36,13 +36,13 @@ from types import (
 from typing import Any
 
 import torch
+
+from thunder_norm.tracing.replacement import Replacement, Replacements
+from thunder_norm.tracing.standard_library import is_known
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue
 from thunder.core.trace import get_tracectx
-
-from thunder_norm.tracing.replacement import Replacement, Replacements
-from thunder_norm.tracing.standard_library import is_known
 
 Path = tuple[tuple[str, Any], ...]
 

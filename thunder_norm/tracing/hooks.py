@@ -41,9 +41,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+import torch
+
+from thunder_norm.errors import TransformError, VersionError
+from thunder_norm.tracing import attributes, guards, lookasides, named_results, native, standard_library, torch_semantics
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.saved_tensors import releasing_saved
 import thunder
 import thunder.torch as ltorch
-import torch
 from thunder.core import compile_data, dtypes, interpreter, jit_ext, utils
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue
@@ -51,11 +56,6 @@ from thunder.core.options import SHARP_EDGES_OPTIONS
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, get_tracectx
 from thunder.core.transform_common import Transform
-
-from thunder_norm.errors import TransformError, VersionError
-from thunder_norm.tracing import attributes, guards, lookasides, named_results, native, standard_library, torch_semantics
-from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.saved_tensors import releasing_saved
 
 _LEADER = "_thunder_norm_leader"  # of a JitCtx: the participant that is asked
 _FUNCTIONS = "_thunder_norm_functions"  # of a JitCtx: what to ask inside each function that is being transformed

@@ -6,12 +6,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from thunder_norm.user_code import shown_line
 import thunder
 from thunder.core.interpreter import get_interpreterruntimectx, unwrap
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
-
-from thunder_norm.user_code import shown_line
 
 _THUNDER = os.path.dirname(thunder.__file__) + os.sep
 _NOT_USER = ("thunder", "torch", "thunder_norm")

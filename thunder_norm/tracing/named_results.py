@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
+from torch.utils._pytree import tree_map
+
+import thunder.torch as ltorch
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
 from thunder.core.symbol import Symbol
-from torch.utils._pytree import tree_map
 
 
 def with_fields(found: Callable | None, fn: Callable) -> Callable | None:

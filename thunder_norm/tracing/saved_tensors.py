@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from thunder_norm.tracing.bindable import executor
 from thunder.core import prims
 from thunder.core.proxies import CollectionProxy
 from thunder.core.trace import TraceCtx, from_trace, tracectx
-
-from thunder_norm.tracing.bindable import executor
 
 _SAVED = "saved_for_backward"
 

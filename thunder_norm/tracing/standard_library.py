@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from thunder_norm.tracing import lookasides
 from thunder.core.interpreter import default_lookaside, interpreter_needs_wrap, is_opaque
 from thunder.core.jit_ext import _general_jit_lookaside_map
-
-from thunder_norm.tracing import lookasides
 
 
 def is_known(fn: Callable) -> bool:

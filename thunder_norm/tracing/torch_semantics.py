@@ -13,17 +13,17 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder.clang as clang
-import thunder.torch as ltorch
 import torch
 import torch.nn.functional as F
+
+from thunder_norm.tracing.fake_norms import over_positive
+from thunder_norm.tracing.lookasides import look_up
+import thunder.clang as clang
+import thunder.torch as ltorch
 from thunder.core import dtypes, utils
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, interpreter_needs_wrap, wrap
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
 from thunder.core.proxies import TensorProxy
-
-from thunder_norm.tracing.fake_norms import over_positive
-from thunder_norm.tracing.lookasides import look_up
 
 _AS_TORCH: dict[Callable, Callable] = {}
 

@@ -5,14 +5,14 @@ For those the transpose is with respect to ``Re(conj(a) b)``, the inner product 
 
 from __future__ import annotations
 
-import thunder.torch as ltorch
 import torch
-from thunder.core import dtypes, prims
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.functions.derivatives import complex_of, conj_physical, summed_to
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, decompositions, jvp_rules, register_jvp, vjp_rules
+import thunder.torch as ltorch
+from thunder.core import dtypes, prims
+from thunder.core.proxies import TensorProxy
 
 
 def _complex(a: TensorProxy, like: TensorProxy) -> TensorProxy:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
-from thunder.core import prims
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.functions.batching import sample_ndim, with_batch, with_sample_ndim
 from thunder_norm.functions.derivatives import holomorphic, plus, register_multilinear, summed_to
 from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
 
 # -- tangents: one term for each factor that moves --------------------------------------------------------------------
 

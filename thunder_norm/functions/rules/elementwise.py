@@ -12,17 +12,16 @@ from collections.abc import Callable, Container
 from numbers import Number
 from typing import Any
 
-import thunder.torch as ltorch
-from thunder import clang
-from thunder.core import prims, utils
-from thunder.core.proxies import NumberProxy, TensorProxy, pyval
-from thunder.core.symbol import Symbol
-
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.batching import sample_ndim, sample_shape, tensors_of, to_sample_shape, with_sample_ndim
 from thunder_norm.functions.derivatives import of_operand, register_slopes
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, batching_rules, jvp_rules, register_jvp, vjp_rules
+import thunder.torch as ltorch
+from thunder import clang
+from thunder.core import prims, utils
+from thunder.core.proxies import NumberProxy, TensorProxy, pyval
+from thunder.core.symbol import Symbol
 
 # -- derivatives of functions of one variable -----------------------------------------------------------------------------
 

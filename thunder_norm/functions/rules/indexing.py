@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
-from thunder import clang
-from thunder.core import prims
-from thunder.core.proxies import NumberProxy, TensorProxy
-from thunder.core.symbol import Symbol
 
 from thunder_norm.functions.batching import canonical, sample_ndim, sample_shape, shifted, with_batch
 from thunder_norm.functions.derivatives import complex_of, register_linear
 from thunder_norm.functions.opaque import Operation, derived
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import batching_rules, decompositions, register_vjp
+import thunder.torch as ltorch
+from thunder import clang
+from thunder.core import prims
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import Symbol
 
 # -- tangents ---------------------------------------------------------------------------------------------------------
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import thunder.torch as ltorch
 import torch
-from thunder import clang
-from thunder.core import dtypes, prims
-from thunder.core.proxies import TensorProxy
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.backwards import gelu_backward, softmax_backward, standardize_backward
 from thunder_norm.functions.batching import sample_ndim, sample_shape, to_sample_shape, with_batch, with_sample_ndim
 from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
 from thunder_norm.functions.rules.elementwise import elementwise
+import thunder.torch as ltorch
+from thunder import clang
+from thunder.core import dtypes, prims
+from thunder.core.proxies import TensorProxy
 
 # -- in other operations ----------------------------------------------------------------------------------------------
 

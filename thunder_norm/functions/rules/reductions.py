@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from thunder_norm.functions.backwards import softmax_backward
+from thunder_norm.functions.batching import shifted, with_batch
+from thunder_norm.functions.derivatives import conjugate, holomorphic, plus
+from thunder_norm.functions.programs import is_complex
+from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.pytree import tree_map
 from thunder.core.symbol import Symbol
-
-from thunder_norm.functions.backwards import softmax_backward
-from thunder_norm.functions.batching import shifted, with_batch
-from thunder_norm.functions.derivatives import conjugate, holomorphic, plus
-from thunder_norm.functions.programs import is_complex
-from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
 
 # -- what both directions compute -------------------------------------------------------------------------------------
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import thunder.torch as ltorch
-from thunder.core import prims
-from thunder.core.proxies import TensorProxy
-from thunder.core.pytree import tree_map
-
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.batching import sample_ndim, sample_shape, shifted, with_batch
 from thunder_norm.functions.derivatives import or_zeros, register_linear
 from thunder_norm.functions.registry import batching_rules, register_jvp
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.pytree import tree_map
 
 # -- tangents ---------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from thunder_norm.tracing.native.elements import item, note_attribute
+from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
     BINARY_OP,
@@ -19,9 +21,6 @@ from thunder.core.interpreter import (
     wrap,
     wrap_const,
 )
-
-from thunder_norm.tracing.native.elements import item, note_attribute
-from thunder_norm.tracing.replacement import Replacement
 
 _handlers = thunders._default_opcode_handler_map
 _lookasides = thunders._default_lookaside_map

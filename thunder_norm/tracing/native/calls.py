@@ -6,13 +6,13 @@ from types import MethodType
 from typing import Any
 
 import torch
-from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, is_opaque, unwrap, wrap_const
-from thunder.core.proxies import Proxy
 
 from thunder_norm.tracing.attributes import in_classes
 from thunder_norm.tracing.native.elements import note_attribute
 from thunder_norm.tracing.replacement import Replacement
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, is_opaque, unwrap, wrap_const
+from thunder.core.proxies import Proxy
 
 _handlers = thunders._default_opcode_handler_map
 _lookasides = thunders._default_lookaside_map

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, WrappedValue, check_and_append, populate_single_dict_item_wrapper, unwrap
-
-from thunder_norm.tracing.replacement import Replacement
 
 _handlers = thunders._default_opcode_handler_map
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED

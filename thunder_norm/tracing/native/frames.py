@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
+from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import INTERPRETER_SIGNALS, InterpreterFrame, PseudoInst, Py_NULL
-
-from thunder_norm.tracing.replacement import Replacement
 
 _original_run_frame = thunders._run_frame
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue
-
-from thunder_norm.tracing.replacement import Replacement
 
 _compile_ctx = thunders._interpretercompilectx.get
 _runtime_ctx = thunders._interpreterruntimectx.get
