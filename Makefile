@@ -12,7 +12,7 @@ ARGS ?=
 # The tensors of the tests and examples are small: more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup example test fuzz bench audit lint format clean
+.PHONY: help setup example test fuzz test-machines test-versions bench audit lint format clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ fuzz: setup ## random programs, long: derivatives, torch's operators, modules, w
 
 test-machines: setup ## the tests ten times, as other processors run them and with other seeds: hours (ARGS="tests/test_rules_*.py")
 	$(PY) -m tests.machines $(ARGS)
+
+test-versions: setup ## the tests with other versions of Python, torch, Thunder and transformers: over an hour (ARGS="--only newest")
+	$(PY) -m tests.versions $(ARGS)
 
 bench: setup ## the benchmarks (ARGS=... for their options)
 	$(PY) -m benchmarks $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import thunder_norm
+from tests.versions.page import PAGE, file_of, replaced
+from tests.versions.rows import ROWS
 from thunder_norm import _thunder, _versions
 from thunder_norm.errors import UntestedVersionWarning
 import thunder
@@ -28,10 +32,12 @@ ROOT = Path(thunder_norm.__file__).parents[1]
         ("2.11.0+cpu", "0.2.6", True),
         ("2.12.1", "0.2.6", True),
         ("2.8.0", "0.2.6", False),
-        ("2.13.0", "0.2.6", False),
+        ("2.15.0", "0.2.6", True),
+        ("2.16.0", "0.2.6", False),
         ("2.110.0", "0.2.6", False),
         ("3.9.0", "0.2.6", False),
         ("2.11.0", "0.2.5", False),
+        ("2.11.0", "0.2.7.dev20260201", True),
         ("2.11.0", "0.2.7.dev20251101", False),
         ("2.11.0", "0.2.60", False),
     ],
@@ -48,10 +54,10 @@ def test_tested_versions_do_not_warn(monkeypatch: pytest.MonkeyPatch):
         _versions.check()
 
 
-@pytest.mark.parametrize(("module", "version"), [(torch, "2.14.0"), (thunder, "0.3.0")])
+@pytest.mark.parametrize(("module", "version"), [(torch, "2.16.0"), (thunder, "0.3.0")])
 def test_untested_version_warns_with_the_versions(monkeypatch: pytest.MonkeyPatch, module, version: str):
     monkeypatch.setattr(module, "__version__", version)
-    with pytest.warns(UntestedVersionWarning, match=rf"tested with torch 2\.9 to 2\.12 .* 0\.2\.6, not with .*{version}"):
+    with pytest.warns(UntestedVersionWarning, match=rf"tested with torch 2\.9 to 2\.15 .* 0\.2\.6, .*, not with .*{version}"):
         _versions.check()
 
 
@@ -89,18 +95,34 @@ def test_thunder_that_cannot_be_imported_is_a_version_error(tmp_path: Path, fail
     headline = result.stderr[result.stderr.rindex("VersionError") :]
     assert failure.split("(")[0] in headline  # the cause
     assert "torch 2.16.0" in headline  # what is installed
-    assert "torch 2.9 to 2.12 with lightning-thunder 0.2.6" in headline  # what works
+    assert "torch 2.9 to 2.15 with lightning-thunder 0.2.6" in headline  # what works
     assert 'pip install "torch==' in headline  # how to get it
 
 
-def test_pyproject_allows_the_tested_versions_only():
+def test_pyproject_allows_the_tested_versions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    first, last = _versions.TESTED_TORCH[0], _versions.TESTED_TORCH[-1]
-    after_last = f"2.{int(last.split('.')[1]) + 1}"
-    assert f"torch>={first},<{after_last}" in project["dependencies"]
-    assert [f"lightning-thunder=={v}" for v in _versions.TESTED_THUNDER] == [
-        d for d in project["dependencies"] if d.startswith("lightning-thunder")
-    ]
+    allowed = {
+        (r := Requirement(d)).name: r.specifier for d in [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    }
+    assert not any(allowed["torch"].contains(f"2.{n}.0") for n in range(9))
+    tested = {"torch": [f"{v}.0" for v in _versions.TESTED_TORCH], "lightning-thunder": list(_versions.TESTED_THUNDER)}
+    tested["transformers"] = [row.transformers.replace("*", "0") for row in ROWS]
+    for name, versions in tested.items():
+        assert [v for v in versions if not allowed[name].contains(v, prereleases=True)] == []
+
+
+def test_each_tested_minor_version_of_torch_at_an_end_has_a_row():
+    """A version is called tested once the tests passed there (docs/versions.md)."""
+    rows = {row.torch.removesuffix(".*") for row in ROWS}
+    assert {_versions.TESTED_TORCH[0], _versions.TESTED_TORCH[-1]} <= rows <= set(_versions.TESTED_TORCH)
+    assert set(_versions.TESTED_THUNDER) == {row.thunder for row in ROWS}
+
+
+def test_the_page_of_versions_is_what_the_runs_left():
+    page = PAGE.read_text()
+    assert page == replaced(page)
+    kept = [json.loads(file_of(row).read_text()) for row in ROWS]
+    assert [(r["row"], r["failed"]) for r in kept] == [(row.name, []) for row in ROWS]
 
 
 def test_transforms_are_found_in_a_source_tree_without_an_installation():

@@ -11,18 +11,18 @@ from thunder_norm.errors import UntestedVersionWarning, VersionError, with_detai
 __version__ = "0.1.0"
 
 # Thunder's acquisition is reached through two private functions, so that even its patch releases may matter; torch's
-# interface to subclasses changes between minor versions only.  pyproject.toml allows the same versions.
-TESTED_TORCH = ("2.9", "2.10", "2.11", "2.12")
-TESTED_THUNDER = ("0.2.6",)
+# interface to subclasses changes between minor versions only.  docs/versions.md has what the tests say of them (make test-versions).
+TESTED_TORCH = ("2.9", "2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
+TESTED_THUNDER = ("0.2.6", "0.2.7.dev20260201")
 
 _TESTED = f"torch {TESTED_TORCH[0]} to {TESTED_TORCH[-1]} with lightning-thunder {', '.join(TESTED_THUNDER)}"
-_INSTALL = f'pip install "torch=={TESTED_TORCH[-2]}.*" "lightning-thunder=={TESTED_THUNDER[-1]}"'
+_INSTALL = f'pip install "torch=={TESTED_TORCH[-1]}.*" "lightning-thunder=={TESTED_THUNDER[0]}"'
 
 
 def is_tested(torch_version: str, thunder_version: str) -> bool:
-    """Whether both versions are among the tested ones; local labels (``+cpu``) do not matter, pre-releases do.
+    """Whether both versions are among the tested ones; local labels (``+cpu``) do not matter, pre-releases of Thunder do.
 
-    >>> is_tested("2.11.0+cpu", "0.2.6"), is_tested("2.13.0", "0.2.6"), is_tested("2.11.0", "0.2.7.dev20251101")
+    >>> is_tested("2.11.0+cpu", "0.2.6"), is_tested("2.16.0", "0.2.6"), is_tested("2.11.0", "0.2.7.dev20251101")
     (True, False, False)
     """
     torch_minor = ".".join(torch_version.split("+")[0].split(".")[:2])

@@ -1,0 +1,43 @@
+"""docs/versions.md, from what is kept of the runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from .rows import ROWS, Row
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
+
+BEGIN, END = "<!-- written by python -m tests.versions -->", "<!-- end -->"
+HEADER = "| | Python | torch | lightning-thunder | transformers | torchao | tests | passed | failed | skipped |"
+
+
+def file_of(row: Row) -> Path:
+    """Where the result of a row is kept."""
+    return RESULTS / (re.sub(r"\W+", "_", row.name.lower()) + ".json")
+
+
+def render() -> str:
+    """The table: a line for each row that was run."""
+    lines = [HEADER, "| --- " * (HEADER.count("|") - 1) + "|"]
+    for row in ROWS:
+        if file_of(row).exists():
+            r = json.loads(file_of(row).read_text())
+            counts = [r["counts"].get("passed", 0), r["counts"].get("failed", 0) + r["counts"].get("error", 0)]
+            cells = [row.name, *r["versions"].values(), r["tests"], *counts, r["counts"].get("skipped", 0)]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def replaced(page: str) -> str:
+    """The page with its table written again."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
+
+
+def write_page() -> None:
+    """Write the table of docs/versions.md again."""
+    PAGE.write_text(replaced(PAGE.read_text()))
