@@ -43,6 +43,7 @@ from typing import Any
 
 import torch
 
+import thunder_norm.tracing.libraries  # noqa: F401 - has lookasides
 from thunder_norm.errors import TransformError, VersionError
 from thunder_norm.tracing import attributes, guards, lookasides, named_results, native, standard_library, torch_semantics
 from thunder_norm.tracing.bindable import bindable

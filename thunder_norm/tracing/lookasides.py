@@ -1,16 +1,18 @@
 """What Thunder's interpreter calls instead of a function, where thunder_norm has an answer; `hooks` asks these tables.
 
-Two tables, by whose function it is.  Our own functions (``grad``, a call of what it returns) have one answer wherever they are met.
-Functions of torch and Python have another than Thunder's only where one of our transforms has a part in the compilation.
+Tables by whose function it is.  Our own functions (``grad``, a call of what it returns) have one answer wherever they are met.
+Functions of torch, Python and libraries have another than Thunder's only where one of our transforms has a part in the compilation.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 _of_thunder_norm: dict[Any, Callable] = {}
 _of_others: dict[Any, Callable] = {}
+_of_libraries: dict[tuple[str, str], Callable] = {}
 
 
 def for_our(fn: Callable) -> Callable[[Callable], Callable]:
@@ -23,7 +25,12 @@ def instead_of(fn: Callable) -> Callable[[Callable], Callable]:
     return _entering(_of_others, fn)
 
 
-def _entering(table: dict[Any, Callable], fn: Callable) -> Callable[[Callable], Callable]:
+def instead_of_named(module: str, name: str) -> Callable[[Callable], Callable]:
+    """As `instead_of`, for a function or class of a module that is not imported for it."""
+    return _entering(_of_libraries, (module, name))
+
+
+def _entering(table: dict[Any, Callable], fn: Any) -> Callable[[Callable], Callable]:
     def enter(lookaside: Callable) -> Callable:
         table[fn] = lookaside
         return lookaside
@@ -37,8 +44,11 @@ def of_thunder_norm(fn: Callable) -> Callable | None:
 
 
 def of_others(fn: Callable) -> Callable | None:
-    """What to call for a function of torch or Python where a transform of ours has a part."""
-    return look_up(_of_others, fn)
+    """What to call for a function of torch, Python or a library where a transform of ours has a part."""
+    found = look_up(_of_others, fn)
+    if found is None and isinstance(fn, types.FunctionType | type):
+        return _of_libraries.get((fn.__module__, fn.__qualname__))
+    return found
 
 
 def is_registered(fn: Callable) -> bool:
