@@ -88,15 +88,6 @@ def test_gradients_are_eager_s(entry: Case):
     assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (1, 1)
 
 
-def test_without_wrappers_gradients_are_thunder_s():
-    """Why the fake-quantised program has others than eager: rounding meets the bounds of clamp, with Thunder alone too."""
-    assert ZOO["fake-quantised int4 weights (QAT)"].no_wrapper == "gradient of clamp at its bounds"
-    x, y = (torch.tensor([-2.0, -1.0, 0.5, 1.0, 2.0], requires_grad=True) for _ in range(2))
-    x.clamp(-1, 1).sum().backward()
-    thunder.jit(lambda y: y.clamp(-1, 1))(y).sum().backward()
-    assert (x.grad.tolist(), y.grad.tolist()) == ([0, 1, 1, 1, 0], [0, 0, 1, 0, 0])
-
-
 def test_the_page_says_what_is_tested():
     rows = {row.name: row for row in page.rows_of(page.PAGE.read_text())}
     assert list(rows) == list(ZOO)
@@ -105,7 +96,6 @@ def test_the_page_says_what_is_tested():
         assert (forward == "yes", backward == "yes") == entry.works, name
         assert entry.forward_refusal is None or re.search(entry.forward_refusal, forward), name
         assert (backward == "-") == (not entry.backward), name
-        assert (backward == "wrong") == (entry.no_wrapper is not None), name
 
 
 def test_the_table_of_the_page_is_read_as_it_is_written():

@@ -21,8 +21,8 @@ class Case:
 
     `build` gives a function or module and its arguments; it is called anew for every run, under the same seed.  `roles` say
     where wrappers occur.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` is a part of
-    the message with which we refuse, None where we must agree with eager.  With `no_wrapper` only plain tensors take part: forward
-    is ours to get right, gradients are Thunder's, and wrong for that reason.  With `keeps` the program puts a tensor where there was None:
+    the message with which we refuse, None where we must agree with eager.  Without `roles` only plain tensors
+    take part.  With `keeps` the program puts a tensor where there was None:
     its second call is traced once more.
     """
 
@@ -31,17 +31,16 @@ class Case:
     roles: tuple[str, ...]
     backward: bool = False
     forward_refusal: str | None = None
-    no_wrapper: str | None = None
     keeps: bool = False
 
     def __post_init__(self) -> None:
-        assert set(self.roles) <= set(ROLES) and bool(self.roles) == (self.no_wrapper is None), self.roles
+        assert set(self.roles) <= set(ROLES), self.roles
 
     @property
     def works(self) -> tuple[bool, bool]:
         """Whether forward and backward agree with eager."""
         forward = self.forward_refusal is None
-        return forward, forward and self.backward and self.no_wrapper is None
+        return forward, forward and self.backward
 
 
 ZOO: dict[str, Case] = {}

@@ -15,6 +15,7 @@ from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.tracing.recording import print_without_module, scope
+from thunder_norm.tracing.torch_semantics import clamp
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
@@ -67,7 +68,7 @@ def _is_concerned(bsym: BoundSymbol) -> bool:
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
-    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_a_gradient_with_nan(bsym)
+    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym)
 
 
 _NO_OPERATIONS = frozenset(
@@ -75,14 +76,18 @@ _NO_OPERATIONS = frozenset(
 )
 
 
-def _has_a_gradient_with_nan(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's gradient is NaN where torch's is a number: of products with a zero, of 0 to the power of 0, of atan2(0, 0)."""
+def _has_another_gradient(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's gradient is not torch's: NaN for products with a zero, 0 to the power of 0 and atan2(0, 0); clamp's at its bounds."""
     if bsym.sym.id is prims.PrimIDs.POW:
         return isinstance(bsym.args[1], TensorProxy)
-    if bsym.sym.id in (prims.PrimIDs.PROD, prims.PrimIDs.ATAN2):
+    if bsym.sym.id in (prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, clamp.id):
         return True
-    is_taken_apart = isinstance(bsym.sym.id, str) and _get_gradfn_and_executor(bsym)[0] is None
-    return is_taken_apart and any(map(_has_a_gradient_with_nan, bsym.subsymbols))
+    return _is_taken_apart(bsym) and any(map(_has_another_gradient, bsym.subsymbols))
+
+
+def _is_taken_apart(bsym: BoundSymbol) -> bool:
+    """Whether Thunder differentiates what the operation consists of."""
+    return not bsym.sym.is_prim and _get_gradfn_and_executor(bsym)[0] is None
 
 
 def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
@@ -107,8 +112,7 @@ def _asks_for_what_may_be_unused(bsym: BoundSymbol) -> bool:
     Of a result that nothing uses Thunder writes ``zeros(*shape)``, which is then ``torch.zeros()``, an error.
     """
     if not is_opaque(bsym) and bsym.sym.id is not prims.PrimIDs.VAR_MEAN:
-        is_taken_apart = isinstance(bsym.sym.id, str) and _get_gradfn_and_executor(bsym)[0] is None
-        return is_taken_apart and any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
+        return _is_taken_apart(bsym) and any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
     outs = [p for p in bsym.flat_proxy_outs if is_differentiable(p)]
     return len(outs) > 1 and any(p.ndim == 0 for p in outs)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.tracing.torch_semantics import clamp
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
@@ -84,16 +85,9 @@ def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse
 
 
 def _clamp(a: TensorProxy, min: float | None = None, max: float | None = None) -> TensorProxy:
-    if not torch.is_grad_enabled() or not dtypes.is_float_dtype(a.dtype):
-        return ltorch.clamp(a, min, max)
     if any(bound != bound for bound in (min, max)):
         raise UnsupportedOpError("clamp to NaN")  # the opaque operation knows
-    # the gradient is the input's at a bound, where Thunder's own clamp drops it, and zero at NaN
-    nan = ltorch.full((), float("nan"), dtype=a.dtype, device=a.device)  # beside a number alone the bound would be float32
-    result = a if min is None else ltorch.where(ltorch.ge(a, min), a, ltorch.where(ltorch.lt(a, min), min, nan))
-    if max is None:
-        return result
-    return ltorch.where(ltorch.le(result, max), result, ltorch.where(ltorch.gt(result, max), max, nan))
+    return clamp(a, min, max)
 
 
 def _var(a: TensorProxy, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> TensorProxy:

@@ -18,12 +18,14 @@ import torch.nn.functional as F
 
 from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
+from thunder_norm.tracing.recording import print_without_module
 import thunder.clang as clang
 import thunder.torch as ltorch
 from thunder.core import dtypes, utils
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, interpreter_needs_wrap, wrap
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
 
 _AS_TORCH: dict[Callable, Callable] = {}
 
@@ -181,6 +183,24 @@ def _unfold(self: Any, dimension: int, size: int, step: int) -> Any:
     taken = ltorch.index_select(self, dim, ltorch.reshape(places, (starts.shape[0] * size,)))
     windows = ltorch.reshape(taken, (*self.shape[:dim], starts.shape[0], size, *self.shape[dim + 1 :]))
     return ltorch.movedim(windows, dim + 1, -1)
+
+
+# -- other derivatives ------------------------------------------------------------------------------------------------
+
+# Thunder's clamp between numbers, whose derivative is torch's where it meets them (functions/rules/elementwise.py); Thunder has 0 there.
+clamp = Symbol(name="clamp", meta=ltorch.clamp, id="thunder_norm.clamp", _bind_postprocess=print_without_module)
+
+
+@_instead_of(torch.clamp, torch.Tensor.clamp)
+def _clamp(input: Any, min: Any = None, max: Any = None) -> Any:
+    if isinstance(min, TensorProxy) or isinstance(max, TensorProxy):
+        return ltorch._torch_to_thunder_function_map[torch.clip](input, min, max)  # run by torch, with its derivatives
+    return clamp(input, min, max)
+
+
+@_instead_of(torch.clamp_, torch.Tensor.clamp_)
+def _clamp_in_place(input: Any, min: Any = None, max: Any = None) -> Any:
+    return ltorch._copy_(input, _clamp(input, min, max))
 
 
 # -- other dtypes -----------------------------------------------------------------------------------------------------

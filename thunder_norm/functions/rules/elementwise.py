@@ -12,11 +12,14 @@ from collections.abc import Callable, Container
 from numbers import Number
 from typing import Any
 
+import torch
+
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.batching import sample_ndim, sample_shape, tensors_of, to_sample_shape, with_sample_ndim
 from thunder_norm.functions.derivatives import of_operand, register_slopes
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, batching_rules, jvp_rules, register_jvp, vjp_rules
+from thunder_norm.tracing.torch_semantics import clamp
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims, utils
@@ -146,6 +149,25 @@ for _symbol, _is_chosen in ((prims.maximum, clang.gt), (prims.minimum, clang.lt)
         lambda t, y, a, b, _is_chosen=_is_chosen: ltorch.mul(t, _share(_is_chosen, a, b)),
         lambda t, y, a, b, _is_chosen=_is_chosen: ltorch.mul(t, _share(_is_chosen, b, a)),
     )
+
+
+def _moves_at_bounds() -> bool:
+    """Whether the installed torch's derivative of clamp is 1 at its bounds, as it was up to 2.13, or 0."""
+    with torch.enable_grad():
+        x = torch.ones(1, requires_grad=True)
+        return bool(torch.autograd.grad(x.clamp(max=1.0).sum(), x)[0])
+
+
+_ABOVE, _BELOW = (ltorch.ge, ltorch.le) if _moves_at_bounds() else (ltorch.gt, ltorch.lt)
+
+
+def _clamp_slope(t: TensorProxy, y: TensorProxy, x: TensorProxy, low: Any = None, high: Any = None) -> TensorProxy:
+    for is_inside, bound in ((_ABOVE, low), (_BELOW, high)):
+        t = t if bound is None else ltorch.where(is_inside(x, bound), t, 0.0)
+    return t
+
+
+register_slopes(clamp, _clamp_slope)
 
 
 def _by_base(t: TensorProxy, y: TensorProxy, a: TensorProxy, b: Any) -> TensorProxy:
@@ -306,3 +328,5 @@ for _name in _COMPOSITES:
 _auto_registered = {s.id: s for s in ltorch._torch_to_thunder_function_map.values() if isinstance(s, Symbol)}
 for _id in _OPAQUE:
     batching_rules.add(_id, elementwise(_auto_registered[_id]))
+
+batching_rules.add(clamp, elementwise(clamp))
