@@ -96,6 +96,7 @@ class Absent:
         if name.split(".")[:1] == ["thunder_norm"] and name.split(".")[1] in sys.argv[3].split(","):
             raise ModuleNotFoundError(f"{name} is not there")
 
+importlib.import_module("thunder_norm._thunder").import_thunder()  # as the package does
 sys.meta_path.insert(0, Absent())
 for path in sorted(pathlib.Path(sys.argv[1], sys.argv[2]).rglob("*.py")):
     if path.stem != "__init__":

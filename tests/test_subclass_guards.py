@@ -9,7 +9,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, RMSTensor
+from thunder_norm import LinfTensor, RMSTensor, _thunder
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.tracing import hooks
 from thunder_norm.transforms import NormTransform, SubclassTransform
@@ -100,9 +100,11 @@ def test_patch_points_are_those_of_the_installed_thunder(monkeypatch):
         hooks.check_patch_points()
 
 
-# Two forks of a process that imported Thunder alone.
+# Two forks of a process that imported Thunder alone, as our import does it.
 RUNS = """
-import os, sys, torch, thunder
+import os, runpy, sys, torch
+runpy.run_path(%r)["import_thunder"]()
+import thunder
 for program in sys.argv[1:]:
     if not (child := os.fork()):
         exec(program, {"__name__": "__main__"})
@@ -131,7 +133,7 @@ OURS = "import thunder_norm; from thunder_norm.transforms import NormTransform; 
 @pytest.mark.slow
 def test_thunder_is_as_before_where_our_transforms_are_not_used():
     programs = [PROGRAM.format(imports=i, seed=seeded(0)) for i in ("", OURS)]
-    run = subprocess.run([sys.executable, "-c", RUNS, *programs], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", RUNS % _thunder.__file__, *programs], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     *runs, end = run.stdout.split("END\n")
     assert len(runs) == 2 and not end

@@ -209,4 +209,5 @@ LEFT_OUT = {
     "Module": "the base class",
     "RNNBase": "the base class of RNN, LSTM and GRU",
     "RNNCellBase": "the base class of the cells",
+    "LinearCrossEntropyLoss": "since torch 2.13: Linear and CrossEntropyLoss, which are drawn",
 }

@@ -71,6 +71,10 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
 _DERIVATIVES = frozenset({torch.autograd.grad, torch.autograd.backward})
 
 
+# What torch's functions ask that decides only which kernel runs: one of theirs for all, or the operations that there are rules for.
+_CHOOSE_KERNELS = ("_linear_cross_entropy_chunked_applies",)
+
+
 @functools.cache
 def _python_body(func: Callable) -> Callable | None:
     """What a torch function written in Python does after it has asked for ``__torch_function__``; None for others.
@@ -83,7 +87,7 @@ def _python_body(func: Callable) -> Callable | None:
     asks = [name for name in func.__globals__ if name.startswith("has_torch_function")]
     if not any(name in func.__code__.co_names for name in asks):
         return None
-    names = {**func.__globals__, **dict.fromkeys(asks, lambda *args: False)}
+    names = {**func.__globals__, **dict.fromkeys([*asks, *_CHOOSE_KERNELS], lambda *args, **kwargs: False)}
     body = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     body.__kwdefaults__ = func.__kwdefaults__
     return body

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
+
+try:
+    from torch._library.opaque_object import is_opaque_type
+except ImportError:  # torch 2.9
+
+    def is_opaque_type(cls: Any) -> bool:
+        """There are none."""
+        return False
+
 
 _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
 
@@ -55,6 +64,24 @@ def check_supported(x: torch.Tensor) -> None:
     )
 
 
+def taken_apart(x: torch.Tensor) -> tuple[tuple[str, ...], Any]:
+    """The names of a wrapper's inner tensors, and its context.
+
+    Since torch 2.13 a class may name objects of what torch calls opaque types among its tensors (DTensor its device mesh); they are
+    static, so that the context has them.
+    """
+    names, ctx = x.__tensor_flatten__()
+    objects = {name: v for name in names if is_opaque_type(type(v := getattr(x, name, None)))}
+    return (tuple(names), ctx) if not objects else (tuple(n for n in names if n not in objects), _WithObjects(ctx, objects))
+
+
+class _WithObjects(NamedTuple):
+    """A context, and the objects among what a class names as its tensors."""
+
+    ctx: Any
+    objects: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class WrapperSpec:
     """All that is static about a wrapper: what a cached trace must find again in its inputs."""
@@ -74,7 +101,7 @@ class WrapperSpec:
         Raises:
             UnsupportedSubclassError: an inner attribute is missing or not a tensor.
         """
-        names, ctx = x.__tensor_flatten__()
+        names, ctx = taken_apart(x)
         if any(isinstance(v, torch.Tensor) for v in tree_leaves(ctx)):
             raise UnsupportedSubclassError(
                 with_details(
@@ -93,14 +120,14 @@ class WrapperSpec:
             check_supported(t)
             inner.append(WrapperSpec.of(t) if is_wrapper(t) else None)
         shape, stride, requires_grad = outer_metadata(x)
-        return WrapperSpec(type(x), tuple(names), ctx, shape, stride, requires_grad, tuple(inner))
+        return WrapperSpec(type(x), names, ctx, shape, stride, requires_grad, tuple(inner))
 
     def matches(self, x: Any) -> bool:
         """Whether `x` is a wrapper of exactly this spec (inner plain tensors are not looked at)."""
         if type(x) is not self.cls:
             return False
-        names, ctx = x.__tensor_flatten__()
-        if tuple(names) != self.names or not is_equal(ctx, self.ctx):
+        names, ctx = taken_apart(x)
+        if names != self.names or not is_equal(ctx, self.ctx):
             return False
         if outer_metadata(x) != (self.shape, self.stride, self.requires_grad):
             return False
@@ -135,7 +162,10 @@ class WrapperSpec:
             for name, spec in zip(self.names, self.inner, strict=True):
                 own = tuple(next(remaining) for _ in range(1 if spec is None else spec.num_leaves))
                 inner[name] = own[0] if spec is None else spec.build(own)
-        x = self.cls.__tensor_unflatten__(inner, self.ctx, torch.Size(self.shape), self.stride)
+        ctx = self.ctx
+        if isinstance(ctx, _WithObjects):
+            inner, ctx = {**inner, **ctx.objects}, ctx.ctx
+        x = self.cls.__tensor_unflatten__(inner, ctx, torch.Size(self.shape), self.stride)
         if type(x) is not self.cls:
             raise UnsupportedSubclassError(
                 f"{self.cls.__qualname__}.__tensor_unflatten__ returned a {type(x).__qualname__}: it must rebuild its own class"

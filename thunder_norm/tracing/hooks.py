@@ -17,6 +17,9 @@ _elementwise_type_...  elementwise_type_promotion: ``reduce(_elemen...``   the d
 to_dtype               elementwise_type_promotion: ``to_dtype(x, true...``   a tensor that got dimensions still counts as without
 process_recorded_...   thunder_general_jit: ``process_recorded_modi...``      what the program writes into objects is only known,
                        ``fications(ctx, epilogue_trace)``                   and the epilogue still open, at this place
+is_pycapsule           _call_dispatch: ``not is_pycapsule(slf)``             asks whether a type is a capsule: pybind11's functions,
+                                                                           whose ``__self__`` is a record of it, are called as
+                                                                           methods of that record, which aborts the process
 =====================  ==================================================  ==============================================
 
 Besides, each for as long as it says and no longer:
@@ -68,6 +71,7 @@ _original_acquire = thunder.thunder_general_jit
 _original_process = jit_ext.process_recorded_modifications
 _original_promotion = utils._elementwise_type_promotion
 _original_dtype = utils.to_dtype
+_original_is_capsule = interpreter.is_pycapsule
 
 
 # -- who has a part -----------------------------------------------------------------------------------------------------
@@ -241,6 +245,11 @@ def _dtype(x: Any, /, *, true_dtype: bool = False) -> Any:
     return dtypes.to_strong_dtype(found) if x.ndim else dtypes.to_weak_dtype(found)
 
 
+def _is_capsule(x: Any) -> bool:
+    """Whether the ``__self__`` of a function in C is no object that it is a method of."""
+    return _original_is_capsule(x) or (type(x).__module__ == "pybind11_builtins" and _has_part())
+
+
 def _is_made_inside(x: TensorProxy) -> bool:
     """Whether the operation that is being written has made `x` on its way."""
     trace = get_tracectx()
@@ -257,6 +266,7 @@ REPLACED = (
     (jit_ext, "process_recorded_modifications", _process_modifications),
     (utils, "_elementwise_type_promotion", _promotion),
     (utils, "to_dtype", _dtype),
+    (interpreter, "is_pycapsule", _is_capsule),
 )
 
 
@@ -273,6 +283,7 @@ def check_patch_points() -> None:
         _original_process: ["ctx", "epilogue_trace"],
         _original_promotion: ["a", "b"],
         _original_dtype: ["x", "true_dtype"],
+        _original_is_capsule: ["x"],
     }
     for function, parameters in expected.items():
         found = list(inspect.signature(function).parameters)

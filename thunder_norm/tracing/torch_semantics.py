@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
@@ -270,8 +271,31 @@ def mended_promotion(a: Any, b: Any) -> Any | None:
     They have with uint8, for bool with a number, and for a real and a complex tensor without dimensions of other precisions.  Numbers
     have the types of Python, and tensors without dimensions weak dtypes; an operand with dimensions decides unless the other one is of
     a higher kind.
+
+    Raises:
+        UnsupportedOpError: Thunder has no such dtype.
     """
+    if (a, b) in _of_no_dtype():
+        raise UnsupportedOpError(
+            with_details(
+                "an operation between torch.bfloat16 and complex numbers",
+                why="torch's result has the dtype bcomplex32, which Thunder does not have",
+                instead="x.to(torch.float32)",
+            )
+        )
     return _promotions().get((a, b))
+
+
+@functools.cache
+def _of_no_dtype() -> frozenset[tuple[Any, Any]]:
+    """The pairs that torch 2.14 and later has a dtype for which Thunder does not know; before, that was complex64."""
+    if not hasattr(torch, "bcomplex32"):
+        return frozenset()
+    known = utils._inexact_dtype_to_number_map
+    halves = [t for t in known if not isinstance(t, type) and dtypes.to_torch_dtype(t) is torch.bfloat16]
+    complexes = [t for t in known if t is complex or (not isinstance(t, type) and t.is_weak and dtypes.is_complex_dtype(t))]
+    pairs = [(a, b) for a in halves for b in complexes if b is complex or not a.is_weak]
+    return frozenset([*pairs, *((b, a) for a, b in pairs)])
 
 
 @functools.cache

@@ -6,7 +6,7 @@ det: torch.det({regular}) ;; torch.linalg.det({spd}) ;; {square}.det()
 slogdet: torch.linalg.slogdet({regular})[1] ;; torch.slogdet({spd}).logabsdet ;; {t}_sign, {t} = torch.linalg.slogdet({regular})
 logdet: torch.logdet({spd}) ;; {spd}.logdet()
 inv: torch.linalg.inv({regular}) ;; torch.inverse({spd}) ;; {regular}.inverse() ;; torch.linalg.inv_ex({spd}).inverse
-cholesky: torch.linalg.cholesky({spd}) ;; torch.cholesky({spd}) ;; torch.linalg.cholesky({spd}, upper=True) ;; torch.linalg.cholesky_ex({spd}).L
+cholesky: torch.linalg.cholesky({spd}) ;; torch.linalg.cholesky({spd}, upper=False) ;; torch.linalg.cholesky({spd}, upper=True) ;; torch.linalg.cholesky_ex({spd}).L
 cholesky_solve: torch.cholesky_solve({right}[:, None], torch.linalg.cholesky({spd})) ;; torch.cholesky_inverse(torch.linalg.cholesky({spd}))
 qr: torch.linalg.qr({regular}).R ;; torch.linalg.qr({regular})[0] ;; {t}_q, {t} = torch.linalg.qr({regular}) // {t} = {t}_q * {t} ;; torch.linalg.qr({tall}).Q ;; torch.linalg.qr({regular}, mode="r").R
 eigh: torch.linalg.eigh({symmetric}).eigenvalues ;; {t}_l, {t} = torch.linalg.eigh({symmetric}) // {t} = {t} ** 2 + {t}_l ;; torch.linalg.eigvalsh({symmetric}) ;; torch.linalg.eigh({symmetric}, UPLO="U")[0]
