@@ -213,8 +213,9 @@ class NormedTensor(torch.Tensor):
         return self
 
     def requires_grad_(self, requires_grad: bool = True):
-        """Refused: a NormedTensor never requires grad itself; its `norm_size` may."""
-        if requires_grad:
+        """Refused unless its norm requires grad already: a NormedTensor never does itself; its `norm_size` may."""
+        sizes = (self.norm_size, self.perturbation_size)
+        if requires_grad and not any(s is not None and s.requires_grad for s in sizes):
             raise UnsupportedOpError("a NormedTensor never requires grad itself; use x.norm_size.requires_grad_()")
         return self
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
@@ -111,6 +111,20 @@ def chosen_norms(
     return {name: wanted for name, (wanted, _) in run.choose(environment).items()}
 
 
+@contextlib.contextmanager
+def _no_values() -> Iterator[None]:
+    """Tell libraries that values are not to be asked for: transformers 5 looks at positions unless ``torch.compiler.is_compiling()``.
+
+    What torch.export does while it traces (torch/_export/utils.py, ``_compiling_state_context``).
+    """
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 @dataclass(frozen=True)
 class _Run:
     """A program and its arguments."""
@@ -138,8 +152,14 @@ class _Run:
             context.environment(environment),
             _module_paths(self.model, environment),
             Functions(environment),
+            _no_values() if self.is_without_values else contextlib.nullcontext(),
         ):
             return call_with(self.model, self.tensors, self.args, self.kwargs), environment
+
+    @property
+    def is_without_values(self) -> bool:
+        """Whether tensors of the program are on the meta device."""
+        return any(t.is_meta for t in tree_leaves((self.args, self.kwargs, self.tensors)) if isinstance(t, torch.Tensor))
 
     def choose(self, environment: EagerEnvironment) -> dict[str, tuple[NormSpec, tuple[Candidate, ...]]]:
         """A norm for each parameter whose uses disagree, in the order in which they are used."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,13 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
 
-try:
-    from torch._library.opaque_object import is_opaque_type
-except ImportError:  # torch 2.9
+_opaque_objects = sys.modules.get("torch._library.opaque_object")  # its question has had three names; torch 2.9 has none
 
-    def is_opaque_type(cls: Any) -> bool:
-        """There are none."""
-        return False
+
+def is_opaque_type(cls: type) -> bool:
+    """Whether torch takes objects of a class as they are, for parts of tensors and arguments of operations."""
+    asks = (getattr(_opaque_objects, name, None) for name in ("is_custom_class", "is_opaque_type"))
+    ask = next((a for a in asks if a is not None), None)
+    return ask is not None and bool(ask(cls))
 
 
 _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
@@ -71,8 +73,10 @@ def taken_apart(x: torch.Tensor) -> tuple[tuple[str, ...], Any]:
     static, so that the context has them.
     """
     names, ctx = x.__tensor_flatten__()
-    objects = {name: v for name in names if is_opaque_type(type(v := getattr(x, name, None)))}
-    return (tuple(names), ctx) if not objects else (tuple(n for n in names if n not in objects), _WithObjects(ctx, objects))
+    others = {name: v for name in names if not isinstance(v := getattr(x, name, None), torch.Tensor)}
+    if not others or not all(is_opaque_type(type(v)) for v in others.values()):
+        return tuple(names), ctx
+    return tuple(name for name in names if name not in others), _WithObjects(ctx, others)
 
 
 class _WithObjects(NamedTuple):
