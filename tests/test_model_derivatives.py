@@ -148,9 +148,11 @@ def test_derivatives_to_the_input_and_every_parameter(name):
     assert all(torch.isfinite(g) and g >= 0 for g in got)
     result, _ = run_eagerly(r.model, (), {r.argument: r.x}, policy=r.leaves, mode="bound")
     want = torch.autograd.grad(result[0].norm_size, wanted, allow_unused=True, materialize_grads=True)
-    torch.testing.assert_close(result[0].norm_size, r.y.norm_size, rtol=1e-12, atol=0)
+    # norms are float64, but for what is measured of llama's float32 tables of cosines, which a trace makes anew
+    exact, derivatives = ((1e-7, 0), (1e-7, 1e-8)) if name == "llama" else ((1e-12, 0), (1e-9, 1e-12))
+    torch.testing.assert_close(result[0].norm_size, r.y.norm_size, rtol=exact[0], atol=exact[1])
     for n, g, w in zip(["input", *r.leaves], got, want, strict=True):
-        torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-12, msg=lambda m, n=n: f"{n}: {m}")
+        torch.testing.assert_close(g, w, rtol=derivatives[0], atol=derivatives[1], msg=lambda m, n=n: f"{n}: {m}")
 
 
 @each_model
