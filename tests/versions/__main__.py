@@ -71,8 +71,10 @@ def run(row: Row, folder: Path, arguments: Sequence[str]) -> dict:
     summary = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error).* in ", line)), "")
     ask = f"import json, platform, importlib.metadata as m; print(json.dumps([platform.python_version(), *map(m.version, {SHOWN})]))"
     versions = json.loads(subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout)
+    commit = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     return {
         "row": row.name,
+        "commit": commit,
         "versions": dict(zip(("python", *SHOWN), versions, strict=True)),
         "tests": "all" if not row.part else "a third",
         "status": done.returncode,

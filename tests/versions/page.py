@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
 
 BEGIN, END = "<!-- written by python -m tests.versions -->", "<!-- end -->"
-HEADER = "| | Python | torch | lightning-thunder | transformers | torchao | tests | passed | failed | skipped |"
+HEADER = "| | Python | torch | lightning-thunder | transformers | torchao | tests | passed | failed | skipped | commit |"
 
 
 def file_of(row: Row) -> Path:
@@ -27,7 +27,7 @@ def render() -> str:
         if file_of(row).exists():
             r = json.loads(file_of(row).read_text())
             counts = [r["counts"].get("passed", 0), r["counts"].get("failed", 0) + r["counts"].get("error", 0)]
-            cells = [row.name, *r["versions"].values(), r["tests"], *counts, r["counts"].get("skipped", 0)]
+            cells = [row.name, *r["versions"].values(), r["tests"], *counts, r["counts"].get("skipped", 0), r["commit"]]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

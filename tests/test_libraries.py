@@ -1,0 +1,115 @@
+"""What libraries do that Thunder's interpreter cannot follow, done as in eager mode: torch.vmap inside, modes, classes of pybind11."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+from thunder_norm import LinfTensor, RMSTensor, with_perturbation
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
+import thunder
+
+
+def windowed(x):
+    """A mask as transformers 4.57 makes it: a function of indices, mapped over each of them."""
+    padding = x[:, :1] > -1.0
+
+    def is_seen(batch, query, key):
+        return (key <= query) & (key > query - 2) & padding[batch, 0]
+
+    for dims in [(None, None, 0), (None, 0, None), (0, None, None)]:
+        is_seen = torch.vmap(is_seen, in_dims=dims, out_dims=0)
+    positions = torch.arange(x.shape[1])
+    with TransformGetItemToIndex():
+        mask = is_seen(torch.arange(x.shape[0]), positions, positions)
+    return torch.where(mask, x[:, None, :], 0.0).sum(-1)
+
+
+PROGRAMS = {
+    "vmap": lambda x: torch.vmap(lambda row: row * row.sum())(x),
+    "vmap of keywords": lambda x: torch.func.vmap(func=torch.dot, in_dims=(0, None), out_dims=0)(x, x[0]),
+    "in chunks": lambda x: torch.vmap(lambda row: row.cos(), in_dims=1, out_dims=1, chunk_size=2)(x),
+    "masks": windowed,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_torch_vmap_in_a_traced_program(name):
+    f, x = PROGRAMS[name], torch.randn(3, 4, dtype=torch.float64)
+    for transform in (SubclassTransform(), NormTransform()):
+        torch.testing.assert_close(thunder.jit(f, transforms=[transform])(x), f(x))
+    torch.testing.assert_close(grad(lambda x: f(x).sum())(x), torch.func.grad(lambda x: f(x).sum())(x))
+    torch.testing.assert_close(vmap(f)(x[None]), f(x)[None])
+
+
+def test_classes_of_pybind11_are_made_and_their_methods_called():
+    """Thunder takes the record that pybind11 keeps of a function for the object that it is a method of, and the process is aborted."""
+
+    def f(x):
+        store = torch._C._distributed_c10d.HashStore()
+        store.set("factor", "3")
+        return x * float(store.get("factor").decode())
+
+    x = torch.ones(2)
+    torch.testing.assert_close(thunder.jit(f, transforms=[SubclassTransform()])(x), 3 * x)
+
+
+def test_a_context_variable_that_a_compiler_is_given_as_a_global(monkeypatch: pytest.MonkeyPatch):
+    """transformers 5 collects outputs in one; what it sets while it is traced is reset there."""
+    name = "transformers.utils.output_capturing"
+    module = sys.modules.get(name)
+    if module is None:
+        module = types.ModuleType(name)
+        exec(_COLLECTOR, module.__dict__)  # noqa: S102 - as the library has it, where an older one is installed
+        monkeypatch.setitem(sys.modules, name, module)
+    variable = module.CompileableContextVar("collector")
+
+    def f(x):
+        token = variable.set({"seen": []})
+        variable.get()["seen"].append(x * 2)
+        (y,) = variable.get()["seen"]
+        variable.reset(token)
+        return y
+
+    x = torch.ones(2)
+    torch.testing.assert_close(thunder.jit(f, transforms=[SubclassTransform()])(x), 2 * x)
+    assert variable.get() is None and variable.global_var is None
+
+
+_COLLECTOR = """
+from contextvars import ContextVar
+import torch
+
+class CompileableContextVar:
+    def __init__(self, name):
+        self.context_var, self.global_var, self.compiling = ContextVar(name, default=None), None, False
+
+    def get(self):
+        return self.global_var if self.compiling else self.context_var.get()
+
+    def set(self, value):
+        if torch.compiler.is_compiling():
+            self.global_var, self.compiling = value, True
+            return None
+        return self.context_var.set(value)
+
+    def reset(self, token):
+        if self.compiling or token is None:
+            self.global_var, self.compiling = None, False
+        else:
+            self.context_var.reset(token)
+"""
+
+
+def test_a_result_whose_norm_has_derivatives_already_requires_grad():
+    """transformers 5 asks it of what an embedding returns, where activations are checkpointed."""
+    w = with_perturbation(RMSTensor(2.0, backing=torch.ones(3, 4), norm_size_requires_grad=True))
+    y = w * 2
+    assert y.requires_grad_() is y
+    with pytest.raises(UnsupportedOpError, match="never requires grad itself"):
+        LinfTensor.of(torch.ones(3)).requires_grad_()
