@@ -47,6 +47,36 @@ def test_torch_vmap_in_a_traced_program(name):
     torch.testing.assert_close(vmap(f)(x[None]), f(x)[None])
 
 
+def cubes(x):
+    return (x**3).sum()
+
+
+TRANSFORMS = {
+    "grad": lambda x: torch.func.grad(cubes)(x),
+    "grad with aux": lambda x: torch.func.grad(lambda y: (cubes(y), y * 2), has_aux=True)(x)[1],
+    "of the second": lambda x: torch.func.grad(lambda a, b: cubes(a * b), argnums=1)(x, x.cos()),
+    "grad_and_value": lambda x: torch.stack(torch.func.grad_and_value(lambda y: y**3)(x[0, 0])),
+    "vjp": lambda x: torch.func.vjp(torch.sin, x)[1](x)[0],
+    "jvp": lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1],
+    "linearize": lambda x: torch.func.linearize(torch.sin, x)[1](x) + torch.func.linearize(torch.cos, x)[0],
+    "jacrev": lambda x: torch.func.jacrev(torch.sin, chunk_size=3)(x).sum((0, 1)),
+    "jacfwd": lambda x: torch.func.jacfwd(torch.sin)(x).sum((0, 1)),
+    "hessian": lambda x: torch.func.hessian(cubes)(x).sum((0, 1)),
+    "per sample": lambda x: torch.vmap(torch.func.grad(cubes))(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_torch_func_in_a_traced_program(name):
+    f, x = TRANSFORMS[name], torch.randn(3, 4, dtype=torch.float64)
+    expected = torch.func.grad(lambda x: f(x).sin().sum())(x)
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    torch.testing.assert_close(jitted(x), f(x))
+    torch.testing.assert_close(grad(lambda x: f(x).sin().sum())(x), expected)
+    jitted(y := x.clone().requires_grad_()).sin().sum().backward()
+    torch.testing.assert_close(y.grad, expected)
+
+
 def test_classes_of_pybind11_are_made_and_their_methods_called():
     """Thunder takes the record that pybind11 keeps of a function for the object that it is a method of, and the process is aborted."""
 

@@ -1,6 +1,6 @@
 """What goes into ``thunder.jit(..., transforms=[...])``, transforms of functions, and what looks at programs before they run."""
 
-from thunder_norm.functions import autograd_functions  # noqa: F401 - has a lookaside
+from thunder_norm.functions import autograd_functions, torch_transforms  # noqa: F401 - have lookasides
 from thunder_norm.functions.checks import check_jvp, check_vjp
 from thunder_norm.functions.custom import custom_vjp
 from thunder_norm.functions.forward import jvp

@@ -14,6 +14,7 @@ from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
 from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.subclass.trace import OperationId
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_semantics import clamp
 import thunder.torch as ltorch
@@ -48,6 +49,8 @@ def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx)
     for bsym in bsyms:
         if not _is_concerned(bsym):
             found.append(bsym)
+        elif isinstance(bsym.sym.id, OperationId):  # of a wrapper: what it does to one inner tensor does not concern the others
+            found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
         elif _asks_for_what_may_be_unused(bsym):
             found += _with_a_dimension_between(bsym, executor, trace)
         else:

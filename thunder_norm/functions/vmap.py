@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-import torch
 from torch.utils._pytree import PyTree, TreeSpec, _broadcast_to_and_flatten, keystr, tree_flatten, tree_flatten_with_path
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
@@ -14,10 +13,8 @@ from thunder_norm.functions.acquisition import Program
 from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap, with_batch
 from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.transformed import Call, Transformed, shared
-from thunder_norm.tracing import lookasides
 import thunder.torch as ltorch
 from thunder import clang
-from thunder.core.interpreter import WrappedValue, _interpret_call
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy
 
@@ -252,9 +249,3 @@ def vmap(
     tensor([10., 32., 54.])
     """
     return shared(Vmap, function, in_dims, out_dims, randomness, chunk_size)
-
-
-@lookasides.instead_of(torch.vmap)
-def _torchs(func: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    """``torch.vmap`` in a program that is being traced."""
-    return _interpret_call(vmap, func, *args, **kwargs)

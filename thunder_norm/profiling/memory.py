@@ -17,6 +17,13 @@ from torch.utils._pytree import tree_leaves
 Kind = Literal["parameter", "buffer", "input", "result"]
 
 
+def _whole(t: torch.Tensor) -> torch.Tensor:
+    """What a tensor inside a transform of ``torch.func`` stands for: one sample has no memory of its own."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
+
+
 class Block:
     """One storage.
 
@@ -45,7 +52,7 @@ class Memory:
 
     def see(self, t: torch.Tensor, kind: Kind = "result") -> tuple[Block, bool]:
         """The block of a tensor, and whether it is new."""
-        storage = t.untyped_storage()
+        storage = _whole(t).untyped_storage()
         key = storage._cdata
         block = self._blocks.get(key)
         if block is not None:
@@ -58,7 +65,7 @@ class Memory:
 
     def find(self, t: torch.Tensor) -> Block | None:
         """The block of a tensor, if it was seen."""
-        return self._blocks.get(t.untyped_storage()._cdata)
+        return self._blocks.get(_whole(t).untyped_storage()._cdata)
 
     def blocks(self, tree: Any) -> list[Block]:
         """The blocks of all tensors in a tree, each once."""
