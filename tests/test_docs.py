@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 RUN_BY_DEFAULT = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILES = [*RUN_BY_DEFAULT, ROOT / "CONTRIBUTING.md"]
 # What docs/upstream.md shows is what these do; others may have mended it.
-UPSTREAM = {"torch": "2.11.0", "lightning-thunder": "0.2.6"}
+UPSTREAM = {"torch": "2.11.0", "lightning-thunder": "0.2.6", "transformers": "4.52.4"}
 
 
 @dataclass(frozen=True)
