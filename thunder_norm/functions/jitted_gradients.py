@@ -80,10 +80,14 @@ _NO_OPERATIONS = frozenset(
 
 
 def _has_another_gradient(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's gradient is not torch's: NaN for products with a zero, 0 to the power of 0 and atan2(0, 0); clamp's at its bounds."""
+    """Whether Thunder's gradient is not torch's.
+
+    It is NaN for products with a zero, 0 to the power of 0 and atan2(0, 0), 0 where clamp meets its bounds, and left out for the values
+    of ``index_put``.
+    """
     if bsym.sym.id is prims.PrimIDs.POW:
         return isinstance(bsym.args[1], TensorProxy)
-    if bsym.sym.id in (prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, clamp.id):
+    if bsym.sym.id in (prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id):
         return True
     return _is_taken_apart(bsym) and any(map(_has_another_gradient, bsym.subsymbols))
 

@@ -20,6 +20,7 @@ process_recorded_...   thunder_general_jit: ``process_recorded_modi...``      wh
 is_pycapsule           _call_dispatch: ``not is_pycapsule(slf)``             asks whether a type is a capsule: pybind11's functions,
                                                                            whose ``__self__`` is a record of it, are called as
                                                                            methods of that record, which aborts the process
+make_generator         _run_frame: ``return make_generator(frame, ...``    what is thrown into a generator passes it by
 =====================  ==================================================  ==============================================
 
 Besides, each for as long as it says and no longer:
@@ -48,7 +49,16 @@ import torch
 
 import thunder_norm.tracing.libraries  # noqa: F401 - has lookasides
 from thunder_norm.errors import TransformError, VersionError
-from thunder_norm.tracing import attributes, guards, lookasides, named_results, native, standard_library, torch_semantics
+from thunder_norm.tracing import (
+    attributes,
+    generators,
+    guards,
+    lookasides,
+    named_results,
+    native,
+    standard_library,
+    torch_semantics,
+)
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.saved_tensors import releasing_saved
 import thunder
@@ -72,6 +82,7 @@ _original_process = jit_ext.process_recorded_modifications
 _original_promotion = utils._elementwise_type_promotion
 _original_dtype = utils.to_dtype
 _original_is_capsule = interpreter.is_pycapsule
+_original_make_generator = interpreter.make_generator
 
 
 # -- who has a part -----------------------------------------------------------------------------------------------------
@@ -250,6 +261,12 @@ def _is_capsule(x: Any) -> bool:
     return _original_is_capsule(x) or (type(x).__module__ == "pybind11_builtins" and _has_part())
 
 
+def _make_generator(frame: Any, compilectx: Any, runtimectx: Any) -> Any:
+    """What stands for a generator."""
+    make = generators.make_generator if _has_part() else _original_make_generator
+    return make(frame, compilectx, runtimectx)
+
+
 def _is_made_inside(x: TensorProxy) -> bool:
     """Whether the operation that is being written has made `x` on its way."""
     trace = get_tracectx()
@@ -267,6 +284,7 @@ REPLACED = (
     (utils, "_elementwise_type_promotion", _promotion),
     (utils, "to_dtype", _dtype),
     (interpreter, "is_pycapsule", _is_capsule),
+    (interpreter, "make_generator", _make_generator),
 )
 
 
@@ -284,6 +302,7 @@ def check_patch_points() -> None:
         _original_promotion: ["a", "b"],
         _original_dtype: ["x", "true_dtype"],
         _original_is_capsule: ["x"],
+        _original_make_generator: ["frame", "compilectx", "runtimectx"],
     }
     for function, parameters in expected.items():
         found = list(inspect.signature(function).parameters)

@@ -8,9 +8,10 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType, TracebackType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from thunder_norm.tracing.generators import Handler, is_handled
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import INTERPRETER_SIGNALS, InterpreterFrame, PseudoInst, Py_NULL
@@ -37,7 +38,7 @@ class _Code:
     next_pointers: tuple[int, ...]
     index_at: tuple[int, ...]
     effects: tuple[tuple[int, int], ...]
-    handlers: tuple[tuple[int, int, int, int, bool], ...]
+    handlers: tuple[Handler, ...]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,7 +113,7 @@ def _run(frame: InterpreterFrame, compilectx: Any, runtimectx: Any, send_value: 
             frame.inst_ptr = code.next_pointers[index] + result if _IS_RELATIVE else result
             _check_height(len(stack._stack) - height, code.effects[index][result != -1], inst)
         elif result is _EXCEPTION_RAISED:
-            if not _handled(frame, runtimectx, code):
+            if not is_handled(frame, runtimectx, code.handlers):
                 return _EXCEPTION_RAISED, _EXCEPTION_RAISED
         else:
             frame.inst_ptr = pointer + 1
@@ -131,40 +132,17 @@ def _returned(frame: InterpreterFrame, compilectx: Any, runtimectx: Any, signal:
     assert signal is INTERPRETER_SIGNALS.RETURN_GENERATOR, signal
     for flag, make in _GENERATORS:
         if frame.code.co_flags & flag:
-            return make(frame, compilectx, runtimectx), signal
+            return getattr(thunders, make)(frame, compilectx, runtimectx), signal
     raise NotImplementedError(
         f"Not implemented: RETURN_GENERATOR from code of {frame.qualname} with flags {dis.pretty_flags(frame.code.co_flags)}"
     )
 
 
 _GENERATORS = (
-    (thunders.inspect.CO_GENERATOR, thunders.make_generator),
-    (thunders.inspect.CO_COROUTINE, thunders.make_coroutine),
-    (thunders.inspect.CO_ASYNC_GENERATOR, thunders.make_async_generator),
+    (thunders.inspect.CO_GENERATOR, "make_generator"),
+    (thunders.inspect.CO_COROUTINE, "make_coroutine"),
+    (thunders.inspect.CO_ASYNC_GENERATOR, "make_async_generator"),
 )
-
-
-def _handled(frame: InterpreterFrame, runtimectx: Any, code: _Code) -> bool:
-    """Go on where the function handles the exception; False if it does not: then the exception has this frame in its traceback."""
-    e = runtimectx.curexc
-    runtimectx.curexc = None
-    assert isinstance(e, BaseException)
-    stack = frame.interpreter_stack
-    for start, end, target, height, pushes_last in code.handlers:
-        if start <= frame.inst_ptr * 2 < end:
-            assert len(stack) >= height
-            del stack[height:]
-            with stack.set_cur_instruction(PseudoInst.EXCEPTION_HANDLER):
-                if pushes_last:
-                    stack.append(frame.lasti)
-            with stack.set_cur_instruction(PseudoInst.EXCEPTION_HANDLER):
-                stack.append(e)
-            frame.inst_ptr = target // 2
-            return True
-    python_frame = frame.get_or_make_python_frame()
-    tb = TracebackType(e.__traceback__, python_frame, python_frame.f_lasti, python_frame.f_lineno)
-    runtimectx.curexc = e.with_traceback(tb)
-    return False
 
 
 def _python_frame(self: InterpreterFrame) -> FrameType:

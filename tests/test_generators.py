@@ -1,0 +1,135 @@
+"""Generators in a traced program: thrown into, closed, returned from and left, as in eager mode."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+
+import pytest
+import torch
+
+from thunder_norm.tracing import native as natively
+from thunder_norm.transforms import SubclassTransform, grad, vmap
+import thunder
+
+
+@contextlib.contextmanager
+def noting(seen, catches=()):
+    seen.append(1)
+    try:
+        yield seen
+    except catches:
+        seen.append(3)
+    finally:
+        seen.append(2)
+
+
+def left_by_an_exception(x):
+    seen = []
+    with contextlib.suppress(ValueError), noting(seen):
+        raise ValueError
+    return x * sum(seen)
+
+
+def caught_inside(x):
+    with noting([], (ValueError,)) as seen:
+        raise ValueError
+    return x * sum(seen)
+
+
+def another_is_raised(x):
+    def f():
+        try:
+            yield 1
+        except ValueError as e:
+            raise KeyError from e
+
+    it = f()
+    next(it)
+    try:
+        it.throw(ValueError("a"))
+    except KeyError as e:
+        return x * (2 if isinstance(e.__cause__, ValueError) else 3)
+
+
+def thrown_and_gone_on(x):
+    def f():
+        for i in range(3):
+            try:
+                y = yield x * i
+            except ValueError:
+                y = yield x * 10
+            assert y in (None, 5)
+
+    it = f()
+    first, second = next(it), it.send(5)
+    return first + second + it.throw(ValueError()) + next(it)
+
+
+def returned(x):
+    def inner():
+        yield x
+        return 3
+
+    def outer():
+        found = yield from inner()
+        yield x * found
+
+    return sum(outer())
+
+
+def closed(x):
+    seen = []
+
+    def f():
+        try:
+            yield 1
+        finally:
+            seen.append(4)
+
+    it = f()
+    next(it)
+    it.close()
+    return x * sum(seen)
+
+
+def stack(x):
+    seen = []
+    with contextlib.ExitStack() as entered:
+        entered.enter_context(noting(seen, (ValueError,)))
+        entered.enter_context(noting(seen))
+        raise ValueError
+    return x * len(seen)
+
+
+PROGRAMS = (left_by_an_exception, caught_inside, another_is_raised, thrown_and_gone_on, returned, closed, stack)
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("f", PROGRAMS)
+def test_generators_do_what_they_do_in_eager_mode(f, native):
+    x = torch.tensor([1.0, -2.0])
+    with natively.switched_off() if native == "0" else contextlib.nullcontext():
+        torch.testing.assert_close(thunder.jit(f, transforms=[SubclassTransform()])(x), f(x))
+    torch.testing.assert_close(grad(lambda x: f(x).sum())(x), torch.func.grad(lambda x: f(x).sum())(x))
+    torch.testing.assert_close(vmap(f)(x), torch.func.vmap(f)(x))
+
+
+def test_an_exception_that_nobody_handles_leaves_by_the_context_managers():
+    variable = contextvars.ContextVar("variable", default=0)
+
+    @contextlib.contextmanager
+    def set_to(value):
+        token = variable.set(value)
+        try:
+            yield
+        finally:
+            variable.reset(token)
+
+    def f(x):
+        with set_to(1):
+            raise ValueError("said")
+
+    with pytest.raises(ValueError, match="said"):
+        thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2))
+    assert variable.get() == 0

@@ -1,0 +1,78 @@
+"""Generators of a traced program: what is thrown into one arrives at its ``yield``, and what it returns is returned.
+
+Thunder's raise what is thrown outside of the program, so that ``finally`` and ``except`` around a ``yield`` do not run, and a context
+manager made of a generator is not left when its block raises; they return None.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import INTERPRETER_SIGNALS, InterpreterError, InterpreterFrame, PseudoInst, unwrap, wrap_const
+
+Handler = tuple[int, int, int, int, bool]  # start, end, target, height of the stack, whether the last instruction is pushed
+
+
+def make_generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Any:
+    """What stands for a generator whose function has been called; of the interpreter's ``make_generator``."""
+    return wrap_const(_generator(frame, compilectx, runtimectx))
+
+
+def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Iterator[Any]:
+    sent: dict[str, Any] = {"send_value": None}
+    thrown: BaseException | None = None
+    while True:
+        with thunders.interpreter_ctx(compilectx, runtimectx):
+            if thrown is not None:
+                runtimectx.curexc, thrown, sent = thrown, None, {}
+                if not is_handled(frame, runtimectx, dis._parse_exception_table(frame.code)):  # type: ignore[attr-defined]
+                    raise _taken(runtimectx)
+            try:
+                result, status = thunders._run_frame(frame, compilectx, runtimectx, **sent)
+            except Exception as e:
+                raise InterpreterError(f"Encountered exception {type(e).__name__}: {e}") from e
+            if status is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+                e = _taken(runtimectx)
+                if isinstance(e, StopIteration):
+                    return unwrap(e.value)
+                raise e
+        if status is INTERPRETER_SIGNALS.RETURN_VALUE:
+            return unwrap(result)
+        assert status is INTERPRETER_SIGNALS.YIELD_VALUE
+        try:
+            sent = {"send_value": (yield unwrap(result))}
+        except BaseException as e:
+            if thunders.get_interpretercompilectx_if_available() is not compilectx:
+                raise  # the trace is there: nobody is to write into it
+            thrown = e
+
+
+def _taken(runtimectx: Any) -> BaseException:
+    e, runtimectx.curexc = runtimectx.curexc, None
+    assert isinstance(e, BaseException)
+    return e
+
+
+def is_handled(frame: InterpreterFrame, runtimectx: Any, handlers: Iterable[Handler]) -> bool:
+    """Go on where the function handles the exception; False if it does not: then the exception has this frame in its traceback."""
+    e = _taken(runtimectx)
+    stack = frame.interpreter_stack
+    for start, end, target, height, pushes_last in handlers:
+        if start <= frame.inst_ptr * 2 < end:
+            assert len(stack) >= height
+            del stack[height:]
+            with stack.set_cur_instruction(PseudoInst.EXCEPTION_HANDLER):
+                if pushes_last:
+                    stack.append(frame.lasti)
+            with stack.set_cur_instruction(PseudoInst.EXCEPTION_HANDLER):
+                stack.append(e)
+            frame.inst_ptr = target // 2
+            return True
+    python_frame = frame.get_or_make_python_frame()
+    tb = TracebackType(e.__traceback__, python_frame, python_frame.f_lasti, python_frame.f_lineno)
+    runtimectx.curexc = e.with_traceback(tb)
+    return False
