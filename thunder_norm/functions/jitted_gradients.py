@@ -100,14 +100,15 @@ def _is_taken_apart(bsym: BoundSymbol) -> bool:
 def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
     """Whether Thunder's gradient fails: of several results without dimensions, or of what it had registered for torch to run.
 
-    Of the latter it does for tensors given by name (``pos_weight``), for None among the results (attention without its weights), and
-    for integers without dimensions among them (``cholesky_ex``).
+    Of the latter it does for tensors given by name (``pos_weight``) or in a list (``hstack``, which then has no gradient, silently), for
+    None among the results (attention without its weights), and for integers without dimensions among them (``cholesky_ex``).
     """
     if _asks_for_what_may_be_unused(bsym):
         return True
     if not is_opaque(bsym):
         return False
-    if any(map(is_differentiable, flat_proxies(bsym.kwargs))):
+    in_lists = [a for a in bsym.args if isinstance(a, Sequence) and not isinstance(a, str)]
+    if any(map(is_differentiable, flat_proxies((in_lists, bsym.kwargs)))):
         return True
     outs = bsym.output if isinstance(bsym.output, Sequence) else (bsym.output,)
     return any(map(is_differentiable, outs)) and not all(map(is_differentiable, outs))
