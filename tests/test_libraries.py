@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-from thunder_norm import LinfTensor, RMSTensor, with_perturbation
+from thunder_norm import LinfTensor, ModularNorm
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
 import thunder
@@ -141,10 +141,22 @@ class CompileableContextVar:
 """
 
 
-def test_a_result_whose_norm_has_derivatives_already_requires_grad():
-    """transformers 5 asks it of what an embedding returns, where activations are checkpointed."""
-    w = with_perturbation(RMSTensor(2.0, backing=torch.ones(3, 4), norm_size_requires_grad=True))
-    y = w * 2
-    assert y.requires_grad_() is y
+class Embedding(torch.nn.Module):
+    """With the hook that transformers 5 puts on embeddings where activations are checkpointed."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 4)
+        self.table.register_forward_hook(lambda module, args, out: out.requires_grad_(True))
+        self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+def test_a_model_may_ask_its_embedding_to_require_grad():
+    ids, model = torch.tensor([0, 3]), Embedding()
+    targets = ModularNorm(model, ids).targets
+    assert set(targets) == {"table.weight", "head.weight", "head.bias"} and all(t > 0 for t in targets.values())
     with pytest.raises(UnsupportedOpError, match="never requires grad itself"):
         LinfTensor.of(torch.ones(3)).requires_grad_()

@@ -105,6 +105,11 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
     return run_rule(op, func, args, kwargs)
 
 
+def runs_model() -> bool:
+    """Whether a model is being run for its norms."""
+    return type(current_environment()) is not Environment
+
+
 def is_factory(func: Callable) -> bool:
     """Whether an operation makes a tensor whose norm no other's decides: none of its rules takes a NormedTensor."""
     op = find_op(key_of(func))
@@ -348,4 +353,4 @@ def missing_rule(func: Callable, args: tuple, kwargs: dict, decomposition: str |
     )
 
 
-run_by(Runner(torch_function, torch_dispatch, run_real))
+run_by(Runner(torch_function, torch_dispatch, run_real, runs_model))

@@ -13,11 +13,13 @@ class Runner(NamedTuple):
         torch_function: ``(func, args, kwargs)``, a function of torch with a normed tensor among its arguments.
         torch_dispatch: the same for an aten overload.
         run_real: the same on plain tensors, as one operation (a trace records it as such).
+        runs_model: whether a model is being run for its norms.
     """
 
     torch_function: Callable[[Any, tuple, dict], Any]
     torch_dispatch: Callable[[Any, tuple, dict], Any]
     run_real: Callable[[Callable, tuple, dict], Any]
+    runs_model: Callable[[], bool]
 
 
 _entered: list[Runner] = []

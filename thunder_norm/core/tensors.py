@@ -213,9 +213,11 @@ class NormedTensor(torch.Tensor):
         return self
 
     def requires_grad_(self, requires_grad: bool = True):
-        """Refused unless its norm requires grad already: a NormedTensor never does itself; its `norm_size` may."""
-        sizes = (self.norm_size, self.perturbation_size)
-        if requires_grad and not any(s is not None and s.requires_grad for s in sizes):
+        """Refused: a NormedTensor never requires grad itself; its `norm_size` may.
+
+        Nothing happens where a model that is run for its norms asks for it, of what its embedding returns for instance.
+        """
+        if requires_grad and not runner().runs_model():
             raise UnsupportedOpError("a NormedTensor never requires grad itself; use x.norm_size.requires_grad_()")
         return self
 

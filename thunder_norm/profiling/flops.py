@@ -231,7 +231,7 @@ def _estimate(func: Any, args: tuple, out: Any) -> int | None:
         return _PER_ENTRY[name] * _largest((args, out))
     if torch.Tag.pointwise in func.tags:
         return sum(t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor))
-    if torch.Tag.reduction in func.tags:
+    if getattr(torch.Tag, "reduction", None) in func.tags:  # torch 2.9 has no such tag
         return _largest(args)
     return None
 
