@@ -20,6 +20,8 @@ process_recorded_...   thunder_general_jit: ``process_recorded_modi...``      wh
 is_pycapsule           _call_dispatch: ``not is_pycapsule(slf)``             asks whether a type is a capsule: pybind11's functions,
                                                                            whose ``__self__`` is a record of it, are called as
                                                                            methods of that record, which aborts the process
+insert_alias_updates   apply_transforms_and_build_cache_entry: ``alia...``  takes tensors of one storage for one tensor in any
+                                                                           program that writes something in place
 =====================  ==================================================  ==============================================
 
 Besides, each for as long as it says and no longer:
@@ -48,7 +50,7 @@ import torch
 
 import thunder_norm.tracing.libraries  # noqa: F401 - has lookasides
 from thunder_norm.errors import TransformError, VersionError
-from thunder_norm.tracing import attributes, guards, lookasides, named_results, native, standard_library, torch_semantics
+from thunder_norm.tracing import attributes, guards, input_aliases, lookasides, named_results, native, standard_library, torch_semantics
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.saved_tensors import releasing_saved
 import thunder
@@ -69,6 +71,7 @@ _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
 _original_acquire = thunder.thunder_general_jit
 _original_process = jit_ext.process_recorded_modifications
+_original_alias_updates = thunder.insert_alias_updates
 _original_promotion = utils._elementwise_type_promotion
 _original_dtype = utils.to_dtype
 _original_is_capsule = interpreter.is_pycapsule
@@ -177,7 +180,9 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             stack.enter_context(native.interpreter())
         asked = _leading(ours)
         stack.enter_context(asked.surrounding(fn, args, kwargs))
+        stack.enter_context(input_aliases.noted())
         found = _original_acquire(fn, args, kwargs, **options)
+        input_aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         return found
 
@@ -197,7 +202,10 @@ def thunders_proxy(x: Any, name: str | None, history: Any) -> Any:
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     asked = leader() if isinstance(x, torch.Tensor) else None
-    return thunders_proxy(x, name, history) if asked is None else asked.proxy(x, name, history)
+    if asked is None:
+        return thunders_proxy(x, name, history)
+    input_aliases.note(x, history)
+    return asked.proxy(x, name, history)
 
 
 def _lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
@@ -245,6 +253,12 @@ def _dtype(x: Any, /, *, true_dtype: bool = False) -> Any:
     return dtypes.to_strong_dtype(found) if x.ndim else dtypes.to_weak_dtype(found)
 
 
+def _alias_updates(computation_trace: TraceCtx, alias_tensor_indices: list[list[int]]) -> TraceCtx:
+    """What is written in place, with the names that it has afterwards; ours are the inputs that share memory."""
+    own = input_aliases.indices(computation_trace) if participants() else None
+    return _original_alias_updates(computation_trace, alias_tensor_indices if own is None else own)
+
+
 def _is_capsule(x: Any) -> bool:
     """Whether the ``__self__`` of a function in C is no object that it is a method of."""
     return _original_is_capsule(x) or (type(x).__module__ == "pybind11_builtins" and _has_part())
@@ -264,6 +278,7 @@ REPLACED = (
     (jit_ext, "proxy", _proxy),
     (jit_ext, "general_jit_lookaside", _lookaside),
     (jit_ext, "process_recorded_modifications", _process_modifications),
+    (thunder, "insert_alias_updates", _alias_updates),
     (utils, "_elementwise_type_promotion", _promotion),
     (utils, "to_dtype", _dtype),
     (interpreter, "is_pycapsule", _is_capsule),
@@ -281,6 +296,7 @@ def check_patch_points() -> None:
         _original_lookaside: ["fn", "args", "kwargs"],
         _original_acquire: ["fn", "args", "kwargs", "sharp_edges", "ad_hoc_executor"],
         _original_process: ["ctx", "epilogue_trace"],
+        _original_alias_updates: ["computation_trace", "alias_tensor_indices"],
         _original_promotion: ["a", "b"],
         _original_dtype: ["x", "true_dtype"],
         _original_is_capsule: ["x"],
