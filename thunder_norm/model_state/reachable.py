@@ -125,15 +125,15 @@ class Reachable:
         self.places.append(Place(owner, held, read, write))
 
     def _enter_container(self, value: Any) -> Iterable[Any]:
-        read = functools.partial(_contents, value)
+        read = functools.partial(contents, value)
         held = read()
-        self._note(value, held, read, functools.partial(_refill, value))
+        self._note(value, held, read, functools.partial(refill, value))
         return [*(held.values() if isinstance(held, dict) else held), *self._attributes(value)]
 
     def _enter_object(self, value: Any) -> Iterable[Any]:
         cls = type(value)
         is_module = isinstance(value, torch.nn.Module)
-        if isinstance(value, types.ModuleType) or (_is_of_library(cls) and not is_module and cls is not types.SimpleNamespace):
+        if isinstance(value, types.ModuleType) or (is_of_library(cls) and not is_module and cls is not types.SimpleNamespace):
             return ()
         return [*self._attributes(value), cls]
 
@@ -141,9 +141,9 @@ class Reachable:
         own = getattr(value, "__dict__", None)
         found: list[Any] = []
         if type(own) is dict:
-            self._note(value, dict(own), lambda: dict(own), functools.partial(_refill, own))
+            self._note(value, dict(own), lambda: dict(own), functools.partial(refill, own))
             found.extend(own.values())
-        slots = [name for cls in type(value).__mro__ if not _is_of_library(cls) for name in _slots(cls)]
+        slots = [name for cls in type(value).__mro__ if not is_of_library(cls) for name in slots_of(cls)]
         if slots:
             read = functools.partial(_read_slots, value, slots)
             self._note(value, read(), read, functools.partial(_write_slots, value))
@@ -152,7 +152,7 @@ class Reachable:
 
     def _enter_class(self, cls: type) -> Iterable[Any]:
         """The attributes of a class and of its bases, and the functions that are its methods."""
-        if _is_of_library(cls):
+        if is_of_library(cls):
             return ()
 
         def read() -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Reachable:
 
     def _enter_function(self, fn: types.FunctionType) -> Iterable[Any]:
         """Global variables it mentions, variables it closes over, default arguments and attributes."""
-        if _is_of_library(fn):
+        if is_of_library(fn):
             return ()
         named = [n for n in _names(fn.__code__) if n not in self._named]
         self._named.update(named)
@@ -187,7 +187,7 @@ class Reachable:
         return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
 
 
-def _is_of_library(value: Any) -> bool:
+def is_of_library(value: Any) -> bool:
     return (getattr(value, "__module__", None) or "builtins").partition(".")[0] in _LIBRARIES
 
 
@@ -196,14 +196,14 @@ def _is_generator(value: Any) -> bool:
     return is_numpys or isinstance(value, torch.Generator | random.Random)
 
 
-def _contents(container: Any) -> Any:
+def contents(container: Any) -> Any:
     """A copy, by the methods of the container's builtin class: those of its own class may do anything."""
     if isinstance(container, dict):
         return dict(dict.items(container))
     return set(set.__iter__(container)) if isinstance(container, set) else list(container)
 
 
-def _refill(owner: Any, held: Any) -> None:
+def refill(owner: Any, held: Any) -> None:
     if isinstance(owner, list):
         list.__setitem__(owner, slice(None), held)
     elif isinstance(owner, collections.OrderedDict):
@@ -221,7 +221,7 @@ def _refill(owner: Any, held: Any) -> None:
         collections.deque.extend(owner, held)
 
 
-def _slots(cls: type) -> Iterator[str]:
+def slots_of(cls: type) -> Iterator[str]:
     slots = vars(cls).get("__slots__", ())
     for name in (slots,) if isinstance(slots, str) else slots:
         if not name.startswith("__"):

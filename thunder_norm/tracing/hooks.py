@@ -20,6 +20,8 @@ process_recorded_...   thunder_general_jit: ``process_recorded_modi...``      wh
 is_pycapsule           _call_dispatch: ``not is_pycapsule(slf)``             asks whether a type is a capsule: pybind11's functions,
                                                                            whose ``__self__`` is a record of it, are called as
                                                                            methods of that record, which aborts the process
+build_value_from_...   thunder_general_jit: ``res = build_value_from...``     what the program makes and returns is looked at there,
+                                                                           and only tuples, lists, dicts and dataclasses known
 insert_alias_updates   apply_transforms_and_build_cache_entry: ``alia...``  takes tensors of one storage for one tensor in any
                                                                            program that writes something in place
 =====================  ==================================================  ==============================================
@@ -71,6 +73,7 @@ _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
 _original_acquire = thunder.thunder_general_jit
 _original_process = jit_ext.process_recorded_modifications
+_original_value = jit_ext.build_value_from_wrapped
 _original_alias_updates = thunder.insert_alias_updates
 _original_promotion = utils._elementwise_type_promotion
 _original_dtype = utils.to_dtype
@@ -107,8 +110,13 @@ class Participant(Transform):
         """What the interpreter calls instead of `fn`; None has it interpret or run `fn`."""
         return lookaside_for(fn, *args, **kwargs)
 
-    def finish_epilogue(self, ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
-        """Called when the epilogue has what Thunder writes into it."""
+    def write_epilogue(self, ctx: jit_ext.JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
+        """Have the epilogue write what the program has put into objects; ``process()`` is what Thunder writes."""
+        process()
+
+    def result(self, value: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
+        """What the epilogue returns for a value in the result; ``find(value)`` is what Thunder has for it."""
+        return find(value)
 
     def acquired(self, found: Any) -> None:
         """Called with the traces just acquired, before any transform."""
@@ -188,11 +196,15 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
 
 
 def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
-    _original_process(ctx, epilogue)
     asked = leader()
-    if asked is not None:
-        asked.finish_epilogue(ctx, epilogue)
+    process = functools.partial(_original_process, ctx, epilogue)
+    process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
+
+
+def _value(wrapped_v: WrappedValue) -> Any:
+    asked = leader()
+    return _original_value(wrapped_v) if asked is None else asked.result(wrapped_v, _original_value)
 
 
 def thunders_proxy(x: Any, name: str | None, history: Any) -> Any:
@@ -278,6 +290,7 @@ REPLACED = (
     (jit_ext, "proxy", _proxy),
     (jit_ext, "general_jit_lookaside", _lookaside),
     (jit_ext, "process_recorded_modifications", _process_modifications),
+    (jit_ext, "build_value_from_wrapped", _value),
     (thunder, "insert_alias_updates", _alias_updates),
     (utils, "_elementwise_type_promotion", _promotion),
     (utils, "to_dtype", _dtype),
@@ -296,6 +309,7 @@ def check_patch_points() -> None:
         _original_lookaside: ["fn", "args", "kwargs"],
         _original_acquire: ["fn", "args", "kwargs", "sharp_edges", "ad_hoc_executor"],
         _original_process: ["ctx", "epilogue_trace"],
+        _original_value: ["wrapped_v"],
         _original_alias_updates: ["computation_trace", "alias_tensor_indices"],
         _original_promotion: ["a", "b"],
         _original_dtype: ["x", "true_dtype"],
