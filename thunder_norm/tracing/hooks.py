@@ -241,7 +241,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
 def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """What is called instead of `fn` on plain tensors where we have a part: ours, or Thunder's, with the results that torch has."""
     own = _of_user(fn) or lookasides.of_thunder_norm(fn) or torch_semantics.lookaside(fn, args)
-    return own or lookasides.of_others(fn) or _original_lookaside(fn, *args, **kwargs)
+    return own or lookasides.of_others(fn) or _original_lookaside(fn, *lookasides.shown_to_thunder(fn, args), **kwargs)
 
 
 def _of_user(fn: Callable) -> Callable | None:
