@@ -17,17 +17,18 @@ from typing import Any
 
 import torch
 
+from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
-from thunder_norm.model_state.reachable import Place, Reachable
+from thunder_norm.model_state.reachable import Place, Reachable, ways_to
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.tracing.bindable import bindable, guard
+from thunder_norm.tracing.bindable import bindable, guard, guard_arguments
 from thunder.core import prims
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 
@@ -82,7 +83,12 @@ def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue:
     value = wrapped.value
     is_given = hasattr(wrapped, "anyproxy") or should_register_for_prologue(wrapped.provenance)
     if effects is None or is_given or isinstance(value, dict) or not effects.made.is_made(value):
-        return find(wrapped)
+        try:
+            return find(wrapped)
+        except NotImplementedError as e:
+            if isinstance(e, ThunderNormError) or not str(e).startswith("unhandled"):
+                raise
+            raise refusal(value, "the result") from e
     effects.made.note_arguments(wrapped)
     try:
         return effects.made.proxy_of(value, epilogue)
@@ -159,7 +165,7 @@ class SideEffects:
             self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
         for place in self.before.places:
             if place.is_changed:
-                self._write_place(epilogue, acquisition, place)
+                self._write_place(ctx, epilogue, acquisition, place)
 
     def _is_of_argument(self, owner: Any) -> bool:
         """Whether an object comes with the call: it is reached from the arguments, and not from the function."""
@@ -175,31 +181,46 @@ class SideEffects:
             if is_dict and origin.inputs[0].inst is PseudoInst.INPUT_FN:
                 yield from {key.value: value.value for _, _, key, value in modifications}.items()
 
-    def _write_place(self, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> None:
+    def _write_place(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> None:
         held, now = place.held, place.read()
-        before = held if isinstance(held, dict) else dict(enumerate(held))
-        after = now if isinstance(held, dict) else dict(enumerate(now))
+        is_map, is_of_argument = isinstance(held, dict), self._is_of_argument(place.owner) and place.at is not None
+        before = held if is_map else dict(enumerate(held))
+        after = now if is_map else dict(enumerate(now))
         touched = [k for k in {**before, **after} if before.get(k, _ABSENT) is not after.get(k, _ABSENT)]
         position = {id(v): k for k, v in before.items()}
         # what was there stays what is there in the call at hand
         values = [_Same(position[id(v)]) if id(v) in position else v for v in (after.get(k, _ABSENT) for k in touched)]
-        if not holds_proxies(values):
+        if not is_of_argument and not holds_proxies(values):
             return
         place.write(held)
-        is_map = isinstance(held, dict)
 
-        def put(new: list) -> None:
+        def put_at(place: Place, new: list) -> None:
             found = place.read() if is_map else dict(enumerate(place.read()))
             for k, v in zip(touched, [found[v.key] if isinstance(v, _Same) else v for v in new], strict=True):
                 found.pop(k, None) if v is _ABSENT else found.update({k: v})
             place.write(found if is_map else type(held)(found.values()))
 
-        def read() -> Any:
+        def looked_at(place: Place) -> Any:
             current = place.read()
             return {k: current.get(k, _ABSENT) for k in touched} if is_map else current
 
-        self._write(epilogue, acquisition, values, f"what {_described(place.owner)} holds", put, self._is_of_argument(place.owner))
-        self._guard(acquisition, {k: held.get(k, _ABSENT) for k in touched} if is_map else held, read)
+        what = f"what {_described(place.owner)} holds"
+        if not is_of_argument:
+            self._write(epilogue, acquisition, values, what, lambda new: put_at(place, new))
+            self._guard(acquisition, looked_at(place), lambda: looked_at(place))
+            return
+        at, way = place.at, self._ways.get(id(place.owner))
+        if at is None or way is None:
+            self.undo()
+            raise escape(what, "value", place.owner)
+        owner, expected = AnyProxy(place.owner, history=_provenance(way)), _kind(looked_at(place), of=type)
+        self._write(epilogue, acquisition, [owner, *values], what, lambda new: put_at(at(new[0]), new[1:]), True)
+        guard_arguments(ctx, lambda *roots: _kind(looked_at(at(_walked(way, *roots))), of=type) == expected)
+
+    @functools.cached_property
+    def _ways(self) -> dict[int, tuple[tuple[str, Any], ...]]:
+        args, kwargs = self.arguments
+        return ways_to({"args": args, "kwargs": kwargs})
 
     def _guard(self, acquisition: Acquisition | None, held: Any, read: Callable[[], Any]) -> None:
         """The trace is for what the place held: for None, say, not for the tensor that the program puts there."""
@@ -256,15 +277,34 @@ def _described(owner: Any) -> str:
     return f"{type(owner).__name__} {getattr(owner, '__qualname__', '')}".strip()
 
 
-def _kind(value: Any) -> Any:
-    """What a trace relies on about a value that is put in another's place: of tensors all but the data."""
+def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:
+    """What a trace relies on about a value that is put in another's place: of tensors all but the data, of objects what `of` says."""
     if isinstance(value, torch.Tensor):
         return type(value), value.shape, value.dtype, value.device, value.requires_grad
     if isinstance(value, dict):
-        return type(value), tuple((k, _kind(v)) for k, v in value.items())
+        return type(value), tuple((k, _kind(v, of)) for k, v in value.items())
     if isinstance(value, list | tuple):
-        return type(value), tuple(map(_kind, value))
-    return (type(value), value) if isinstance(value, int | float | str | bool | None) else id(value)
+        return type(value), tuple(_kind(v, of) for v in value)
+    return (type(value), value) if isinstance(value, int | float | str | bool | None | enum.Enum) else of(value)
+
+
+def _provenance(way: tuple[tuple[str, Any], ...]) -> ProvenanceRecord:
+    """A way from the arguments as Thunder's prologue follows it."""
+    record = ProvenanceRecord(_ROOTS[way[0][0]], inputs=[])
+    for step, key in way[1:]:
+        inst = PseudoInst.LOAD_ATTR if step == "attribute" else PseudoInst.BINARY_SUBSCR
+        record = ProvenanceRecord(inst, inputs=[record, ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=key)])
+    return record
+
+
+_ROOTS = {"args": PseudoInst.INPUT_ARGS, "kwargs": PseudoInst.INPUT_KWARGS}
+
+
+def _walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
+    value: Any = args if way[0][0] == "args" else kwargs
+    for step, key in way[1:]:
+        value = getattr(value, key) if step == "attribute" else value[key]
+    return value
 
 
 def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
