@@ -206,6 +206,7 @@ class Reachable:
 
 
 def is_of_library(value: Any) -> bool:
+    """Whether a class or function is of the standard library, torch or another that the walk does not follow."""
     return (getattr(value, "__module__", None) or "builtins").partition(".")[0] in _LIBRARIES
 
 
@@ -222,6 +223,7 @@ def contents(container: Any) -> Any:
 
 
 def refill(owner: Any, held: Any) -> None:
+    """Make a container hold these values, by the methods of its builtin class."""
     if isinstance(owner, list):
         list.__setitem__(owner, slice(None), held)
     elif isinstance(owner, collections.OrderedDict):
@@ -240,6 +242,7 @@ def refill(owner: Any, held: Any) -> None:
 
 
 def slots_of(cls: type) -> Iterator[str]:
+    """The names of the slots that a class itself declares."""
     slots = vars(cls).get("__slots__", ())
     for name in (slots,) if isinstance(slots, str) else slots:
         if not name.startswith("__"):

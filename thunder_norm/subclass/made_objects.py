@@ -32,7 +32,22 @@ from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, StringProxy
 from thunder.core.trace import TraceCtx, tracectx
 
-_ATOMS = (int, float, complex, str, bytes, bool, type(None), type(...), torch.dtype, torch.device, torch.Size, slice, range, enum.Enum)
+_ATOMS = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bool,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    slice,
+    range,
+    enum.Enum,
+)
 _CODE = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
 _SHARED = (logging.Logger, re.Pattern, types.GenericAlias, torch.finfo, torch.iinfo)  # alike for every call
 _HEAP_TYPE = 1 << 9  # in ``__flags__`` of a class: written in Python
@@ -73,9 +88,7 @@ class Recipe:
         is_strict: whether to refuse what nobody knows how to make, also if it holds nothing of the call.
     """
 
-    def __init__(
-        self, known: Container[int], outside: Callable[[Any], Proxy | None] = lambda v: None, *, is_strict: bool = True
-    ):
+    def __init__(self, known: Container[int], outside: Callable[[Any], Proxy | None] = lambda v: None, *, is_strict: bool = True):
         self.known = known
         self.outside = outside
         self.is_strict = is_strict

@@ -52,7 +52,7 @@ import torch
 
 import thunder_norm.tracing.libraries  # noqa: F401 - has lookasides
 from thunder_norm.errors import TransformError, VersionError
-from thunder_norm.tracing import attributes, guards, input_aliases, lookasides, named_results, native, standard_library, torch_semantics
+from thunder_norm.tracing import aliases, attributes, guards, lookasides, named_results, native, standard_library, torch_semantics
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.saved_tensors import releasing_saved
 import thunder
@@ -188,9 +188,9 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             stack.enter_context(native.interpreter())
         asked = _leading(ours)
         stack.enter_context(asked.surrounding(fn, args, kwargs))
-        stack.enter_context(input_aliases.noted())
+        stack.enter_context(aliases.noted())
         found = _original_acquire(fn, args, kwargs, **options)
-        input_aliases.guard(found.prologue_trace, found.computation_trace)
+        aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         return found
 
@@ -216,7 +216,7 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     asked = leader() if isinstance(x, torch.Tensor) else None
     if asked is None:
         return thunders_proxy(x, name, history)
-    input_aliases.note(x, history)
+    aliases.note(x, history)
     return asked.proxy(x, name, history)
 
 
@@ -267,7 +267,7 @@ def _dtype(x: Any, /, *, true_dtype: bool = False) -> Any:
 
 def _alias_updates(computation_trace: TraceCtx, alias_tensor_indices: list[list[int]]) -> TraceCtx:
     """What is written in place, with the names that it has afterwards; ours are the inputs that share memory."""
-    own = input_aliases.indices(computation_trace) if participants() else None
+    own = aliases.indices(computation_trace) if participants() else None
     return _original_alias_updates(computation_trace, alias_tensor_indices if own is None else own)
 
 

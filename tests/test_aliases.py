@@ -133,5 +133,5 @@ def test_with_a_parameter_of_the_module():
     model, jitted = Model(), None
     jitted = _jit(model)
     with pytest.raises(UnsupportedOpError, match="shares memory with another input"):
-        jitted(model.count[1:2])
+        jitted(model.get_buffer("count")[1:2])
     assert torch.equal(jitted(torch.ones(4)), torch.full((4,), 3.0))
