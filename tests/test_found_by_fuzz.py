@@ -345,8 +345,6 @@ def test_normalize_of_a_row_of_zeros(p):
     x = torch.randn(3, 4, dtype=torch.float64)
     x[1] = 0
     wanted = torch.func.grad(f)(x)
-    if name == "atan2":
-        wanted = wanted.nan_to_num(0.0)  # torch 2.9 has no number at the origin
     torch.testing.assert_close(T.grad(f)(x), wanted)
     leaf = x.clone().requires_grad_()
     thunder.jit(f, transforms=[T.SubclassTransform()])(leaf).backward()
@@ -374,6 +372,8 @@ def test_gradients_at_zeros_are_torchs(name, num_zeros):
     x = torch.rand(2, 4, dtype=torch.float64) + 0.5
     x[0, :num_zeros] = 0
     wanted = torch.func.grad(f)(x)
+    if name == "atan2":
+        wanted = wanted.nan_to_num(0.0)  # torch 2.9 has no number at the origin
     torch.testing.assert_close(T.grad(f)(x), wanted)
     leaf = x.clone().requires_grad_()
     thunder.jit(f, transforms=[T.SubclassTransform()])(leaf).backward()

@@ -23,7 +23,7 @@ from thunder_norm.profiling.stand_ins import StandIns
 from thunder_norm.profiling.totals import TARGETS, Target
 from thunder_norm.subclass import values
 from thunder_norm.subclass.interception import Watching
-from thunder_norm.tracing import hooks
+from thunder_norm.tracing import compilation
 import thunder
 from thunder.core import prims
 from thunder.core.devices import to_torch_device
@@ -201,7 +201,7 @@ class ProfileTransform(Watching):
     def transform_traces_pre_prologue(self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, **kwargs: Any):
         """Keep the lists that the compilation at hand writes its traces into."""
         values.check_numbers(computation_trace)
-        stats = hooks.current_stats()
+        stats = compilation.current_stats()
         names = {b.output.name: b.args[1] for b in prologue_trace.bound_symbols if b.sym.id in _UNPACK_TENSORS}
         self._compiled.append(_Compiled(stats.last_traces, stats.last_backward_traces, names, self._module, self.count))
         return prologue_trace, computation_trace, epilogue_trace

@@ -16,7 +16,7 @@ from thunder_norm.subclass.differentiation import differentiate
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.replaced import returning_current
-from thunder_norm.tracing import hooks
+from thunder_norm.tracing import compilation
 from thunder.core.proxies import TensorProxy
 
 
@@ -59,7 +59,7 @@ class SubclassTransform(interception.Interpreting):
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
         if acquisition.has_wrappers:
-            hooks.forget_earlier_traces()  # the first trace users see is the program on plain tensors
+            compilation.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():
                 check_mutations(computation)
                 check_random(computation)

@@ -35,12 +35,14 @@ class Place:
         held: by attribute or key, or in order.
         read: what it holds now, in the same form.
         write: makes it hold such values.
+        at: the same place of another owner, if it is one of an object or a container.
     """
 
     owner: Any
     held: Any
     read: Callable[[], Any]
     write: Callable[[Any], None]
+    at: Callable[[Any], Place] | None = None
 
     @property
     def is_changed(self) -> bool:
@@ -60,6 +62,25 @@ def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, set):
         return a == b
     return all(map(operator.is_, a, b)) and (not isinstance(a, dict) or all(map(operator.is_, a.values(), b.values())))
+
+
+def place_of_contents(value: Any) -> Place:
+    """What a container holds."""
+    read = functools.partial(contents, value)
+    return Place(value, read(), read, functools.partial(refill, value), place_of_contents)
+
+
+def place_of_attributes(value: Any) -> Place:
+    """The ``__dict__`` of an object."""
+    own = vars(value)
+    return Place(value, dict(own), lambda: dict(own), functools.partial(refill, own), place_of_attributes)
+
+
+def place_of_slots(value: Any) -> Place:
+    """The slots of an object."""
+    slots = [name for cls in type(value).__mro__ if not is_of_library(cls) for name in slots_of(cls)]
+    read = functools.partial(_read_slots, value, slots)
+    return Place(value, read(), read, functools.partial(_write_slots, value), place_of_slots)
 
 
 class Reachable:
@@ -125,15 +146,14 @@ class Reachable:
         self.places.append(Place(owner, held, read, write))
 
     def _enter_container(self, value: Any) -> Iterable[Any]:
-        read = functools.partial(_contents, value)
-        held = read()
-        self._note(value, held, read, functools.partial(_refill, value))
+        self.places.append(place_of_contents(value))
+        held = self.places[-1].held
         return [*(held.values() if isinstance(held, dict) else held), *self._attributes(value)]
 
     def _enter_object(self, value: Any) -> Iterable[Any]:
         cls = type(value)
         is_module = isinstance(value, torch.nn.Module)
-        if isinstance(value, types.ModuleType) or (_is_of_library(cls) and not is_module and cls is not types.SimpleNamespace):
+        if isinstance(value, types.ModuleType) or (is_of_library(cls) and not is_module and cls is not types.SimpleNamespace):
             return ()
         return [*self._attributes(value), cls]
 
@@ -141,18 +161,16 @@ class Reachable:
         own = getattr(value, "__dict__", None)
         found: list[Any] = []
         if type(own) is dict:
-            self._note(value, dict(own), lambda: dict(own), functools.partial(_refill, own))
+            self.places.append(place_of_attributes(value))
             found.extend(own.values())
-        slots = [name for cls in type(value).__mro__ if not _is_of_library(cls) for name in _slots(cls)]
-        if slots:
-            read = functools.partial(_read_slots, value, slots)
-            self._note(value, read(), read, functools.partial(_write_slots, value))
-            found.extend(v for v in read().values() if v is not _UNBOUND)
+        if any(True for cls in type(value).__mro__ if not is_of_library(cls) for _ in slots_of(cls)):
+            self.places.append(place_of_slots(value))
+            found.extend(v for v in self.places[-1].held.values() if v is not _UNBOUND)
         return found
 
     def _enter_class(self, cls: type) -> Iterable[Any]:
         """The attributes of a class and of its bases, and the functions that are its methods."""
-        if _is_of_library(cls):
+        if is_of_library(cls):
             return ()
 
         def read() -> dict[str, Any]:
@@ -172,7 +190,7 @@ class Reachable:
 
     def _enter_function(self, fn: types.FunctionType) -> Iterable[Any]:
         """Global variables it mentions, variables it closes over, default arguments and attributes."""
-        if _is_of_library(fn):
+        if is_of_library(fn):
             return ()
         named = [n for n in _names(fn.__code__) if n not in self._named]
         self._named.update(named)
@@ -187,7 +205,8 @@ class Reachable:
         return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
 
 
-def _is_of_library(value: Any) -> bool:
+def is_of_library(value: Any) -> bool:
+    """Whether a class or function is of the standard library, torch or another that the walk does not follow."""
     return (getattr(value, "__module__", None) or "builtins").partition(".")[0] in _LIBRARIES
 
 
@@ -196,14 +215,15 @@ def _is_generator(value: Any) -> bool:
     return is_numpys or isinstance(value, torch.Generator | random.Random)
 
 
-def _contents(container: Any) -> Any:
+def contents(container: Any) -> Any:
     """A copy, by the methods of the container's builtin class: those of its own class may do anything."""
     if isinstance(container, dict):
         return dict(dict.items(container))
     return set(set.__iter__(container)) if isinstance(container, set) else list(container)
 
 
-def _refill(owner: Any, held: Any) -> None:
+def refill(owner: Any, held: Any) -> None:
+    """Make a container hold these values, by the methods of its builtin class."""
     if isinstance(owner, list):
         list.__setitem__(owner, slice(None), held)
     elif isinstance(owner, collections.OrderedDict):
@@ -221,7 +241,8 @@ def _refill(owner: Any, held: Any) -> None:
         collections.deque.extend(owner, held)
 
 
-def _slots(cls: type) -> Iterator[str]:
+def slots_of(cls: type) -> Iterator[str]:
+    """The names of the slots that a class itself declares."""
     slots = vars(cls).get("__slots__", ())
     for name in (slots,) if isinstance(slots, str) else slots:
         if not name.startswith("__"):
@@ -292,3 +313,25 @@ def _write_cell(cell: types.CellType, held: tuple[Any, ...]) -> None:
         (cell.cell_contents,) = held
     else:
         del cell.cell_contents
+
+
+def ways_to(roots: dict[str, Any]) -> dict[int, tuple[tuple[str, Any], ...]]:
+    """By identity, a way to each value that some roots hold: the root's name, then attributes and keys."""
+    found: dict[int, tuple[tuple[str, Any], ...]] = {}
+    pending = collections.deque((value, ((name, None),)) for name, value in roots.items())
+    while pending:
+        value, way = pending.popleft()
+        if isinstance(value, (torch.Tensor, type, *_ATOMS)) or id(value) in found:
+            continue
+        found[id(value)] = way
+        if isinstance(value, dict):
+            pending.extend((v, (*way, ("item", k))) for k, v in dict.items(value) if type(k) in (str, int))
+        elif isinstance(value, list | tuple | collections.deque):
+            pending.extend((v, (*way, ("item", i))) for i, v in enumerate(value))
+        if isinstance(value, types.ModuleType | types.FunctionType):
+            continue
+        own = getattr(value, "__dict__", None)
+        names = [*own] if type(own) is dict else []
+        names += [n for cls in type(value).__mro__ if not is_of_library(cls) for n in slots_of(cls) if hasattr(value, n)]
+        pending.extend((own[n] if type(own) is dict and n in own else getattr(value, n), (*way, ("attribute", n))) for n in names)
+    return found

@@ -20,7 +20,7 @@ from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
+from thunder.core.trace import TraceCtx, get_tracectx
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
@@ -37,9 +37,13 @@ class Watching(Participant):
         """See `Participant`."""
         return values.refusal(fn, args) or plain.about_plain(None, fn, args) or lookaside_for(fn, *args, **kwargs)
 
-    def finish_epilogue(self, ctx: JitCtx, epilogue: TraceCtx) -> None:
+    def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
-        side_effects.write(ctx, epilogue, None)
+        side_effects.write(ctx, epilogue, None, process)
+
+    def result(self, value: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
+        """Objects that the program has made are made anew in each call."""
+        return side_effects.result(value, find, get_tracectx())
 
 
 class Interpreting(Watching):
@@ -51,9 +55,9 @@ class Interpreting(Watching):
         """The state for one acquisition."""
         return Acquisition()
 
-    def finish_epilogue(self, ctx: JitCtx, epilogue: TraceCtx) -> None:
+    def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
-        side_effects.write(ctx, epilogue, current_acquisition())
+        side_effects.write(ctx, epilogue, current_acquisition(), process)
 
     def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
         """The proxy of a wrapper is one of ours; of other inputs it is remembered what they are."""

@@ -136,11 +136,18 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
     found = about_plain(acquisition, fn, args)
     if found is not None:
         return found
+    if fn is torch.arange and any(isinstance(a.value, TensorProxy) for a in args):
+        return functools.partial(_refuse_range, acquisition)
     if not args or type(args[0].value) is not TensorProxy:
         return None
     if fn in (bool, float, int, complex) or torch_callable(fn) in _READS_VALUES:
         return functools.partial(refuse_value, acquisition, fn)
     return None
+
+
+def _refuse_range(acquisition: Acquisition, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for `torch.arange` from or to the value of a tensor."""
+    return do_raise(acquisition.refuse(data_dependent_on_wrapper("torch.arange was given a tensor, whose value says the length")))
 
 
 def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> Callable | None:

@@ -9,30 +9,38 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import enum
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
-from thunder_norm.model_state.reachable import Place, Reachable
+from thunder_norm.model_state.reachable import Place, Reachable, ways_to
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.tracing.bindable import bindable, guard
+from thunder_norm.tracing.bindable import bindable, guard, guard_arguments
 from thunder.core import prims
-from thunder.core.interpreter import PseudoInst
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
+from thunder.core.jit_ext import should_register_for_prologue
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 
 _NAME = "keep_for_the_program"
 _PACKS = (prims.PrimIDs.PACK_ATTR, prims.PrimIDs.PACK_BUFFER, prims.PrimIDs.PACK_SETITEM)
-_ABSENT = object()
+
+
+class _Mark(enum.Enum):
+    ABSENT = enum.auto()
+
+
+_ABSENT = _Mark.ABSENT
 
 _current: contextvars.ContextVar[SideEffects | None] = contextvars.ContextVar("thunder_norm_side_effects", default=None)
 
@@ -56,25 +64,65 @@ def watched(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
         _current.reset(token)
 
 
-def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
-    """Write what the program has kept into the epilogue, and take it out of the user's objects."""
+def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process: Callable[[], None]) -> None:
+    """Write what the program has kept into the epilogue, and take it out of the user's objects; `process` is Thunder's part."""
     effects = _current.get()
+    taken = [] if effects is None else _taken_attributes(ctx)
+    process()
     if effects is not None:
-        effects.write(ctx, epilogue, acquisition)
+        effects.write(ctx, epilogue, acquisition, taken)
 
 
-class _Proxies(Reachable):
-    """What stands for tensors in some values."""
+def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue: TraceCtx) -> Any:
+    """What the epilogue returns for a value: for an object that the program has made one that is made anew.
 
-    def __init__(self, roots: Any):
-        self.found: list[Any] = []
-        super().__init__(roots)
+    Raises:
+        UnsupportedOpError: it cannot be.
+    """
+    effects = _current.get()
+    value = wrapped.value
+    is_given = hasattr(wrapped, "anyproxy") or should_register_for_prologue(wrapped.provenance)
+    if effects is None or is_given or isinstance(value, dict) or not effects.made.is_made(value):
+        try:
+            return find(wrapped)
+        except NotImplementedError as e:
+            if isinstance(e, ThunderNormError) or not str(e).startswith("unhandled"):
+                raise
+            raise refusal(value, "the result") from e
+    effects.made.note_arguments(wrapped)
+    try:
+        return effects.made.proxy_of(value, epilogue)
+    except NotMakeableError as e:
+        raise refusal(e.value, f"the {type(value).__qualname__} that is returned") from None
 
-    def _enter(self, value: Any) -> Any:
-        if isinstance(value, TensorProxy | FakeTensor):
-            self.found.append(value)
-            return ()
-        return super()._enter(value)
+
+@dataclass(frozen=True)
+class _Attribute:
+    """What the program sets on an object that an argument holds."""
+
+    owner: Proxy
+    name: str
+    value: WrappedValue
+
+    def put(self, values: list) -> None:
+        """Set it on the object of the call at hand."""
+        owner, value = values
+        vars(owner)[self.name] = value
+
+
+def _taken_attributes(ctx: Any) -> list[_Attribute]:
+    """Attributes of objects in the arguments that Thunder writes only if they are tensors, numbers or tuples: taken from it."""
+    taken = []
+    for modified, modifications in ctx._additional_outputs.items():
+        owner = getattr(modified.provenance.inputs[0], "proxy", None) if modified.provenance.inputs else None
+        is_dict = modified.provenance.inst is PseudoInst.LOAD_ATTR and modified.provenance.inputs[1].value == "__dict__"
+        if not is_dict or not isinstance(owner, Proxy) or not _comes_with_call(owner):
+            continue
+        last = {key.value: value for _, _, key, value in modifications}
+        ours = {name: v for name, v in last.items() if not isinstance(v.value, Proxy | int | float | None)}
+        taken.extend(_Attribute(owner, name, v) for name, v in ours.items())
+        modifications[:] = [m for m in modifications if m[2].value not in ours]
+    return taken
 
 
 class SideEffects:
@@ -82,27 +130,46 @@ class SideEffects:
 
     def __init__(self, fn: Callable, args: tuple, kwargs: dict):
         self.fn = fn
+        self.arguments = (args, kwargs)
         self.before = Reachable((fn, args, kwargs))
+        self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
+
+    @functools.cached_property
+    def _of_function(self) -> set[int]:
+        """The identities of what can be reached from the jitted function itself."""
+        return set(Reachable((self.fn,)).known)
+
+    @functools.cached_property
+    def _of_arguments(self) -> set[int]:
+        return set(Reachable(self.arguments, follows_code=False).known)
 
     def undo(self) -> None:
         """Let all places hold what they held."""
         for place in self.before.places:
             place.restore()
 
-    def write(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
+    def write(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, taken: list[_Attribute]) -> None:
         """See `write`.
 
         Raises:
             EscapeError: what the program keeps holds a tensor where it cannot be put in anew, or nobody guards the trace.
         """
         _mend_writes(epilogue, acquisition)
+        for attribute in taken:
+            self.made.note_arguments(attribute.value)
+            what = f"attribute {attribute.name!r} of an argument"
+            self._write(epilogue, acquisition, [attribute.owner, attribute.value.value], what, attribute.put, True)
         for name, value in self._attributes_of_root(ctx):
             self._write(epilogue, acquisition, [value], f"attribute {name!r}", _setter(self.fn, name))
             attributes = vars(self.fn)
             self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
         for place in self.before.places:
             if place.is_changed:
-                self._write_place(epilogue, acquisition, place)
+                self._write_place(ctx, epilogue, acquisition, place)
+
+    def _is_of_argument(self, owner: Any) -> bool:
+        """Whether an object comes with the call: it is reached from the arguments, and not from the function."""
+        return id(owner) in self._of_arguments and id(owner) not in self._of_function
 
     def _attributes_of_root(self, ctx: Any) -> Iterator[tuple[str, Any]]:
         """The attributes that the program sets on the jitted module, which Thunder forgets."""
@@ -114,31 +181,46 @@ class SideEffects:
             if is_dict and origin.inputs[0].inst is PseudoInst.INPUT_FN:
                 yield from {key.value: value.value for _, _, key, value in modifications}.items()
 
-    def _write_place(self, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> None:
+    def _write_place(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> None:
         held, now = place.held, place.read()
-        before = held if isinstance(held, dict) else dict(enumerate(held))
-        after = now if isinstance(held, dict) else dict(enumerate(now))
+        is_map, is_of_argument = isinstance(held, dict), self._is_of_argument(place.owner) and place.at is not None
+        before = held if is_map else dict(enumerate(held))
+        after = now if is_map else dict(enumerate(now))
         touched = [k for k in {**before, **after} if before.get(k, _ABSENT) is not after.get(k, _ABSENT)]
         position = {id(v): k for k, v in before.items()}
         # what was there stays what is there in the call at hand
         values = [_Same(position[id(v)]) if id(v) in position else v for v in (after.get(k, _ABSENT) for k in touched)]
-        if not _Proxies(values).found:
+        if not is_of_argument and not holds_proxies(values):
             return
         place.write(held)
-        is_map = isinstance(held, dict)
 
-        def put(new: list) -> None:
+        def put_at(place: Place, new: list) -> None:
             found = place.read() if is_map else dict(enumerate(place.read()))
             for k, v in zip(touched, [found[v.key] if isinstance(v, _Same) else v for v in new], strict=True):
                 found.pop(k, None) if v is _ABSENT else found.update({k: v})
             place.write(found if is_map else type(held)(found.values()))
 
-        def read() -> Any:
+        def looked_at(place: Place) -> Any:
             current = place.read()
             return {k: current.get(k, _ABSENT) for k in touched} if is_map else current
 
-        self._write(epilogue, acquisition, values, f"what {_described(place.owner)} holds", put)
-        self._guard(acquisition, {k: held.get(k, _ABSENT) for k in touched} if is_map else held, read)
+        what = f"what {_described(place.owner)} holds"
+        if not is_of_argument:
+            self._write(epilogue, acquisition, values, what, lambda new: put_at(place, new))
+            self._guard(acquisition, looked_at(place), lambda: looked_at(place))
+            return
+        at, way = place.at, self._ways.get(id(place.owner))
+        if at is None or way is None:
+            self.undo()
+            raise escape(what, "value", place.owner)
+        owner, expected = AnyProxy(place.owner, history=_provenance(way)), _kind(looked_at(place), of=type)
+        self._write(epilogue, acquisition, [owner, *values], what, lambda new: put_at(at(new[0]), new[1:]), True)
+        guard_arguments(ctx, lambda *roots: _kind(looked_at(at(_walked(way, *roots))), of=type) == expected)
+
+    @functools.cached_property
+    def _ways(self) -> dict[int, tuple[tuple[str, Any], ...]]:
+        args, kwargs = self.arguments
+        return ways_to({"args": args, "kwargs": kwargs})
 
     def _guard(self, acquisition: Acquisition | None, held: Any, read: Callable[[], Any]) -> None:
         """The trace is for what the place held: for None, say, not for the tensor that the program puts there."""
@@ -147,29 +229,34 @@ class SideEffects:
             acquisition.side_effect_guards.append(guard("check_kept_values", lambda: _kind(read()) == kind))
 
     def _write(
-        self, epilogue: TraceCtx, acquisition: Acquisition | None, values: list, what: str, put: Callable[[list], None]
+        self,
+        epilogue: TraceCtx,
+        acquisition: Acquisition | None,
+        values: list,
+        what: str,
+        put: Callable[[list], None],
+        is_of_argument: bool = False,
     ) -> None:
         """Have the epilogue call `put` with values in which tensors stand for proxies."""
-        known = set(self.before.known)
-        leaves = tree_leaves(values, is_leaf=lambda v: id(v) in known)
-        proxies = list({v.name: v for v in leaves if isinstance(v, TensorProxy)}.values())
-        missed = [v for v in _Proxies(values).found if not any(v is p for p in leaves)]
-        if missed or (proxies and acquisition is None):
+        outside = self.made.outside(epilogue) if is_of_argument else lambda v: None
+        recipe = Recipe(self.made.known, outside, is_strict=False)
+        try:
+            make = recipe.of(values)
+        except NotMakeableError as e:
             self.undo()
-            raise escape(what, "proxy", (missed or proxies)[0])
-        index = {p.name: i for i, p in enumerate(proxies)}
-        kept_of = [_keeping(acquisition, p) for p in proxies if acquisition is not None]
+            raise escape(what, "proxy", e.value) from None
+        tensors = {name: p for name, p in recipe.arguments.items() if isinstance(p, TensorProxy)}
+        if tensors and acquisition is None:
+            self.undo()
+            raise escape(what, "proxy", next(iter(tensors.values())))
+        kept_of = {name: _keeping(acquisition, p, is_of_argument) for name, p in tensors.items() if acquisition is not None}
+        names = list(recipe.arguments)
 
-        def keep(*tensors: torch.Tensor) -> None:
-            kept = [keep_one(t) for keep_one, t in zip(kept_of, tensors, strict=True)]
-
-            def real(v: Any) -> Any:
-                return kept[index[v.name]] if isinstance(v, TensorProxy) else v.value if isinstance(v, NumberProxy) else v
-
-            put(tree_map(real, values, is_leaf=lambda v: id(v) in known))
+        def keep(*given: Any) -> None:
+            put(make(Call({n: kept_of[n](v) if n in kept_of else v for n, v in zip(names, given, strict=True)})))
 
         with tracectx(epilogue):
-            epilogue.bound_symbols.append(bindable(_NAME, keep)(*proxies, output=None))
+            epilogue.bound_symbols.append(bindable(_NAME, keep)(*recipe.arguments.values(), output=None))
 
 
 def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:
@@ -190,15 +277,34 @@ def _described(owner: Any) -> str:
     return f"{type(owner).__name__} {getattr(owner, '__qualname__', '')}".strip()
 
 
-def _kind(value: Any) -> Any:
-    """What a trace relies on about a value that is put in another's place: of tensors all but the data."""
+def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:
+    """What a trace relies on about a value that is put in another's place: of tensors all but the data, of objects what `of` says."""
     if isinstance(value, torch.Tensor):
         return type(value), value.shape, value.dtype, value.device, value.requires_grad
     if isinstance(value, dict):
-        return type(value), tuple((k, _kind(v)) for k, v in value.items())
+        return type(value), tuple((k, _kind(v, of)) for k, v in value.items())
     if isinstance(value, list | tuple):
-        return type(value), tuple(map(_kind, value))
-    return (type(value), value) if isinstance(value, int | float | str | bool | None) else id(value)
+        return type(value), tuple(_kind(v, of) for v in value)
+    return (type(value), value) if isinstance(value, int | float | str | bool | None | enum.Enum) else of(value)
+
+
+def _provenance(way: tuple[tuple[str, Any], ...]) -> ProvenanceRecord:
+    """A way from the arguments as Thunder's prologue follows it."""
+    record = ProvenanceRecord(_ROOTS[way[0][0]], inputs=[])
+    for step, key in way[1:]:
+        inst = PseudoInst.LOAD_ATTR if step == "attribute" else PseudoInst.BINARY_SUBSCR
+        record = ProvenanceRecord(inst, inputs=[record, ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=key)])
+    return record
+
+
+_ROOTS = {"args": PseudoInst.INPUT_ARGS, "kwargs": PseudoInst.INPUT_KWARGS}
+
+
+def _walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
+    value: Any = args if way[0][0] == "args" else kwargs
+    for step, key in way[1:]:
+        value = getattr(value, key) if step == "attribute" else value[key]
+    return value
 
 
 def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
@@ -209,7 +315,8 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
     found: list[BoundSymbol] = []
     for bsym in epilogue.bound_symbols:
         value = bsym.args[-1] if bsym.sym.id in _PACKS else None
-        if acquisition is not None and isinstance(value, TensorProxy):
+        is_wrapper_of_call = isinstance(value, SubclassProxy) and _comes_with_call(bsym.args[0])
+        if acquisition is not None and isinstance(value, TensorProxy) and not is_wrapper_of_call:
             keep = _keeping(acquisition, value)
             with tracectx(epilogue):
                 plain = trace.proxy_like(acquisition.kept(acquisition.fake_of(value)))
@@ -223,8 +330,23 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
     epilogue.bound_symbols[:] = found
 
 
-def _keeping(acquisition: Acquisition, proxy: TensorProxy) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What is kept of the tensor that a proxy stands for: without gradient if it has none in eager mode."""
+def _comes_with_call(owner: Any) -> bool:
+    """Whether the object that a proxy stands for is held by the arguments of the call."""
+    origin = getattr(owner, "history", None)
+    while isinstance(origin, ProvenanceRecord) and origin.inputs:
+        origin = origin.inputs[0]
+    return isinstance(origin, ProvenanceRecord) and origin.inst in (PseudoInst.INPUT_ARGS, PseudoInst.INPUT_KWARGS)
+
+
+def _keeping(
+    acquisition: Acquisition, proxy: TensorProxy, is_of_argument: bool = False
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What is kept of the tensor that a proxy stands for: without gradient if it has none in eager mode.
+
+    An argument of the call keeps wrappers as they are, which a later call may be given.
+    """
+    if is_of_argument and isinstance(proxy, SubclassProxy):
+        return lambda t: t
     plain = acquisition.fakes.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy
     is_constant = plain is not None and not acquisition.autograd.requires_grad(plain)
     return lambda t: acquisition.kept(t).detach() if is_constant else acquisition.kept(t)

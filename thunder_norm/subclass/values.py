@@ -114,6 +114,8 @@ def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
     for fn in (torch.Tensor.tolist, torch.Tensor.numpy):
         for name in {fn, *_symbols(fn)}:
             found[name] = f".{fn.__name__}()", _any_unknown
+    for name in {torch.arange, *_symbols(torch.arange)}:
+        found[name] = "the length of what torch.arange returns", _any_unknown
     for name in {torch.where, *_symbols(torch.where)}:
         found[name] = "the shape of what torch.where(condition) returns", lambda values: len(values) == 1
     return found

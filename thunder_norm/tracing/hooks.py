@@ -21,6 +21,10 @@ is_pycapsule           _call_dispatch: ``not is_pycapsule(slf)``             ask
                                                                            whose ``__self__`` is a record of it, are called as
                                                                            methods of that record, which aborts the process
 make_generator         _run_frame: ``return make_generator(frame, ...``    what is thrown into a generator passes it by
+build_value_from_...   thunder_general_jit: ``res = build_value_from...``     what the program makes and returns is looked at there,
+                                                                           and only tuples, lists, dicts and dataclasses known
+insert_alias_updates   apply_transforms_and_build_cache_entry: ``alia...``  takes tensors of one storage for one tensor in any
+                                                                           program that writes something in place
 =====================  ==================================================  ==============================================
 
 Besides, each for as long as it says and no longer:
@@ -50,6 +54,7 @@ import torch
 import thunder_norm.tracing.libraries  # noqa: F401 - has lookasides
 from thunder_norm.errors import TransformError, VersionError
 from thunder_norm.tracing import (
+    aliases,
     attributes,
     generators,
     guards,
@@ -63,7 +68,7 @@ from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.saved_tensors import releasing_saved
 import thunder
 import thunder.torch as ltorch
-from thunder.core import compile_data, dtypes, interpreter, jit_ext, utils
+from thunder.core import dtypes, interpreter, jit_ext, utils
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue
 from thunder.core.options import SHARP_EDGES_OPTIONS
@@ -79,6 +84,8 @@ _original_proxy = jit_ext.proxy
 _original_lookaside = jit_ext.general_jit_lookaside
 _original_acquire = thunder.thunder_general_jit
 _original_process = jit_ext.process_recorded_modifications
+_original_value = jit_ext.build_value_from_wrapped
+_original_alias_updates = thunder.insert_alias_updates
 _original_promotion = utils._elementwise_type_promotion
 _original_dtype = utils.to_dtype
 _original_is_capsule = interpreter.is_pycapsule
@@ -115,8 +122,13 @@ class Participant(Transform):
         """What the interpreter calls instead of `fn`; None has it interpret or run `fn`."""
         return lookaside_for(fn, *args, **kwargs)
 
-    def finish_epilogue(self, ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
-        """Called when the epilogue has what Thunder writes into it."""
+    def write_epilogue(self, ctx: jit_ext.JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
+        """Have the epilogue write what the program has put into objects; ``process()`` is what Thunder writes."""
+        process()
+
+    def result(self, value: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
+        """What the epilogue returns for a value in the result; ``find(value)`` is what Thunder has for it."""
+        return find(value)
 
     def acquired(self, found: Any) -> None:
         """Called with the traces just acquired, before any transform."""
@@ -188,17 +200,23 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             stack.enter_context(native.interpreter())
         asked = _leading(ours)
         stack.enter_context(asked.surrounding(fn, args, kwargs))
+        stack.enter_context(aliases.noted())
         found = _original_acquire(fn, args, kwargs, **options)
+        aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         return found
 
 
 def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
-    _original_process(ctx, epilogue)
     asked = leader()
-    if asked is not None:
-        asked.finish_epilogue(ctx, epilogue)
+    process = functools.partial(_original_process, ctx, epilogue)
+    process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
+
+
+def _value(wrapped_v: WrappedValue) -> Any:
+    asked = leader()
+    return _original_value(wrapped_v) if asked is None else asked.result(wrapped_v, _original_value)
 
 
 def thunders_proxy(x: Any, name: str | None, history: Any) -> Any:
@@ -208,7 +226,10 @@ def thunders_proxy(x: Any, name: str | None, history: Any) -> Any:
 
 def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     asked = leader() if isinstance(x, torch.Tensor) else None
-    return thunders_proxy(x, name, history) if asked is None else asked.proxy(x, name, history)
+    if asked is None:
+        return thunders_proxy(x, name, history)
+    aliases.note(x, history)
+    return asked.proxy(x, name, history)
 
 
 def _lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +253,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
 def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """What is called instead of `fn` on plain tensors where we have a part: ours, or Thunder's, with the results that torch has."""
     own = _of_user(fn) or lookasides.of_thunder_norm(fn) or torch_semantics.lookaside(fn, args)
-    return own or lookasides.of_others(fn) or _original_lookaside(fn, *args, **kwargs)
+    return own or lookasides.of_others(fn) or _original_lookaside(fn, *lookasides.shown_to_thunder(fn, args), **kwargs)
 
 
 def _of_user(fn: Callable) -> Callable | None:
@@ -254,6 +275,12 @@ def _dtype(x: Any, /, *, true_dtype: bool = False) -> Any:
     if _is_made_inside(x):  # Thunder's floor_divide counts on `where(mask, -0.0, 0.0)` being weak
         return found
     return dtypes.to_strong_dtype(found) if x.ndim else dtypes.to_weak_dtype(found)
+
+
+def _alias_updates(computation_trace: TraceCtx, alias_tensor_indices: list[list[int]]) -> TraceCtx:
+    """What is written in place, with the names that it has afterwards; ours are the inputs that share memory."""
+    own = aliases.indices(computation_trace) if participants() else None
+    return _original_alias_updates(computation_trace, alias_tensor_indices if own is None else own)
 
 
 def _is_capsule(x: Any) -> bool:
@@ -281,6 +308,8 @@ REPLACED = (
     (jit_ext, "proxy", _proxy),
     (jit_ext, "general_jit_lookaside", _lookaside),
     (jit_ext, "process_recorded_modifications", _process_modifications),
+    (jit_ext, "build_value_from_wrapped", _value),
+    (thunder, "insert_alias_updates", _alias_updates),
     (utils, "_elementwise_type_promotion", _promotion),
     (utils, "to_dtype", _dtype),
     (interpreter, "is_pycapsule", _is_capsule),
@@ -299,6 +328,8 @@ def check_patch_points() -> None:
         _original_lookaside: ["fn", "args", "kwargs"],
         _original_acquire: ["fn", "args", "kwargs", "sharp_edges", "ad_hoc_executor"],
         _original_process: ["ctx", "epilogue_trace"],
+        _original_value: ["wrapped_v"],
+        _original_alias_updates: ["computation_trace", "alias_tensor_indices"],
         _original_promotion: ["a", "b"],
         _original_dtype: ["x", "true_dtype"],
         _original_is_capsule: ["x"],
@@ -365,23 +396,3 @@ def _record(cls: type, function: Callable, types: Any, args: tuple = (), kwargs:
     if operation is None:
         raise TransformError(f"{getattr(function, '__qualname__', function)} is not an operation that Thunder records")
     return operation(*args, **(kwargs or {}))
-
-
-# -- what Thunder knows of the compilation at hand ----------------------------------------------------------------------
-
-
-def current_stats() -> Any:
-    """The lists that the current compilation writes its traces into.
-
-    Relies on ``thunder.core.compile_data._compile_data`` holding the pair (compile data, compile stats).
-    """
-    _, stats = compile_data._compile_data.get()
-    return stats
-
-
-def forget_earlier_traces() -> None:
-    """Drop the traces recorded so far for this compilation: they precede the lowering and still mention wrappers.
-
-    Relies on ``jit`` appending what a transform returns to ``cs.last_traces`` after the call.
-    """
-    current_stats().last_traces.clear()

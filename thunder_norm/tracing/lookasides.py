@@ -7,8 +7,10 @@ Functions of torch, Python and libraries have another than Thunder's only where 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from thunder.core.interpreter import WrappedValue
 
 _of_thunder_norm: dict[Any, Callable] = {}
 _of_others: dict[Any, Callable] = {}
@@ -62,3 +64,18 @@ def look_up(table: dict[Any, Callable], fn: Callable) -> Callable | None:
         return table.get(fn)
     except TypeError:  # not hashable
         return None
+
+
+def shown_to_thunder(fn: Callable, args: tuple[WrappedValue, ...]) -> tuple[WrappedValue, ...]:
+    """The arguments by which Thunder decides what to call instead of `fn`: it iterates over sequences, looking for tensors.
+
+    Those of classes written in Python run their own code then, before ``__init__`` for instance; for functions that are interpreted
+    anyway it does not matter what they hold.
+    """
+    if type(fn) is not types.FunctionType or not any(_runs_own_code(a.value) for a in args):
+        return args
+    return tuple(a for a in args if not _runs_own_code(a.value))
+
+
+def _runs_own_code(value: Any) -> bool:
+    return isinstance(value, Sequence) and isinstance(getattr(type(value), "__iter__", None), types.FunctionType)

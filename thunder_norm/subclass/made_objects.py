@@ -1,0 +1,307 @@
+"""Objects that a program makes and hands out, in its result or in a place of the user's: made anew by the epilogue in each call.
+
+Thunder's interpreter runs Python, so an object that the program makes (a cache of keys and values) exists once, and holds what stands for
+tensors.  A `Recipe` says how to make one like it from the tensors of a call: an instance of the class without running its ``__init__``, with
+what it holds, one object at two places being one again.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import logging
+import re
+import types
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.model_state.reachable import Reachable, contents, is_of_library, refill, slots_of
+from thunder_norm.tracing.bindable import bindable
+from thunder.core import devices, dtypes
+from thunder.core.baseutils import ProxyInterface
+from thunder.core.compile_data import get_cache_option
+from thunder.core.interpreter import WrappedValue
+from thunder.core.jit_ext import should_register_for_prologue
+from thunder.core.options import CACHE_OPTIONS
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, StringProxy
+from thunder.core.trace import TraceCtx, tracectx
+
+_ATOMS = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bool,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    slice,
+    range,
+    enum.Enum,
+)
+_CODE = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
+_SHARED = (logging.Logger, re.Pattern, types.GenericAlias, torch.finfo, torch.iinfo)  # alike for every call
+_HEAP_TYPE = 1 << 9  # in ``__flags__`` of a class: written in Python
+_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+_BASES = (object, types.SimpleNamespace, *_CONTAINERS)
+
+
+@dataclass
+class Call:
+    """One call of the program: the values of the proxies, by name, and what has been made so far, by what it is made after."""
+
+    given: dict[str, Any]
+    made: dict[int, Any] = field(default_factory=dict)
+
+
+Step = Callable[[Call], Any]
+
+
+class NotMakeableError(Exception):
+    """A value cannot be made anew; `value` is it."""
+
+    def __init__(self, value: Any):
+        super().__init__(type(value).__qualname__)
+        self.value = value
+
+
+def base_of(cls: type) -> type:
+    """The most derived base that is not written in Python: what its instances are to C."""
+    return next(c for c in cls.__mro__ if not c.__flags__ & _HEAP_TYPE)
+
+
+class Recipe:
+    """How to make values anew in each call.
+
+    Args:
+        known: identities of what was there before the trace, which stays what it is.
+        outside: the proxy of an object that another operation makes, or that an argument holds; None to make it here.
+        is_strict: whether to refuse what nobody knows how to make, also if it holds nothing of the call.
+    """
+
+    def __init__(self, known: Container[int], outside: Callable[[Any], Proxy | None] = lambda v: None, *, is_strict: bool = True):
+        self.known = known
+        self.outside = outside
+        self.is_strict = is_strict
+        self.arguments: dict[str, Proxy] = {}
+        self.objects: list[Any] = []  # instances that are made here
+        self._steps: dict[int, Step] = {}
+
+    def of(self, value: Any) -> Step:
+        """What makes this value.
+
+        Raises:
+            NotMakeableError: it, or what it holds, cannot be made anew.
+        """
+        if isinstance(value, ProxyInterface):
+            return self._argument(value)
+        if isinstance(value, dtypes.dtype | devices.Device):
+            convert = dtypes.to_torch_dtype if isinstance(value, dtypes.dtype) else devices.to_torch_device
+            value = convert(value)
+        if isinstance(value, _ATOMS + _CODE + _SHARED) and type(value) is not tuple:
+            return lambda call: value
+        if id(value) in self._steps:
+            return self._steps[id(value)]
+        elsewhere = self.outside(value)
+        if elsewhere is not None:
+            return self._argument(elsewhere)
+        if isinstance(value, tuple):
+            return self._tuple(value)
+        if id(value) in self.known:
+            return lambda call: value
+        if isinstance(value, types.MethodType):
+            owner = self.of(value.__self__)
+            return lambda call: types.MethodType(value.__func__, owner(call))
+        if is_made_by_class(value):
+            return self._object(value)
+        is_shared = isinstance(value, types.FunctionType | frozenset) or not self.is_strict
+        if is_shared and not holds_proxies(value):
+            return lambda call: value
+        raise NotMakeableError(value)
+
+    def _argument(self, p: Any) -> Step:
+        if isinstance(p, NumberProxy | StringProxy) and p.value is not None:
+            if get_cache_option() is not CACHE_OPTIONS.SYMBOLIC_VALUES:
+                return lambda call: p.value
+        self.arguments[p.name] = p
+        return lambda call: call.given[p.name]
+
+    def _tuple(self, value: tuple) -> Step:
+        cls, items = type(value), [self.of(v) for v in value]
+        if cls.__module__ == "torch.return_types":
+            return lambda call: cls([item(call) for item in items])  # pyright: ignore[reportCallIssue]
+        if base_of(cls) is not tuple:
+            raise NotMakeableError(value)
+        return lambda call: tuple.__new__(cls, [item(call) for item in items])
+
+    def _object(self, value: Any) -> Step:
+        """An instance, or a container: made empty first, so that what it holds may hold it."""
+        cls, base, key = type(value), base_of(type(value)), id(value)
+        parts: dict[str, Any] = {}
+
+        def step(call: Call) -> Any:
+            if key not in call.made:
+                made = call.made[key] = base.__new__(cls)
+                if base is collections.deque:
+                    collections.deque.__init__(made, (), value.maxlen)
+                if base is collections.defaultdict:
+                    made.default_factory = value.default_factory
+                _fill(made, {name: part(call) for name, part in parts.items()})
+            return call.made[key]
+
+        self._steps[key] = step
+        if cls not in _CONTAINERS:
+            self.objects.append(value)
+        if base in _CONTAINERS:
+            parts["contents"] = self._contents(value)
+        own = getattr(value, "__dict__", None)
+        if type(own) is dict:
+            parts["attributes"] = self._contents(own)
+        slots = {n: getattr(value, n) for c in cls.__mro__ for n in slots_of(c) if hasattr(value, n)}
+        if slots:
+            parts["slots"] = self._contents(slots)
+        return step
+
+    def _contents(self, container: Any) -> Step:
+        held = contents(container)
+        if isinstance(held, dict):
+            pairs = [(self.of(k), self.of(v)) for k, v in held.items()]
+            return lambda call: {k(call): v(call) for k, v in pairs}
+        items, kind = [self.of(v) for v in held], type(held)
+        return lambda call: kind(item(call) for item in items)
+
+
+def _fill(made: Any, parts: dict[str, Any]) -> None:
+    if "contents" in parts:
+        refill(made, parts["contents"])
+    if "attributes" in parts:
+        made.__dict__.update(parts["attributes"])
+    for name, value in parts.get("slots", {}).items():
+        object.__setattr__(made, name, value)
+
+
+def is_made_by_class(value: Any) -> bool:
+    """Whether a value is an instance that can be made from its class and what it holds, or a container."""
+    cls = type(value)
+    if isinstance(value, torch.nn.Module) or base_of(cls) not in _BASES:
+        return False
+    return cls in _BASES or not is_of_library(cls) or dataclasses.is_dataclass(value) or holds_proxies(value)
+
+
+class _Proxies(Reachable):
+    """What stands for tensors in some values."""
+
+    def __init__(self, roots: Iterable[Any]):
+        self.found: list[Any] = []
+        super().__init__(roots)
+
+    def _enter(self, value: Any) -> Any:
+        if isinstance(value, ProxyInterface | FakeTensor):
+            self.found.append(value)
+            return ()
+        return super()._enter(value)
+
+
+def holds_proxies(value: Any) -> bool:
+    """Whether anything that stands for a value of the call can be reached from `value`."""
+    return bool(_Proxies([value]).found)
+
+
+class MadeObjects:
+    """The objects that one program has made and hands out: each is made by one operation of the epilogue, and known by its proxy.
+
+    Args:
+        known: identities of what was there before the trace.
+        of_function: those reachable from the jitted function itself, which are the same in each call.
+    """
+
+    def __init__(self, known: Container[int], of_function: Callable[[], Container[int]]):
+        self.known = known
+        self._of_function = of_function
+        self._proxies: dict[int, tuple[Any, AnyProxy]] = {}  # the object is kept: an id stays its object's
+        self._arguments: dict[int, WrappedValue] = {}
+
+    def note_arguments(self, wrapped: WrappedValue) -> None:
+        """Remember which values in a result come from arguments."""
+        pending, seen = [wrapped], set()
+        while pending:
+            w = pending.pop()
+            if not isinstance(w, WrappedValue) or id(w) in seen:
+                continue
+            seen.add(id(w))
+            if should_register_for_prologue(w.provenance):
+                self._arguments[id(w.value)] = w
+                if w.original_value is not w.nothing:
+                    self._arguments[id(w.original_value)] = w
+            items = w.item_wrappers
+            pending.extend(items.values() if isinstance(items, dict) else items or ())
+            pending.extend(w.attribute_wrappers.values())
+
+    def is_made(self, value: Any) -> bool:
+        """Whether a value is an instance that the program has made."""
+        if isinstance(value, (ProxyInterface, type, torch.Tensor, *_ATOMS)) or id(value) in self.known:
+            return False
+        return type(value) not in _CONTAINERS and not isinstance(value, tuple) and is_made_by_class(value)
+
+    def proxy_of(self, value: Any, epilogue: TraceCtx) -> AnyProxy:
+        """The proxy of an object that the program has made, or that an argument holds.
+
+        Raises:
+            NotMakeableError: it cannot be made anew.
+        """
+        if id(value) not in self._proxies:
+            recipe = Recipe(self.known, lambda v: None if v is value else self._outside(v))
+            recipe.of(value)
+            self._write(recipe, epilogue)
+        return self._proxies[id(value)][1]
+
+    def outside(self, epilogue: TraceCtx) -> Callable[[Any], Proxy | None]:
+        """For a `Recipe` of other values: what is made by an operation of its own."""
+        return lambda v: self.proxy_of(v, epilogue) if self.is_made(v) else self._outside(v)
+
+    def _outside(self, value: Any) -> Proxy | None:
+        if id(value) in self._proxies:
+            return self._proxies[id(value)][1]
+        wrapped = self._arguments.get(id(value))
+        if wrapped is not None:
+            return wrapped.value if isinstance(wrapped.value, Proxy) else AnyProxy(value, history=wrapped.provenance)
+        is_of_call = isinstance(value, torch.Tensor) or id(value) not in self._of_function()
+        if id(value) in self.known and is_of_call and not isinstance(value, tuple):
+            raise NotMakeableError(value)
+        return None
+
+    def _write(self, recipe: Recipe, epilogue: TraceCtx) -> None:
+        """Write one operation that makes all instances of a recipe."""
+        steps = [recipe.of(v) for v in recipe.objects]
+        names = list(recipe.arguments)
+
+        def make(*given: Any) -> tuple[Any, ...]:
+            call = Call(dict(zip(names, given, strict=True)))
+            return tuple([step(call) for step in steps])
+
+        with tracectx(epilogue):
+            outputs = tuple(AnyProxy(v) for v in recipe.objects)
+            bsym = bindable(f"make_{type(recipe.objects[0]).__name__}", make)(*recipe.arguments.values(), output=outputs)
+            epilogue.bound_symbols.append(bsym)
+        self._proxies.update((id(v), (v, p)) for v, p in zip(recipe.objects, outputs, strict=True))
+
+
+def refusal(value: Any, what: str) -> UnsupportedOpError:
+    """The error for a value that cannot be handed out."""
+    cls = type(value)
+    return UnsupportedOpError(
+        with_details(
+            f"{what} holds a {cls.__module__}.{cls.__qualname__}, which cannot be made anew in each call",
+            why="a trace is used again, with other tensors",
+            instead="return tensors, containers, or instances of classes written in Python that hold them",
+        )
+    )

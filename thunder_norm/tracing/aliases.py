@@ -1,0 +1,186 @@
+"""Inputs that share memory, in a program that writes into one of them.
+
+Thunder takes tensors of one storage for one tensor as soon as anything in the program is written in place: keys and values that are views
+of one projection become the keys twice.  Here inputs stand for each other if they are the same elements in the same order, and one that
+is written and holds some elements of another is refused; a guard sees that it stays so.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.guards import GuardError
+from thunder.core import prims
+from thunder.core.compile_data import get_compile_data
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, tracectx
+from thunder.core.update_aliases import _is_view_creation_op
+
+_MOST_ELEMENTS = 2**26  # of a storage whose elements are compared one by one
+
+_SAME = "same"
+_MEET = "meet"
+
+
+@dataclass
+class _Aliases:
+    """What the inputs of one acquisition share."""
+
+    inputs: list[tuple[Any, torch.Tensor]] = field(default_factory=list)  # with what their proxies have as history
+    groups: list[list[str]] = field(default_factory=list)  # the names of those that stand for each other
+    meeting: tuple[str, str] | None = None  # one that is written shares some of its elements with the other
+
+
+_current: contextvars.ContextVar[_Aliases | None] = contextvars.ContextVar("thunder_norm_input_aliases", default=None)
+_ATTRIBUTE = "_thunder_norm_input_aliases"  # of compile data
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Note the tensors that are met meanwhile."""
+    found = _Aliases()
+    token = _current.set(found)
+    setattr(get_compile_data(), _ATTRIBUTE, found)
+    try:
+        yield
+    finally:
+        found.inputs.clear()
+        _current.reset(token)
+
+
+def note(x: torch.Tensor, history: Any) -> None:
+    """Note an input tensor."""
+    aliases = _current.get()
+    if aliases is not None:
+        aliases.inputs.append((history, x))
+
+
+def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
+    """Find out which inputs share memory with one that the program writes into, and let the prologue see that it stays so."""
+    aliases = _current.get()
+    assert aliases is not None
+    real = {id(history): x for history, x in aliases.inputs}
+    given = [p for p in computation.args if type(p) is TensorProxy and id(p.history) in real]
+    written = _written(computation)
+    positions = [i for i, p in enumerate(given) if p.name in written]
+    if not positions:
+        return
+    found = _relations([real[id(p.history)] for p in given], positions)
+    aliases.meeting = next(((given[i].name, given[j].name) for (i, j), how in found.items() if how == _MEET), None)
+    for (i, j), how in found.items():
+        if how == _SAME:
+            _join(aliases.groups, given[i].name, given[j].name)
+
+    def check(*tensors: torch.Tensor) -> None:
+        if _relations(tensors, positions) != found:
+            raise GuardError("inputs share memory in another way than when the trace was acquired")
+
+    with tracectx(prologue):
+        prologue.bound_symbols.insert(-1, bindable("check_shared_memory", check)(*given, output=None))
+
+
+def _join(groups: list[list[str]], a: str, b: str) -> None:
+    group = next((g for g in groups if a in g or b in g), None)
+    if group is None:
+        groups.append([a, b])
+    else:
+        group.extend(n for n in (a, b) if n not in group)
+
+
+def indices(trace: TraceCtx) -> list[list[int]] | None:
+    """The positions among the arguments of `trace` of those that stand for each other; None if nobody knows.
+
+    Raises:
+        UnsupportedOpError: one that is written shares some of its elements with another.
+    """
+    aliases: _Aliases | None = getattr(get_compile_data(), _ATTRIBUTE, None)
+    if aliases is None:
+        return None
+    if aliases.meeting is not None:
+        raise UnsupportedOpError(
+            with_details(
+                f"an in-place operation on an input that shares memory with another input ({' and '.join(aliases.meeting)})",
+                why="the trace does not say which elements of the other one change",
+                instead="give copies (x.clone()), or write out of place",
+            )
+        )
+    position = {p.name: i for i, p in enumerate(trace.args)}
+    return [sorted(position[name] for name in group) for group in aliases.groups]
+
+
+def _written(trace: TraceCtx) -> set[str]:
+    """The tensors of a program that an operation writes into, and those that are views of the same."""
+    groups: dict[str, set[str]] = {}
+    changed: set[str] = set()
+    for bsym in trace.bound_symbols:
+        changed.update(_targets(bsym))
+        tensors = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
+        if tensors and _is_view_creation_op(bsym):
+            group = groups.setdefault(tensors[0].name, {tensors[0].name})
+            for p in bsym.flat_proxy_outs:
+                group |= groups.get(p.name, {p.name})
+            groups.update(dict.fromkeys(group, group))
+    return changed.union(*(groups[name] for name in changed if name in groups))
+
+
+def _targets(bsym: BoundSymbol) -> Iterator[str]:
+    if bsym.sym.id == prims.PrimIDs.COPY_:
+        yield bsym.args[1].name
+    elif not bsym.subsymbols and prims.OpTags.IN_PLACE in (bsym.sym.tags or ()):
+        yield from (p.name for p in bsym.flat_proxy_args[:1])
+    for sub in bsym.subsymbols:
+        yield from _targets(sub)
+
+
+def _relations(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> dict[tuple[int, int], str]:
+    """How those at the positions `written` share elements with others; pairs that share none are left out."""
+    storages = [_storage(t) for t in tensors]
+    found: dict[tuple[int, int], str] = {}
+    if len(set(storages)) == len(storages):
+        return found
+    for i, j in itertools.product(written, range(len(tensors))):
+        if i != j and storages[i] and storages[i] == storages[j]:
+            how = _relation(tensors[i], tensors[j])
+            if how is not None:
+                found[i, j] = how
+    return found
+
+
+def _storage(t: torch.Tensor) -> int:
+    """Where its memory begins; 0 if it has none of its own."""
+    is_plain = type(t) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return t.untyped_storage().data_ptr() if is_plain and t.layout is torch.strided and t.device.type != "meta" else 0
+
+
+def _relation(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    if not a.numel() or not b.numel():
+        return None
+    if a.dtype == b.dtype and a.data_ptr() == b.data_ptr():
+        if a.shape == b.shape and a.stride() == b.stride():
+            return _SAME
+        if a.numel() == b.numel() and a.is_contiguous() and b.is_contiguous():
+            return _SAME
+    (first, last), (other_first, other_last) = _reach(a), _reach(b)
+    if last <= other_first or other_last <= first:
+        return None
+    if a.dtype != b.dtype or a.untyped_storage().nbytes() // a.element_size() > _MOST_ELEMENTS:
+        return _MEET
+    taken = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
+    taken.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return _MEET if taken.as_strided(b.shape, b.stride(), b.storage_offset()).any() else None
+
+
+def _reach(t: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a tensor and the one after its last."""
+    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + span * t.element_size()
