@@ -130,7 +130,7 @@ def test_with_a_parameter_of_the_module():
             self.count.add_(1.0)
             return x * 2 + self.count
 
-    model, jitted = Model(), None
+    model = Model()
     jitted = _jit(model)
     with pytest.raises(UnsupportedOpError, match="shares memory with another input"):
         jitted(model.get_buffer("count")[1:2])

@@ -214,26 +214,24 @@ def test_static_in_normed_mode_is_refused():
     assert int(cache.get_seq_length()) == 0
 
 
-def test_legacy_tuple():
-    """Keys and values of GPT-2 are views of one projection, which Thunder takes for one tensor."""
+@torch.no_grad()
+def test_keys_and_values_that_share_memory():
+    """Those of GPT-2 are views of one projection, which Thunder takes for one tensor."""
     model = _model("gpt2")
-    with torch.no_grad():
-        cache = model(input_ids=_ids()[:, :PROMPT], use_cache=True).past_key_values
-        if not isinstance(cache, tuple):
-            cache = tuple((layer.keys, layer.values) for layer in cache.layers)
-        made = [t for layer in cache for t in layer]
-        assert made[0].untyped_storage().data_ptr() == made[1].untyped_storage().data_ptr()
+    torch.manual_seed(0)
+    layers = [torch.randn(BATCH, PROMPT, 2, 2, 8).permute(2, 0, 3, 1, 4).unbind() for _ in range(2)]
+    options = {"input_ids": _ids()[:, PROMPT : PROMPT + 1], "use_cache": True}
 
-        def step(call):
-            given = transformers.DynamicCache()
-            for i, (k, v) in enumerate(cache):
-                given.update(k, v, i)
-            return call(input_ids=_ids()[:, PROMPT : PROMPT + 1], past_key_values=given, use_cache=True).logits
+    def step(call):
+        cache = transformers.DynamicCache()
+        for i, (k, v) in enumerate(layers):
+            cache.update(k, v, i)
+        return call(past_key_values=cache, **options).logits
 
-        torch.testing.assert_close(step(_jit(model)), step(model))
-        if int(transformers.__version__.partition(".")[0]) < 5 and transformers.__version__ < "4.53":
-            call = functools.partial(_jit(model), input_ids=_ids()[:, PROMPT : PROMPT + 1], use_cache=True)
-            torch.testing.assert_close(call(past_key_values=cache).logits, step(model))
+    expected = step(model)
+    torch.testing.assert_close(step(_jit(model)), expected)
+    if hasattr(transformers.DynamicCache, "from_legacy_cache"):
+        torch.testing.assert_close(_jit(lambda layers: model(past_key_values=layers, **options).logits)(tuple(layers)), expected)
 
 
 # -- classes written by hand --------------------------------------------------------------------------------------------

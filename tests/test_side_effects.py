@@ -293,7 +293,7 @@ def test_a_failed_call_leaves_everything_as_it_was(run):
 
 
 class Boxed(Model):
-    """A tensor inside a new object: it cannot be put together again."""
+    """A tensor inside a new object."""
 
     def keep(self, x):
         class Other:
@@ -305,8 +305,26 @@ class Boxed(Model):
         return x
 
 
-def test_a_tensor_in_an_object_of_the_programs_own_is_refused_and_nothing_stays():
+def test_a_tensor_in_an_object_of_the_programs_own_is_made_anew():
     model = Boxed()
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    for x in (X, X + 1, RMSTensor.of(X)):
+        jitted(x)
+    first, second, third = (other.held for other in model.items)
+    torch.testing.assert_close([first, second, third], [X * 2, (X + 1) * 2, X * 2])
+    assert type(third) is torch.Tensor
+
+
+class Iterating(Model):
+    """A tensor inside an iterator: it cannot be put together again."""
+
+    def keep(self, x):
+        self.items.append(iter((x * 2, x)))
+        return x
+
+
+def test_a_tensor_in_an_iterator_is_refused_and_nothing_stays():
+    model = Iterating()
     with pytest.raises(EscapeError, match="would have been a proxy"):
         thunder.jit(model, transforms=[NormTransform()])(X)
     assert model.items == []

@@ -192,7 +192,8 @@ def _fill(made: Any, parts: dict[str, Any]) -> None:
 def is_made_by_class(value: Any) -> bool:
     """Whether a value is an instance that can be made from its class and what it holds, or a container."""
     cls = type(value)
-    if isinstance(value, torch.nn.Module) or base_of(cls) not in _BASES:
+    is_of_interpreter = cls.__module__.partition(".")[0] == "thunder"  # what stands for an iterator
+    if is_of_interpreter or isinstance(value, torch.nn.Module) or base_of(cls) not in _BASES:
         return False
     return cls in _BASES or not is_of_library(cls) or dataclasses.is_dataclass(value) or holds_proxies(value)
 
