@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-from thunder_norm import LinfTensor, ModularNorm
+from thunder_norm import LinfTensor
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
 import thunder
 
