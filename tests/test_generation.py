@@ -200,7 +200,7 @@ def test_static_without_positions():
     if int(transformers.__version__.partition(".")[0]) < 5:
         with pytest.raises(ThunderNormError, match=r"torch\.arange"):
             _generate(_jit(model), mine)
-        assert int(mine.get_seq_length()) == 0
+        assert int(mine.get_seq_length()) in (0, PROMPT)  # 4.57 knows that an empty one is empty
     else:
         torch.testing.assert_close(_generate(_jit(model), mine), expected)
 

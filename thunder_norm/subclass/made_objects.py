@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
 import logging
 import re
 import types
@@ -76,7 +77,17 @@ class NotMakeableError(Exception):
 
 def base_of(cls: type) -> type:
     """The most derived base that is not written in Python: what its instances are to C."""
-    return next(c for c in cls.__mro__ if not c.__flags__ & _HEAP_TYPE)
+    return next(c for c in cls.__mro__ if c in _BASES or c is tuple or not c.__flags__ & _HEAP_TYPE)
+
+
+@functools.cache
+def _is_written_in_python(cls: type) -> bool:
+    """Whether an instance is what its base is, and attributes: `object.__new__` refuses to make one with more in it."""
+    try:
+        base_of(cls).__new__(cls)
+    except TypeError:
+        return False
+    return True
 
 
 class Recipe:
@@ -192,8 +203,10 @@ def _fill(made: Any, parts: dict[str, Any]) -> None:
 def is_made_by_class(value: Any) -> bool:
     """Whether a value is an instance that can be made from its class and what it holds, or a container."""
     cls = type(value)
-    is_of_interpreter = cls.__module__.partition(".")[0] == "thunder"  # what stands for an iterator
+    is_of_interpreter = cls.__module__.partition(".")[0] == "thunder"
     if is_of_interpreter or isinstance(value, torch.nn.Module) or base_of(cls) not in _BASES:
+        return False
+    if not _is_written_in_python(cls):
         return False
     return cls in _BASES or not is_of_library(cls) or dataclasses.is_dataclass(value) or holds_proxies(value)
 
@@ -209,6 +222,8 @@ class _Proxies(Reachable):
         if isinstance(value, ProxyInterface | FakeTensor):
             self.found.append(value)
             return ()
+        if type(value).__module__ == "thunder.core.interpreter":  # what stands for an iterator
+            return [*getattr(value, "__dict__", {}).values()]
         return super()._enter(value)
 
 
