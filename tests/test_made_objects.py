@@ -1,0 +1,235 @@
+"""Objects of a user's own classes as inputs and outputs: made anew in each call, or written into the argument of the call."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict, defaultdict, deque
+
+import pytest
+import torch
+
+from thunder_norm import NormedTensor, normed
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform
+import thunder
+
+
+def _jit(model):
+    return thunder.jit(model, transforms=[NormTransform()])
+
+
+def _actual(t):
+    """The norm that a normed tensor's data have, written out."""
+    x, dims = t.backing.double(), t.elem_dims
+    if isinstance(t, LinfTensor) or not dims:
+        return x.abs().max()
+    assert isinstance(t, RMSTensor)
+    return x.square().mean(dims).sqrt().max()
+
+
+def _check_bounds(tensors):
+    for t in tensors:
+        assert isinstance(t, NormedTensor)
+        assert _actual(t) <= t.norm_size * (1 + 1e-6)
+
+
+@dataclasses.dataclass
+class Entry:
+    key: torch.Tensor
+    value: torch.Tensor
+    at: int
+
+
+class Slotted:
+    __slots__ = ("t", "unset")
+
+    def __init__(self, t):
+        self.t = t
+
+
+class Named(OrderedDict):
+    """A dict with an attribute."""
+
+
+class Cache:
+    def __init__(self, owner):
+        self.keys, self.entries, self.length = [], [], 0
+        self.owner, self.itself = owner, self
+        self.by_length, self.recent, self.counts = {}, deque(maxlen=2), defaultdict(int)
+
+    def add(self, k, v):
+        self.keys.append(k)
+        self.length += k.shape[0]
+        self.by_length[self.length] = v
+        self.recent.append(k)
+        self.counts["adds"] += 1
+        self.entries = [*self.entries, Entry(k, v, self.length)]
+        self.last = self.entries[-1]
+        self.slotted = Slotted(v)
+        self.named = Named(k=k)
+        self.named.note = ("v", v)
+
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.k, self.v = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.settings = Slotted(None)
+
+    def forward(self, x, cache=None):
+        if cache is None:
+            cache = Cache(self.settings)
+        k, v = self.k(x), self.v(x).relu()
+        cache.add(k, v)
+        return torch.cat(cache.keys).sum(0), cache, [cache, cache.last]
+
+
+def _plain(t):
+    return t.backing if isinstance(t, NormedTensor) else t
+
+
+def _assert_same_cache(found, expected, owner):
+    assert type(found) is Cache and found.itself is found and found.owner is owner
+    assert (found.length, list(found.by_length), found.counts) == (expected.length, list(expected.by_length), expected.counts)
+    assert found.recent.maxlen == 2 and found.recent[-1] is found.keys[-1]
+    assert found.last is found.entries[-1] and found.last.key is found.keys[-1]
+    assert isinstance(found.slotted, Slotted) and not hasattr(found.slotted, "unset")
+    assert type(found.named) is Named and found.named.note[1] is found.slotted.t
+    pairs = [
+        (found.keys, expected.keys),
+        (found.by_length.values(), expected.by_length.values()),
+        ([e.value for e in found.entries], [e.value for e in expected.entries]),
+        (found.named.values(), expected.named.values()),
+    ]
+    for mine, theirs in pairs:
+        torch.testing.assert_close([_plain(t) for t in mine], list(theirs))
+
+
+@pytest.mark.parametrize("mode", ["real", "normed"])
+def test_class_of_the_user(mode):
+    torch.manual_seed(0)
+    model = Step()
+    jitted = _jit(model)
+    call = normed(jitted) if mode == "normed" else jitted
+    made = []
+    for _ in range(2):  # the second time from Thunder's cache
+        x = torch.randn(3, 4)
+        total, cache, (again, last) = call(x)
+        expected_total, expected, _ = model(x)
+        for _ in range(3):
+            assert again is cache and last is cache.last
+            torch.testing.assert_close(_plain(total), expected_total)
+            _assert_same_cache(cache, expected, model.settings)
+            if mode == "normed":
+                _check_bounds([*cache.keys, *cache.by_length.values()])
+            x = torch.randn(2, 4)
+            total, same, (again, last) = call(x, cache)
+            expected_total, expected, _ = model(x, expected)
+            assert same is cache
+        made.append(cache)
+    assert made[0] is not made[1] and made[0].keys is not made[1].keys
+    assert thunder.cache_misses(jitted) == 4
+
+
+def test_gradients_through_a_returned_object():
+    model = Step()
+    x = torch.randn(3, 4)
+    _jit(model)(x)[1].last.value.sum().backward()
+    found = model.v.weight.grad
+    model.zero_grad()
+    model(x)[1].last.value.sum().backward()
+    torch.testing.assert_close(found, model.v.weight.grad)
+
+
+def test_what_an_argument_holds_stays_the_arguments():
+    class Pair:
+        def __init__(self, x, other):
+            self.x, self.other = x, other
+
+    def pair(x, other):
+        return Pair(x + 1, other)
+
+    jitted = _jit(pair)
+    for _ in range(2):
+        other, x = Entry(torch.ones(2), torch.zeros(2), 1), torch.randn(2)
+        found = jitted(x, other)
+        assert found.other is other
+        torch.testing.assert_close(found.x, x + 1)
+
+
+def test_made_object_in_an_argument():
+    class Holder:
+        pass
+
+    def fill(holder, x):
+        holder.entry = Entry(x + 1, x * 2, 3)
+        holder.entries = [holder.entry]
+        return holder.entry, x.sin()
+
+    jitted, kept = _jit(fill), []
+    for x in (torch.randn(2), torch.randn(2)):
+        holder = Holder()
+        entry, _ = jitted(holder, x)
+        assert holder.entry is entry and holder.entries[0] is entry
+        torch.testing.assert_close(entry.key, x + 1)
+        kept.append(entry)
+    assert kept[0] is not kept[1]
+
+
+def test_each_call_writes_into_its_own_argument():
+    def fill(held, x):
+        held["list"].append(x + 1)
+        held["numbers"].append(x.shape[0])
+        held["set"].add("seen")
+        return x * 2
+
+    jitted = _jit(fill)
+    caches = [{"list": [], "numbers": [], "set": set()} for _ in range(3)]
+    for cache in caches:
+        x = torch.randn(2)
+        jitted(cache, x)
+        assert cache["numbers"] == [2] and cache["set"] == {"seen"} and len(cache["list"]) == 1
+        torch.testing.assert_close(cache["list"][0], x + 1)
+    assert thunder.cache_misses(jitted) == 1
+    caches[0]["list"].clear()
+    caches[0]["numbers"].clear()
+    caches[0]["set"].clear()
+    jitted(caches[1], torch.randn(2))
+    assert caches[1]["numbers"] == [2, 2] and not caches[0]["list"]
+
+
+def test_the_module_keeps_plain_tensors():
+    class Remembers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.seen = torch.nn.Linear(4, 4), {}
+
+        def forward(self, x):
+            y = self.fc(x)
+            self.seen["entry"] = Entry(y, y, 1)
+            return y
+
+    model, x = Remembers(), torch.randn(3, 4)
+    out = normed(_jit(model))(x)
+    entry = model.seen["entry"]
+    assert type(entry.key) is torch.Tensor and entry.key is entry.value
+    torch.testing.assert_close(entry.key, out.backing)
+
+
+def test_what_cannot_be_made_anew_is_refused():
+    class Locked:
+        pass
+
+    def make(x):
+        held = Locked()
+        held.x, held.event = x + 1, threading.Condition()
+        return held
+
+    def closure(x):
+        y = x + 1
+        return lambda: y
+
+    for program in (make, closure):
+        with pytest.raises(UnsupportedOpError, match="cannot be made anew"):
+            _jit(program)(torch.randn(2))
