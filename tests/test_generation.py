@@ -7,7 +7,8 @@ import functools
 import pytest
 import torch
 
-from thunder_norm import LinfTensor, NormedTensor, RMSTensor, normed
+from tests.within_norms import check_bounds
+from thunder_norm import NormedTensor, normed
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -99,21 +100,6 @@ def _keys_and_values(cache):
     return [*cache.key_cache, *cache.value_cache]
 
 
-def _actual(t):
-    """The norm that a normed tensor's data have, written out."""
-    x, dims = t.backing.double(), t.elem_dims
-    if isinstance(t, LinfTensor) or not dims:
-        return x.abs().max()
-    assert isinstance(t, RMSTensor)
-    return x.square().mean(dims).sqrt().max()
-
-
-def _check_bounds(tensors):
-    for t in tensors:
-        assert isinstance(t, NormedTensor)
-        assert _actual(t) <= t.norm_size * (1 + 1e-6)
-
-
 # -- transformers' caches -----------------------------------------------------------------------------------------------
 
 
@@ -139,9 +125,9 @@ def test_dynamic_in_normed_mode(name):
     torch.testing.assert_close([t.backing for t in logits], expected_logits)
     torch.testing.assert_close([[t.backing for t in step] for step in held], expected_held)
     assert lengths == expected_lengths
-    _check_bounds(logits)
+    check_bounds(logits)
     for step in held:
-        _check_bounds(step)
+        check_bounds(step)
 
 
 @torch.no_grad()
@@ -149,7 +135,7 @@ def test_made_by_program_in_normed_mode():
     model = _model("llama")
     logits, held, _ = _generate(normed(_jit(model)), None)
     torch.testing.assert_close([t.backing for t in logits], _generate(model, None)[0])
-    _check_bounds([*logits, *held[0], *held[1], *held[2]])
+    check_bounds([*logits, *held[0], *held[1], *held[2]])
 
 
 @torch.no_grad()
@@ -161,7 +147,7 @@ def test_plain_cache_in_normed_mode():
     assert not any(isinstance(t, NormedTensor) for t in _keys_and_values(cache))
     out = normed(jitted)(input_ids=_ids()[:, PROMPT : PROMPT + 1], past_key_values=cache, use_cache=True)
     torch.testing.assert_close(out.logits.backing, _generate(model, _dynamic(model))[0][1])
-    _check_bounds([out.logits, *_keys_and_values(cache)])
+    check_bounds([out.logits, *_keys_and_values(cache)])
 
 
 def test_norms_along_a_generation_have_gradients():

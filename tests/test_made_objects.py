@@ -9,6 +9,7 @@ from collections import OrderedDict, defaultdict, deque
 import pytest
 import torch
 
+from tests.within_norms import check_bounds
 from thunder_norm import NormedTensor, normed
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform
@@ -17,21 +18,6 @@ import thunder
 
 def _jit(model):
     return thunder.jit(model, transforms=[NormTransform()])
-
-
-def _actual(t):
-    """The norm that a normed tensor's data have, written out."""
-    x, dims = t.backing.double(), t.elem_dims
-    if isinstance(t, LinfTensor) or not dims:
-        return x.abs().max()
-    assert isinstance(t, RMSTensor)
-    return x.square().mean(dims).sqrt().max()
-
-
-def _check_bounds(tensors):
-    for t in tensors:
-        assert isinstance(t, NormedTensor)
-        assert _actual(t) <= t.norm_size * (1 + 1e-6)
 
 
 @dataclasses.dataclass
@@ -122,7 +108,7 @@ def test_class_of_the_user(mode):
             torch.testing.assert_close(_plain(total), expected_total)
             _assert_same_cache(cache, expected, model.settings)
             if mode == "normed":
-                _check_bounds([*cache.keys, *cache.by_length.values()])
+                check_bounds([*cache.keys, *cache.by_length.values()])
             x = torch.randn(2, 4)
             total, same, (again, last) = call(x, cache)
             expected_total, expected, _ = model(x, expected)

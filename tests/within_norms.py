@@ -1,0 +1,25 @@
+"""Whether the data of normed tensors are within their norms, without the library's own arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+
+
+def actual_norm(t: NormedTensor) -> torch.Tensor:
+    """The norm that a normed tensor's data have, written out."""
+    x, dims = t.backing.double(), t.elem_dims
+    if isinstance(t, LinfTensor) or not dims:
+        return x.abs().max()
+    assert isinstance(t, RMSTensor)
+    return x.square().mean(dims).sqrt().max()
+
+
+def check_bounds(tensors: Iterable[torch.Tensor]) -> None:
+    """All are normed, and none is larger than it says."""
+    for t in tensors:
+        assert isinstance(t, NormedTensor)
+        assert actual_norm(t) <= t.norm_size * (1 + 1e-6)
