@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 
+from tests.seeds import seeded
 from tests.within_norms import check_bounds
 from thunder_norm import NormedTensor, normed
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError
@@ -47,13 +48,13 @@ MODELS = {"gpt2": _gpt2, "llama": _llama}
 
 @functools.cache
 def _model(name):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     return MODELS[name]().eval()
 
 
 @functools.cache
 def _ids():
-    return torch.randint(0, 32, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+    return torch.randint(0, 32, (BATCH, LENGTH), generator=torch.Generator().manual_seed(seeded(0)))
 
 
 def _jit(model):
@@ -201,7 +202,7 @@ def test_static_in_normed_mode_is_refused():
 def test_keys_and_values_that_share_memory():
     """Those of GPT-2 are views of one projection, which Thunder takes for one tensor."""
     model = _model("gpt2")
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     layers = [torch.randn(BATCH, PROMPT, 2, 2, 8).permute(2, 0, 3, 1, 4).unbind() for _ in range(2)]
     options = {"input_ids": _ids()[:, PROMPT : PROMPT + 1], "use_cache": True}
 

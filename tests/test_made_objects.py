@@ -9,6 +9,7 @@ from collections import OrderedDict, defaultdict, deque
 import pytest
 import torch
 
+from tests.seeds import seeded
 from tests.within_norms import check_bounds
 from thunder_norm import NormedTensor, normed
 from thunder_norm.errors import UnsupportedOpError
@@ -94,7 +95,7 @@ def _assert_same_cache(found, expected, owner):
 
 @pytest.mark.parametrize("mode", ["real", "normed"])
 def test_class_of_the_user(mode):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model = Step()
     jitted = _jit(model)
     call = normed(jitted) if mode == "normed" else jitted

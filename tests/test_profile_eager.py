@@ -209,7 +209,8 @@ def test_meta_stands_for_a_real_device():
     model, inputs = llama()
     real = profile(model, **inputs, backward=True, target="eager")
     on_meta = model.to("meta")
-    found = profile(on_meta, input_ids=inputs["input_ids"].to("meta"), backward=True, target="eager", device="cpu")
+    given = {name: t.to("meta") for name, t in inputs.items()}
+    found = profile(on_meta, **given, backward=True, target="eager", device="cpu")
     assert (found.flops, found.saved_bytes, found.peak_bytes) == (real.flops, real.saved_bytes, real.peak_bytes)
 
 

@@ -21,15 +21,17 @@ def file_of(row: Row) -> Path:
 
 
 def render() -> str:
-    """The table: a line for each row that was run."""
+    """The table, a line for each row that was run, and what failed."""
     lines = [HEADER, "| --- " * (HEADER.count("|") - 1) + "|"]
+    failed: list[str] = []
     for row in ROWS:
         if file_of(row).exists():
             r = json.loads(file_of(row).read_text())
+            failed += [f"- {row.name}: `{name}`" for name in r["failed"]]
             counts = [r["counts"].get("passed", 0), r["counts"].get("failed", 0) + r["counts"].get("error", 0)]
             cells = [row.name, *r["versions"].values(), r["tests"], *counts, r["counts"].get("skipped", 0), r["commit"]]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", "Failed at that commit:", "", *failed] if failed else [])])
 
 
 def replaced(page: str) -> str:

@@ -215,9 +215,9 @@ class NormedTensor(torch.Tensor):
     def requires_grad_(self, requires_grad: bool = True):
         """Refused: a NormedTensor never requires grad itself; its `norm_size` may.
 
-        Nothing happens where a model that is run for its norms asks for it, of what its embedding returns for instance.
+        Nothing happens where a model that is run or traced for its norms asks for it, of what its embedding returns for instance.
         """
-        if requires_grad and not runner().runs_model():
+        if requires_grad and not runner().runs_model() and not isinstance(self.backing, FakeTensor):
             raise UnsupportedOpError("a NormedTensor never requires grad itself; use x.norm_size.requires_grad_()")
         return self
 

@@ -26,29 +26,42 @@ def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Ite
     sent: dict[str, Any] = {"send_value": None}
     thrown: BaseException | None = None
     while True:
-        with thunders.interpreter_ctx(compilectx, runtimectx):
-            if thrown is not None:
-                runtimectx.curexc, thrown, sent = thrown, None, {}
-                if not is_handled(frame, runtimectx, dis._parse_exception_table(frame.code)):  # type: ignore[attr-defined]
-                    raise _taken(runtimectx)
-            try:
-                result, status = thunders._run_frame(frame, compilectx, runtimectx, **sent)
-            except Exception as e:
-                raise InterpreterError(f"Encountered exception {type(e).__name__}: {e}") from e
-            if status is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
-                e = _taken(runtimectx)
-                if isinstance(e, StopIteration):
-                    return unwrap(e.value)
-                raise e
+        pending = runtimectx.curexc  # of the program: a generator that nobody has any more is closed at any time
+        try:
+            with thunders.interpreter_ctx(compilectx, runtimectx):
+                result, status = _resumed(frame, compilectx, runtimectx, sent, thrown)
+        finally:
+            runtimectx.curexc = pending
         if status is INTERPRETER_SIGNALS.RETURN_VALUE:
             return unwrap(result)
         assert status is INTERPRETER_SIGNALS.YIELD_VALUE
+        thrown = None
         try:
             sent = {"send_value": (yield unwrap(result))}
         except BaseException as e:
             if thunders.get_interpretercompilectx_if_available() is not compilectx:
                 raise  # the trace is there: nobody is to write into it
             thrown = e
+
+
+def _resumed(
+    frame: InterpreterFrame, compilectx: Any, runtimectx: Any, sent: dict, thrown: BaseException | None
+) -> tuple[Any, Any]:
+    """What the program yields or returns next, raising what it raises."""
+    if thrown is not None:
+        runtimectx.curexc, sent = thrown, {}
+        if not is_handled(frame, runtimectx, dis._parse_exception_table(frame.code)):  # type: ignore[attr-defined]
+            raise _taken(runtimectx)
+    try:
+        result, status = thunders._run_frame(frame, compilectx, runtimectx, **sent)
+    except Exception as e:
+        raise InterpreterError(f"Encountered exception {type(e).__name__}: {e}") from e
+    if status is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return result, status
+    e = _taken(runtimectx)
+    if isinstance(e, StopIteration):
+        return wrap_const(unwrap(e.value)), INTERPRETER_SIGNALS.RETURN_VALUE
+    raise e
 
 
 def _taken(runtimectx: Any) -> BaseException:
