@@ -217,7 +217,7 @@ class NormedTensor(torch.Tensor):
 
         Nothing happens where a model that is run or traced for its norms asks for it, of what its embedding returns for instance.
         """
-        if requires_grad and not runner().runs_model() and not isinstance(self.backing, FakeTensor):
+        if requires_grad and not runner().runs_model():
             raise UnsupportedOpError("a NormedTensor never requires grad itself; use x.norm_size.requires_grad_()")
         return self
 

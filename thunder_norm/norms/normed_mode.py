@@ -27,9 +27,11 @@ from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
+from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.bindable import guard
 from thunder_norm.tracing.guards import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core.interpreter import WrappedValue
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 
@@ -236,3 +238,9 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _is_proxy(value: Any) -> bool:
     return isinstance(value, TensorProxy)
+
+
+@lookasides.instead_of(NormedTensor.requires_grad_)
+def _requires_grad(x: WrappedValue, requires_grad: WrappedValue | None = None) -> WrappedValue:
+    """A traced program asks for it of a result (transformers 5, of its embedding's): norms have derivatives in any case."""
+    return x
