@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -109,6 +111,8 @@ def _class_attribute(acquisition: Acquisition, proxy: SubclassProxy, found: Any)
         return found.__func__
     if isinstance(found, classmethod):
         return types.MethodType(found.__func__, type(proxy.fake))
+    if isinstance(found, functools.partial) and sys.version_info < (3, 14):
+        return found  # which is no method before; Python 3.13 has a `__get__` for the warning that it will be one
     if callable(found) and hasattr(type(found), "__get__"):
         return types.MethodType(found, proxy)
     if hasattr(type(found), "__get__"):  # functools.cached_property and other computed attributes
