@@ -90,13 +90,18 @@ def run(machine: Machine, seed: int, arguments: Sequence[str]) -> Result:
     with tempfile.TemporaryDirectory() as cache:
         environment["TORCHINDUCTOR_CACHE_DIR"] = cache
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = done.stdout.splitlines()
-    failed = tuple(m[1] for line in lines if (m := re.match(r"(?:FAILED|ERROR) (.*?)(?: - |$)", line)))
     if done.returncode:
         print(done.stdout, flush=True)
-    summary = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error).* in ", line)), "")
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", summary)}
+    counts, failed = outcome(done.stdout)
     return Result(seed, machine, done.returncode, counts, failed, time.monotonic() - begin)
+
+
+def outcome(printed: str) -> tuple[dict[str, int], tuple[str, ...]]:
+    """How many tests passed, failed, ..., and the names of those that did not pass, from what pytest prints with ``-q -rfE``."""
+    lines = printed.splitlines()
+    failed = tuple(m[1] for line in lines if (m := re.match(r"(?:FAILED|ERROR) (.*?)(?: - |$)", line)))
+    summary = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error).* in ", line)), "")
+    return {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|error)", summary)}, failed
 
 
 def table(results: Sequence[Result]) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.machines import outcome
 
 from .page import RESULTS, file_of, write_page
 from .rows import ROWS, Row
@@ -67,8 +68,7 @@ def run(row: Row, folder: Path, arguments: Sequence[str]) -> dict:
     )
     if done.returncode:
         print(done.stdout, flush=True)
-    lines = done.stdout.splitlines()
-    summary = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error).* in ", line)), "")
+    counts, failed = outcome(done.stdout)
     ask = f"import json, platform, importlib.metadata as m; print(json.dumps([platform.python_version(), *map(m.version, {SHOWN})]))"
     versions = json.loads(subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout)
     commit = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -78,8 +78,8 @@ def run(row: Row, folder: Path, arguments: Sequence[str]) -> dict:
         "versions": dict(zip(("python", *SHOWN), versions, strict=True)),
         "tests": "a third" if row.part else "all",
         "status": done.returncode,
-        "counts": {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|error)", summary)},
-        "failed": sorted(m[1] for line in lines if (m := re.match(r"(?:FAILED|ERROR) (.*?)(?: - |$)", line))),
+        "counts": counts,
+        "failed": sorted(failed),
         "minutes": round((time.monotonic() - begin) / 60, 1),
     }
 

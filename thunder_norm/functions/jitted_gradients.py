@@ -49,7 +49,9 @@ def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx)
     for bsym in bsyms:
         if not _is_concerned(bsym):
             found.append(bsym)
-        elif isinstance(bsym.sym.id, OperationId):  # of a wrapper: what it does to one inner tensor does not concern the others
+        elif (
+            isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
+        ):  # of a wrapper: what it does to one inner tensor is its own
             found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
         elif _asks_for_what_may_be_unused(bsym):
             found += _with_a_dimension_between(bsym, executor, trace)

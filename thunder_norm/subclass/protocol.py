@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
 
-_opaque_objects = sys.modules.get("torch._library.opaque_object")  # its question has had three names; torch 2.9 has none
+_opaque_objects = sys.modules.get("torch._library.opaque_object")  # torch 2.9 has none
 
 
 def is_opaque_type(cls: type) -> bool:
