@@ -18,6 +18,7 @@ warnings.filterwarnings("ignore")  # Thunder's and torch's own, on import and on
 import torch  # noqa: E402 - the environment comes first
 
 from benchmarks import (  # noqa: E402
+    first_calls,
     function_transforms,
     machine,
     models,
@@ -33,6 +34,7 @@ from benchmarks import (  # noqa: E402
 
 SUITES = {
     "real_mode": real_mode,
+    "first_calls": first_calls,
     "normed": normed,
     "subclasses": subclasses,
     "modular": modular,
@@ -54,6 +56,8 @@ _QUICK = models.Options(
     matrices=((256, 1024), (256, 256)),
     rounds_of_steps=3,
     modula_gpts=((4, 128),),
+    first_call_models=("GPT-2, 2 layers", "ResNet-18"),
+    first_call_rounds=1,
 )
 
 
@@ -64,7 +68,9 @@ def main() -> None:
         return
     amount = _QUICK if options.quick else models.Options()
     if options.rounds is not None:
-        amount = dataclasses.replace(amount, rounds=options.rounds, rounds_of_steps=options.rounds)
+        amount = dataclasses.replace(
+            amount, rounds=options.rounds, rounds_of_steps=options.rounds, first_call_rounds=options.rounds
+        )
     amount = dataclasses.replace(amount, modula_python=options.modula)
     torch.set_num_threads(1)
     folder = options.into or (None if options.quick else page.RESULTS)
@@ -77,8 +83,8 @@ def main() -> None:
         print(f"\n== {name} ({time.perf_counter() - started:.0f} s): {SUITES[name].__doc__.splitlines()[0]}\n", flush=True)
         print(timing.table(rows), flush=True)
         result = {"command": command, "machine": described, "rows": rows}
-        if name == "real_mode":
-            result["method"] = real_mode.METHOD
+        if hasattr(SUITES[name], "METHOD"):
+            result["method"] = SUITES[name].METHOD
         if name == "profile":
             result["peers"] = profile.peer_versions()
             print("\n" + profile.counts(rows))

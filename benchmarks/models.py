@@ -43,6 +43,8 @@ class Options:
     )
     matrices: tuple[tuple[int, int], ...] = ((768, 3072), (768, 2304), (768, 768), (256, 1024), (256, 768), (256, 256))
     rounds_of_steps: int = 7  # of width 256; wider ones three, of many seconds each
+    first_call_models: tuple[str, ...] = ()  # all
+    first_call_rounds: int = 3
     modula_python: Path | None = None  # an interpreter that has JAX and Modula
     modula_gpts: tuple[tuple[int, int], ...] = ((4, 128), (4, 256), (12, 256))  # layers, width
 

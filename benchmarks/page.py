@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parts import exchanged
 from benchmarks.timing import duration
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BEGIN = re.compile(r"<!-- results: (\w+) -->")
 
 Row = Mapping[str, Any]
 Cases = dict[str, dict[str, Row]]  # rows by case and candidate
@@ -28,7 +29,9 @@ def write() -> None:
 
 def rendered(page: str) -> str:
     """The page with the part of each suite exchanged."""
-    return PART.sub(lambda found: f"{found[1]}\n{part(found[2])}\n\n{found[3]}", page)
+    for begin in BEGIN.finditer(page):
+        page = exchanged(page, begin[0], part(begin[1]))
+    return page
 
 
 def part(suite: str) -> str:
@@ -94,11 +97,38 @@ def _range(values: Iterable[float], form: Callable[[float], str] = "{:.2f}".form
 def _real_mode(cases: Cases) -> list[str]:
     heads = ["", "thunder.jit", "with NormTransform", "ratio of medians", "of minima", "quartiles of the rounds", "rounds"]
     rows = []
+    with_inductor = {case: rows for case, rows in cases.items() if _peer(rows) == "torch.compile"}
+    cases = {case: rows for case, rows in cases.items() if case not in with_inductor}
     for case, (peer, ours) in ((case, tuple(rows.values())) for case, rows in cases.items()):
         ratio, minima = ours["median_us"] / peer["median_us"], ours["ratio_of_minima"]
         quartiles = "{:.2f} to {:.2f}".format(*ours["ratio_quartiles"]) if "ratio_quartiles" in ours else ""
         rows.append([case, _time(peer), _time(ours), f"{ratio:.2f}", f"{minima:.2f}", quartiles, str(ours["rounds"])])
-    return [_table(heads, rows)]
+    if not with_inductor:
+        return [_table(heads, rows)]
+    lines = [[case, _time(of["torch.compile"]), _ratio(of["executors.inductor"])] for case, of in with_inductor.items()]
+    compared = _table(["processor's time", "torch.compile", "the executor `inductor`, to that"], lines)
+    return [_table(heads, rows), "The [executor](executors.md) `inductor` and `torch.compile`:", compared]
+
+
+def _first_calls(cases: Cases) -> list[str]:
+    imported, cases = cases["imports"], {case: rows for case, rows in cases.items() if case != "imports"}
+    both = imported["thunder_norm and thunder"]
+    ours = {case: rows["real mode"] for case, rows in cases.items()}
+    heads = ["", "`thunder.jit`", "real mode", "its acquisition", "the rest of it", "normed mode", "aot_eager", "inductor"]
+    lines = []
+    for case, rows in cases.items():
+        peer, ratios = rows["thunder.jit"], {name: f"{row['ratio']:.2f}" for name, row in rows.items()}
+        rest = [row["median_us"] - row["acquisition_us"] for row in (ours[case], peer)]
+        parts = [f"{ours[case]['acquisition_us'] / peer['acquisition_us']:.2f}", f"{rest[0] / rest[1]:.2f}"]
+        others = [ratios[name] for name in ("normed mode", "torch.compile(aot_eager)", "torch.compile(inductor)")]
+        lines.append([case, _time(peer), ratios["real mode"], *parts, *others])
+    shares = [row["acquisition_us"] / row["median_us"] for row in ours.values()]
+    return [
+        _table(heads, lines),
+        f"Real mode takes {_range(row['ratio'] for row in ours.values())} of plain Thunder's time; of its own, "
+        f"{_range(shares, '{:.0%}'.format)} goes into the acquisition.",
+        f"`import thunder`, with torch, takes {_time(imported['thunder'])}; with `thunder_norm` {_time(both)}, {_ratio(both)} of it.",
+    ]
 
 
 def _norms(cases: Cases) -> list[str]:
@@ -130,6 +160,7 @@ _WRAPPERS = {
     "eager dispatch": "eager dispatch",
     "SubclassTransform": "`SubclassTransform`",
     "SubclassTransform, torch.compile executor": "with torch.compile's executor",
+    "SubclassTransform, inductor executor": "with the executor `inductor`",
     "torch.compile(aot_eager)": "aot_eager",
     "torch.compile(inductor)": "inductor",
 }
@@ -141,13 +172,17 @@ def _subclasses(cases: Cases) -> list[str]:
         for kind in ("forward", "forward and backward")
     }
     parts = []
+    heads = {name: head for name, head in _WRAPPERS.items() if all(name in rows for of in calls.values() for rows in of.values())}
     for kind, of_kind in calls.items():
         parts.append(f"{kind.capitalize()}:")
-        lines = [[case, *(f"{rows[name]['ratio']:.2f}" for name in _WRAPPERS)] for case, rows in of_kind.items()]
-        parts.append(_table(["", *_WRAPPERS.values()], lines))
+        lines = [[case, *(f"{rows[name]['ratio']:.2f}" for name in heads)] for case, rows in of_kind.items()]
+        parts.append(_table(["", *heads.values()], lines))
     lines = [(kind, rows) for kind, of_kind in calls.items() for rows in of_kind.values()]
     within = [f"{sum(_ours(rows) <= 1.1 for rows in of.values())} of {len(of)}" for of in calls.values()]
-    ahead = {name: sum(rows[name]["ratio"] < _ours(rows) for _, rows in lines) for name in list(_WRAPPERS)[3:]}
+    ahead = {
+        name: sum(rows[name]["ratio"] < _ours(rows) for _, rows in lines)
+        for name in ("torch.compile(aot_eager)", "torch.compile(inductor)")
+    }
     firsts = [rows for case, rows in cases.items() if case.endswith(": first call")]
     compiled = [rows["torch.compile(inductor)"]["median_us"] for rows in firsts]
     ours = [rows["SubclassTransform"] for rows in firsts]
@@ -217,6 +252,7 @@ def _function_transforms(cases: Cases) -> list[str]:
 
 _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "real_mode": _real_mode,
+    "first_calls": _first_calls,
     "normed": _norms,
     "subclasses": _subclasses,
     "profile": _profile,

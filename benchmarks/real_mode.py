@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import models, timing
+from benchmarks import inductor, models, timing
 
 PLAIN, OURS = "thunder.jit", "with NormTransform"
 METHOD = "Two processes in turns, the peer without anything of ours imported."
@@ -32,6 +32,7 @@ def run(options: models.Options) -> list[dict[str, Any]]:
     return [
         *_model(f"MLP, {options.mlp_layers} layers", "mlp", options.mlp_layers, options.first_calls, options.rounds),
         *_model(f"GPT-2, {options.gpt2_layers} layers", "gpt2", options.gpt2_layers, options.first_calls_of_gpt2, options.rounds),
+        *inductor.run(options),
     ]
 
 

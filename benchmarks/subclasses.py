@@ -18,11 +18,13 @@ from torch import nn
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
+import thunder_norm
 from benchmarks import models, timing
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
 EAGER, OURS, COMPILED = "eager dispatch", "SubclassTransform", "SubclassTransform, torch.compile executor"
+INDUCTOR = "SubclassTransform, inductor executor"
 HAND, PLAIN, ONE = "thunder.jit, by hand", "eager, one plain tensor", "thunder.jit, one plain tensor"
 
 
@@ -70,6 +72,7 @@ def _case(cls: Callable[..., torch.Tensor], count: int, depth: int, width: int, 
         EAGER: model,
         OURS: thunder.jit(model, transforms=[SubclassTransform()]),
         COMPILED: thunder.jit(model, transforms=[SubclassTransform()], executors=["torchcompile"]),
+        INDUCTOR: thunder.jit(model, transforms=[SubclassTransform()], executors=[thunder_norm.executors.inductor]),
         "torch.compile(aot_eager)": torch.compile(model, backend="aot_eager", fullgraph=True),
         "torch.compile(inductor)": torch.compile(model, backend="inductor", fullgraph=True),
     }

@@ -80,6 +80,23 @@ def nothing_left_over(fixed_seed: None) -> Iterator[None]:
     assert after == before, "the test leaves behind what the tests after it see"
 
 
+@pytest.fixture(scope="module")
+def net() -> torch.nn.Module:
+    """The model of the tests of norm maps, shared by those that only read it."""
+    from tests.norm_map_models import Net
+
+    torch.manual_seed(seeded(1))
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def norm_map(net: torch.nn.Module) -> object:
+    """Its norm map, with a dynamic batch."""
+    from thunder_norm import build_norm_map
+
+    return build_norm_map(net, torch.empty(4, 6), dynamic_shapes={"x": {0: "batch"}})
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """So does each module while it is imported."""
     if isinstance(collector, pytest.Module):

@@ -1,6 +1,9 @@
 """Programs of objects that Thunder's interpreter meets: attributes, descriptors, subclasses of containers, and what changes these."""
 
 import collections
+import functools
+
+import torch
 
 from tests.native_programs import program
 
@@ -171,3 +174,105 @@ def mutated_dicts(x):
 @program
 def an_attribute_that_is_not_there(x):
     return Odd().nowhere
+
+
+class Says:
+    """Says of itself what it is told to."""
+
+    def __init__(self, **answers):
+        vars(self).update(answers)
+
+    def __len__(self):
+        return self.length
+
+    def __bool__(self):
+        return self.truth
+
+
+@program
+def a_length_below_zero(x):
+    return x * len(Says(length=-1))
+
+
+@program
+def a_length_that_is_no_number(x):
+    return x * len(Says(length="a"))
+
+
+@program
+def lengths_and_truths(x):
+    ordered = collections.OrderedDict(a=1)
+    found = [
+        bool(Says(truth=True)),
+        not Says(truth=False),
+        len(Says(length=3)),
+        bool(ordered),
+        len(ordered),
+        len({1, 2}),
+        bool({}),
+    ]
+    return x * sum(found) + len(range(4)) + bool(range(0)) + len("abc") + bool(NonData())
+
+
+@program
+def no_length(x):
+    return x * len(NonData())
+
+
+class Equal:
+    def __init__(self, to):
+        self.to = to
+
+    def __eq__(self, other):
+        return other == self.to
+
+
+@program
+def membership(x):
+    found = [3 in [1, Equal(3)], Equal(1) in (1, 2), "b" in "abc", 2 in {1, 2}, 5 in range(9), None in [1, None], 1.0 in (1, 2)]
+    return x * sum(found) + (x in [x]) + ("a" not in collections.OrderedDict(a=1)) + (float("nan") in [float("nan")])
+
+
+@program
+def partials(x):
+    def f(a, b=2, *rest, c=3, **more):
+        return a * b + c + sum(rest) + sum(more.values())
+
+    inner = functools.partial(f, x)
+    outer = functools.partial(inner, 4, c=5)
+    return (
+        inner() + inner(1, 2, 3) + inner(c=7) + outer(6, z=8) + functools.partial(torch.add, x)(1) + functools.partial(x.mul, 2)()
+    )
+
+
+@program
+def partials_that_ask_who_calls(x):
+    asked = functools.partial(isinstance, x)
+    return x * asked(torch.Tensor) + functools.partial(hasattr, x)("shape") + functools.partial(len, [1, 2])()
+
+
+@program
+def numbers_with_tensors(x):
+    return 2 * x + x / 2 - (3 - x) + 2**x + (x > 1) * (1 < x) + -x % 2 + x // 2 + (x @ x.T).sum()
+
+
+@program
+def operands_that_know_nothing_of_each_other(x):
+    return x * (NonData() + Says())
+
+
+@program
+def views_of_dicts(x):
+    d = {"a": 1, "b": 2}
+    total = sum(d.values()) + len(d.keys()) + sum(v for _, v in d.items()) + sum(map(len, d)) + ("a" in d.keys())
+    for (k, v), other in zip(d.items(), reversed([3, 4]), strict=True):
+        total += v * other + len(k)
+    return x * total + len({*d, *{"c"}})
+
+
+@program
+def changed_while_it_is_iterated(x):
+    d = {"a": 1}
+    for k in d:
+        d[k + "b"] = 2
+    return x * len(d)

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from benchmarks import page, real_mode
+from benchmarks import first_calls, page, real_mode
+from benchmarks.parts import exchanged
 
 TEXT = page.PAGE.read_text()
 
@@ -17,13 +18,15 @@ def test_the_page_is_what_the_results_give():
 
 
 def test_every_result_is_on_the_page():
-    shown = re.findall(r"<!-- results: (\w+) -->", TEXT)
+    shown = page.BEGIN.findall(TEXT)
     assert {path.stem for path in page.RESULTS.glob("*.json")} - {"gpu"} <= set(shown)  # docs/gpu.md has no figures yet
     assert len(set(shown)) == len(shown)
 
 
 def test_times_and_ratios_are_in_generated_parts_only():
-    by_hand = page.PART.sub("", TEXT)
+    by_hand = TEXT
+    for begin in page.BEGIN.finditer(TEXT):
+        by_hand = exchanged(by_hand, begin[0], "")
     assert re.findall(r"[\d.]+ ?(?:ms|us|s|x(?! \d)|%|GiB|MiB|GFLOPs|MFLOPs)\b", by_hand) == []
 
 
@@ -46,3 +49,11 @@ def test_real_mode_is_measured_against_a_process_without_us():
         measured = real_mode.calls(workers, "forward and backward", 2)
         assert {name: len(rounds) for name, rounds in measured.rounds.items()} == {real_mode.PLAIN: 2, real_mode.OURS: 2}
         assert plain.ask("imported") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("candidate", ["real mode", "torch.compile(aot_eager)"])
+def test_first_calls_are_measured_in_processes_of_their_own(candidate):
+    answer = first_calls.first_call(candidate, "ResNet-18")
+    assert answer["seconds"] > (answer["acquisition"] or 0) >= 0
+    assert (answer["acquisition"] is None) == candidate.startswith("torch.compile")

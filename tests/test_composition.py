@@ -239,15 +239,20 @@ def test_traces_and_norm_maps_agree_with_eager(program):
 
 
 def bound_symbols(jitted: Callable) -> list[list[tuple]]:
-    """Name, arguments and results of every operation of every trace of the last compilation."""
+    """Name, arguments and results of every operation of every trace of the last compilation, tensors numbered as they come in a trace."""
     traces = list({id(t): t for t in thunder.last_traces(jitted)}.values())
-    return [
-        [
-            (b.sym.id, b.sym.name, [p.name for p in b.flat_proxy_args], [p.name for p in b.flat_proxy_outs])
-            for b in t.bound_symbols
-        ]
-        for t in traces
-    ]
+    return [_numbered(t.bound_symbols) for t in traces]
+
+
+def _numbered(bsyms: list) -> list[tuple]:
+    numbers: dict[str, int] = {}
+    found = []
+    for b in bsyms:
+        names = (
+            [numbers.setdefault(p.name, len(numbers)) for p in proxies] for proxies in (b.flat_proxy_args, b.flat_proxy_outs)
+        )
+        found.append((b.sym.id, b.sym.name, *names))
+    return found
 
 
 def outcome(jitted: Callable, arguments: list[Any]) -> Any:

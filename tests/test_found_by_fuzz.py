@@ -13,7 +13,7 @@ from transform_oracles import assert_same, float64
 
 from thunder_norm import transforms as T
 from thunder_norm.errors import DataDependentError
-from thunder_norm.functions.trial import try_out
+from thunder_norm.functions.torch_calls import try_out
 import thunder
 
 X, Y = float64(3), float64(3) + 0.3

@@ -31,6 +31,10 @@ def _branch(x: torch.Tensor) -> torch.Tensor:
     return -x.sum()
 
 
+def _variance(x):
+    return x.std(correction=x.detach().min().item())
+
+
 def _changes_its_argument(x: torch.Tensor) -> torch.Tensor:
     x.add_(1)
     return x.sum()
@@ -107,6 +111,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "condition under vmap": (lambda: T.vmap(_branch)(X[None]), DataDependentError, ["if x.sum() > 0", "vmap"]),
     "float()": (lambda: T.grad(lambda x: x.sum() * float(x[0]))(X), DataDependentError, ["float()"]),
     "number of a sample": (lambda: T.vmap(lambda x: x * x.sum().item())(X[None]), DataDependentError, ["item"]),
+    "unknown correction": (lambda: T.grad(_variance)(X), DataDependentError, ["the correction of a variance"]),
+    "unknown correction forward": (lambda: T.jvp(_variance, (X,), (X,)), DataDependentError, ["correction of a variance"]),
     "in place on the argument": (lambda: T.grad(_changes_its_argument)(X), TransformError, ["x.add_(1)", "clone"]),
     "in place on a captured tensor": (
         lambda: T.vmap(_changes_a_captured_tensor)(X[None]),

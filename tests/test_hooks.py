@@ -12,15 +12,18 @@ import pytest
 from thunder_norm.tracing import hooks
 
 
-def _asked(*arguments: str) -> Any:
-    done = subprocess.run([sys.executable, "-m", "tests.untouched", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def _asked(*processes: tuple[str, ...]) -> list[Any]:
+    """What processes with these arguments say, which run beside each other."""
+    commands = [[sys.executable, "-m", "tests.untouched", *arguments] for arguments in processes]
+    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
+    said = [p.communicate() for p in running]
+    assert not any(p.returncode for p in running), [error for _, error in said]
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, str]]:
-    return _asked("state", "import", "use")
+    return _asked(("state", "import", "use"))[0]
 
 
 def _changes(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -43,7 +46,7 @@ def test_importing_changes_nothing(states):
 def test_a_use_changes_what_the_hooks_say(states):
     _, imported, used = states
     changed = _changes(imported, used)
-    replaced = {f"{module.__name__} {name}" for module, name, _ in hooks.REPLACED}
+    replaced = {f"{r.module.__name__} {r.name}" for r in hooks.REPLACED}
     assert replaced <= changed
     tables = "thunder.core.transforms _grad_fn_map[", "thunder.core.transform_common NON_FUNCTIONAL_OPS has "
     others = {name for name in changed - replaced if not name.startswith(tables)}
@@ -53,7 +56,7 @@ def test_a_use_changes_what_the_hooks_say(states):
 
 
 def test_programs_without_us_are_what_they_are_without_us():
-    untouched, used = _asked("programs"), _asked("programs", "use")
+    untouched, used = _asked(("programs",), ("programs", "use"))
     assert len(untouched) >= 90
     assert {name: text for name, text in used.items() if text != untouched[name]} == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 from collections.abc import Mapping
@@ -230,3 +231,32 @@ def test_gradient_descent_on_norms_finds_the_scale_of_residual_branches():
     for i in range(2):
         added = sum(log for name, log in sizes.logs.items() if name.startswith(f"1.{i}.")).exp()
         assert added.item() == pytest.approx(1 / 3, abs=1e-3)
+
+
+class Rotary(nn.Module):
+    """Rotary embeddings of positions, written out as in Llama: a table of frequencies is its buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+        self.register_buffer("frequencies", 1 / 10.0 ** (torch.arange(4) / 4))
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        angles = torch.arange(ids.shape[1], device=ids.device)[:, None] * self.frequencies.to(ids.device)
+        cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
+        return self.head(x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin)
+
+
+def test_a_model_without_data_knows_its_table_of_rotations():
+    model, ids = Rotary(), torch.zeros(2, 3, dtype=torch.long)
+    on_meta = copy.deepcopy(model).to("meta")
+    on_meta.register_buffer("frequencies", model.frequencies)
+    expected = ModularNorm(model, ids).sensitivities
+    assert expected["head.weight"] == pytest.approx(1.0)  # a rotation of each pair
+    assert ModularNorm(on_meta, ids).sensitivities == pytest.approx(expected)
+
+
+def test_values_that_nobody_has_are_refused():
+    with pytest.raises(NormMismatchError, match="buffers *'frequencies'"):
+        ModularNorm(Rotary().to("meta"), torch.zeros(2, 3, dtype=torch.long, device="meta"))

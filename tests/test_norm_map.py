@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.norm_map_models import SIZES, Net, count_acquisitions, formula, state
-from tests.seeds import seeded
+from tests.norm_map_models import SIZES, count_acquisitions, formula, state
 from tests.sizes import assert_same_size
 from thunder_norm import (
     LinfTensor,
@@ -24,23 +23,8 @@ from thunder_norm import (
 )
 from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.norms.eager import run_eagerly
-from thunder_norm.norms.norm_map import NormMap
 from thunder_norm.transforms import NormTransform
 import thunder
-
-
-@pytest.fixture(scope="module")
-def net() -> Net:
-    """Shared by tests that only read it."""
-    torch.manual_seed(seeded(1))
-    return Net()
-
-
-@pytest.fixture(scope="module")
-def norm_map(net) -> NormMap:
-    """A norm map with a dynamic batch."""
-    return build_norm_map(net, torch.empty(4, 6), dynamic_shapes={"x": {0: "batch"}})
-
 
 # -- the document's example ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.norm_map_models import KINDS, SIZES, Net, count_acquisitions, formula, state
-from tests.seeds import seeded
 from tests.sizes import assert_same_size
 from thunder_norm import (
     L1Tensor,
@@ -26,21 +25,6 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError
-from thunder_norm.norms.norm_map import NormMap
-
-
-@pytest.fixture(scope="module")
-def net() -> Net:
-    """Shared by tests that only read it."""
-    torch.manual_seed(seeded(1))
-    return Net()
-
-
-@pytest.fixture(scope="module")
-def norm_map(net) -> NormMap:
-    """A norm map with a dynamic batch."""
-    return build_norm_map(net, torch.empty(4, 6), dynamic_shapes={"x": {0: "batch"}})
-
 
 # -- inputs that are not normed --------------------------------------------------------------------------------------------
 

@@ -108,9 +108,16 @@ def test_a_flop_rule_is_used_forward_wherever_the_operation_runs():
     assert (found.flops, found.unknown) == (180, {})
 
 
+@pytest.fixture(scope="module")
+def doubled_in_traces():
+    _register_custom_op(
+        doubled
+    )  # with Thunder, whose traces have it by its name in torch.ops; its nightly refuses to do so twice
+
+
+@pytest.mark.usefixtures("doubled_in_traces")
 @pytest.mark.parametrize("target", ["eager", "trace"])
 def test_operations_of_torch_library(target):
-    _register_custom_op(doubled)  # with Thunder, whose traces have them by their names in torch.ops
     executors = [custom_op_ex] if target == "trace" else None
 
     def profiled():

@@ -14,9 +14,9 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up: a room imports from those before it, and from itself.
 _LAYERS = (
-    ("errors", "user_code", "op_names"),
+    ("errors", "user_code", "op_names", "trees"),
     ("_thunder", "progress", "tables"),
-    ("_versions",),
+    ("_versions", "first_calls"),
     ("model_state", "tracing"),
     ("core",),
     ("rules",),
@@ -25,10 +25,13 @@ _LAYERS = (
     ("norms",),
     ("profiling", "report", "modular"),
     ("checkpointing",),
+    ("executors",),
     ("transforms",),
     ("audit",),
 )
-_NOT_BETWEEN = {("subclass", "core"), ("functions", "core"), ("functions", "rules"), ("subclass", "rules"), ("tracing", "core")}
+# an executor is of use without all else
+_NOT_BETWEEN = {("executors", room) for layer in _LAYERS[4:11] for room in layer}
+_NOT_BETWEEN |= {("subclass", "core"), ("functions", "core"), ("functions", "rules"), ("subclass", "rules"), ("tracing", "core")}
 
 
 def _modules() -> dict[str, Path]:

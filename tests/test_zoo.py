@@ -10,6 +10,7 @@ import torch
 from subclasses import assert_same
 from zoo import ZOO, Case, built, gradients, page
 
+from benchmarks.parts import exchanged
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import OperationId
@@ -29,7 +30,7 @@ def process_group_of_one(nothing_left_over: None) -> Iterator[None]:
 
 
 def rows(entries) -> dict:
-    entries = list(entries)
+    entries = [entry for entry in entries if entry.available]
     return {"argvalues": entries, "ids": [entry.name for entry in entries]}
 
 
@@ -101,4 +102,4 @@ def test_the_page_says_what_is_tested():
 
 def test_the_table_of_the_page_is_read_as_it_is_written():
     row = page.Row("x", "input, returned", ("yes", "-"), ("refused: no", "-"))
-    assert page.rows_of(page.replaced("before", page.render([row]))) == [row]
+    assert page.rows_of(exchanged("before", page.BEGIN, page.render([row]))) == [row]

@@ -4,7 +4,10 @@ A `NormedTensor` is a tensor together with a bound on its norm.  Torch operation
 with `normed_op`, says how.
 """
 
+from importlib import import_module as _import_module
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from thunder_norm import _versions
 
@@ -21,11 +24,44 @@ from thunder_norm.core.context import norm_mode, norm_sensitivity
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.norms.annotations import annotate
-from thunder_norm.norms.norm_map import build_norm_map
-from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
-from thunder_norm.norms.transform import normed
-from thunder_norm.report.norm_report import norm_report
+from thunder_norm.progress import show_progress
+
+if _TYPE_CHECKING:
+    from thunder_norm import executors as executors
+    from thunder_norm import modular as modular
+    from thunder_norm import transforms as transforms
+    from thunder_norm.norms.annotations import annotate
+    from thunder_norm.norms.norm_map import build_norm_map, load_norm_map
+    from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
+    from thunder_norm.norms.transform import normed
+    from thunder_norm.report.norm_report import load_norm_report, norm_report
+
+# What traces programs is imported when it is asked for: eager norms need none of it, and it takes longer than all the rest.
+_LAZY = {
+    "annotate": "thunder_norm.norms.annotations",
+    "build_norm_map": "thunder_norm.norms.norm_map",
+    "load_norm_map": "thunder_norm.norms.norm_map",
+    "load_norm_report": "thunder_norm.report.norm_report",
+    "norm_report": "thunder_norm.report.norm_report",
+    "normed": "thunder_norm.norms.transform",
+    "sensitivities": "thunder_norm.norms.sensitivity",
+    "with_perturbation": "thunder_norm.norms.sensitivity",
+}
+_LAZY_MODULES = ("executors", "modular", "transforms")
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LAZY_MODULES:
+        return _import_module(f"{__name__}.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(_import_module(_LAZY[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_LAZY_MODULES})
+
 
 __all__ = [
     "L1Tensor",
@@ -39,11 +75,14 @@ __all__ = [
     "annotate",
     "build_norm_map",
     "errors",
+    "load_norm_map",
+    "load_norm_report",
     "norm_mode",
     "norm_report",
     "norm_sensitivity",
     "normed",
     "normed_op",
     "sensitivities",
+    "show_progress",
     "with_perturbation",
 ]

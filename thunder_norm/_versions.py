@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 # Thunder's acquisition is reached through two private functions, so that even its patch releases may matter; torch's
 # interface to subclasses changes between minor versions only.  docs/versions.md has what the tests say of them (make test-versions).
 TESTED_TORCH = ("2.9", "2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
-TESTED_THUNDER = ("0.2.6",)
+TESTED_THUNDER = ("0.2.6", "0.2.7.dev20260201")
 
 _TESTED = f"torch {TESTED_TORCH[0]} to {TESTED_TORCH[-1]} with lightning-thunder {', '.join(TESTED_THUNDER)}"
 _INSTALL = f'pip install "torch=={TESTED_TORCH[-1]}.*" "lightning-thunder=={TESTED_THUNDER[0]}"'

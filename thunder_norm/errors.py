@@ -90,6 +90,14 @@ class ProfileError(ThunderNormError, ValueError):
     """A program cannot be profiled as asked for, or a rule for profiles is registered twice or for nothing that can be called."""
 
 
+class CompilerError(ThunderNormError, RuntimeError):
+    """An executor cannot compile a part of a program: a compiler is missing, or fails."""
+
+
+class SavedFileError(ThunderNormError, ValueError):
+    """A norm map or report cannot be saved, or a file is none of ours, damaged, of a newer format, or names what is not known."""
+
+
 class VersionError(ThunderNormError, ImportError):
     """The installed torch or lightning-thunder is one that thunder_norm cannot work with."""
 

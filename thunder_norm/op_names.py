@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,10 @@ def op_key(func: Callable) -> Any:
     >>> op_key(torch.nn.functional.relu), op_key(torch.ops.aten.relu.default), op_key(torch.Tensor.__add__)
     ('relu', 'relu', 'add')
     """
+    return _key_of_torchs(func) if type(func) in _OF_TORCH else _key(func)
+
+
+def _key(func: Callable) -> Any:
     if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         packet = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
         namespace, name = packet._qualified_op_name.split("::")
@@ -68,6 +73,10 @@ _BUILTIN_TYPES = (
     types.GetSetDescriptorType,
     types.MethodWrapperType,
 )
+
+# What there is a fixed number of, so that names found once can be kept.
+_OF_TORCH = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, types.MethodDescriptorType, types.WrapperDescriptorType)
+_key_of_torchs = functools.cache(_key)
 
 
 def op_name(func: Callable) -> str:

@@ -1,8 +1,10 @@
-"""A progress bar for what takes minutes: on a terminal only."""
+"""A progress bar for what takes minutes: on a terminal only, and not where it is switched off."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
@@ -10,6 +12,36 @@ from typing import Any, TypeVar
 from thunder_norm.errors import NormMismatchError
 
 T = TypeVar("T")
+
+_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_progress_wanted", default=True)
+_OFF = ("0", "false", "no", "off")
+_bars = 0  # how many are on the terminal
+
+
+@contextlib.contextmanager
+def show_progress(wanted: bool = True) -> Iterator[None]:
+    """Whether progress is shown inside the block: bars, and what a first call is at.
+
+    It is only ever shown on a terminal.  The environment variable ``THUNDER_NORM_PROGRESS=0`` is the same for a whole process, threads
+    included, and goes before.
+
+    >>> with show_progress(False):
+    ...     print(is_shown())
+    False
+
+    Args:
+        wanted: whether it is shown.
+    """
+    token = _wanted.set(bool(wanted))
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def has_bar() -> bool:
+    """Whether a progress bar of ours is on the terminal now."""
+    return _bars > 0
 
 
 def track(iterable: Iterable[T], description: str = "", total: int | None = None) -> Iterator[T]:
@@ -32,9 +64,14 @@ def track(iterable: Iterable[T], description: str = "", total: int | None = None
 
 
 def is_shown() -> bool:
-    """Whether standard error is a terminal, so that there are progress bars."""
+    """Whether progress is shown: standard error is a terminal, and nobody switched it off."""
+    if not _wanted.get() or os.environ.get("THUNDER_NORM_PROGRESS", "").strip().lower() in _OFF:
+        return False
     is_terminal = getattr(sys.stderr, "isatty", lambda: False)
-    return is_terminal()
+    try:
+        return bool(is_terminal())
+    except ValueError:  # closed
+        return False
 
 
 @contextlib.contextmanager
@@ -52,9 +89,14 @@ def counting(description: str, total: int | None) -> Iterator[Callable[[], None]
     if not is_shown():
         yield _ignore
         return
-    with _bar() as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda: bar.advance(task)
+    global _bars
+    _bars += 1
+    try:
+        with _bar() as bar:
+            task = bar.add_task(description, total=total)
+            yield lambda: bar.advance(task)
+    finally:
+        _bars -= 1
 
 
 def _ignore() -> None:

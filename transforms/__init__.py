@@ -1,14 +1,13 @@
 """What goes into ``thunder.jit(..., transforms=[...])``, transforms of functions, and what looks at programs before they run."""
 
-from thunder_norm.functions import autograd_functions, torch_transforms  # noqa: F401 - have lookasides
-from thunder_norm.functions.checks import check_jvp, check_vjp
+from thunder_norm.functions import torch_transforms  # noqa: F401 - has lookasides
 from thunder_norm.functions.custom import custom_vjp
+from thunder_norm.functions.debugging import check_jvp, check_vjp, log
 from thunder_norm.functions.forward import jvp
 from thunder_norm.functions.gradients import grad, value_and_grad, vjp
 from thunder_norm.functions.jacobians import hessian, jacfwd, jacrev
-from thunder_norm.functions.logging import log
+from thunder_norm.functions.jitted import SubclassTransform
 from thunder_norm.functions.registry import register_batching, register_jvp, register_vjp, self_adjoint
-from thunder_norm.functions.subclasses import SubclassTransform
 from thunder_norm.functions.vmap import vmap
 from thunder_norm.norms.function_of_sizes import function_of_sizes
 from thunder_norm.norms.transform import NormTransform

@@ -24,10 +24,9 @@ from thunder_norm.profiling.totals import TARGETS, Target
 from thunder_norm.subclass import values
 from thunder_norm.subclass.interception import Watching
 from thunder_norm.tracing import compilation
+from thunder_norm.tracing.translation import empty_for
 import thunder
 from thunder.core import prims
-from thunder.core.devices import to_torch_device
-from thunder.core.dtypes import to_torch_dtype
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
@@ -277,4 +276,4 @@ def _input(p: Any, known: tuple[torch.Tensor, Kind] | None, stand_ins: StandIns)
     if not isinstance(p, TensorProxy):
         return getattr(p, "value", p), "input"
     with stand_ins.mode, torch.no_grad():
-        return torch.empty(tuple(p.shape), dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device)), "input"
+        return empty_for(p), "input"

@@ -6,12 +6,14 @@ import json
 import re
 from pathlib import Path
 
+from benchmarks.parts import exchanged
+
 from .rows import ROWS, Row
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
 
-BEGIN, END = "<!-- written by python -m tests.versions -->", "<!-- end -->"
+BEGIN = "<!-- written by python -m tests.versions -->"
 HEADER = "| | Python | torch | lightning-thunder | transformers | torchao | tests | passed | failed | skipped | commit |"
 
 
@@ -34,12 +36,6 @@ def render() -> str:
     return "\n".join([*lines, *(["", "Failed at that commit:", "", *failed] if failed else [])])
 
 
-def replaced(page: str) -> str:
-    """The page with its table written again."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
-
-
 def write_page() -> None:
     """Write the table of docs/versions.md again."""
-    PAGE.write_text(replaced(PAGE.read_text()))
+    PAGE.write_text(exchanged(PAGE.read_text(), BEGIN, render()))

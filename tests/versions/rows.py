@@ -14,18 +14,25 @@ class Row:
     torch: str
     thunder: str
     transformers: str
+    torchao: str
     part: str = ""  # of the tests, as THUNDER_NORM_PART has it (tests/conftest.py); "" is all of them
 
     @property
     def requirements(self) -> list[str]:
         """What is held fast when the project is installed; everything else is as new as these allow."""
-        return [f"torch=={self.torch}", f"lightning-thunder=={self.thunder}", f"transformers=={self.transformers}"]
+        packages = (
+            ("torch", self.torch),
+            ("lightning-thunder", self.thunder),
+            ("transformers", self.transformers),
+            ("torchao", self.torchao),
+        )
+        return [f"{name}=={version}" for name, version in packages]
 
 
 ROWS = (
-    Row("oldest", "3.11", "2.9.*", "0.2.6", "4.52.4"),
-    Row("torch 2.11", "3.12", "2.11.*", "0.2.6", "4.52.4", "1/3"),
-    Row("newest", "3.11", "2.15.*", "0.2.6", "5.23.*"),
-    Row("Python 3.13", "3.13", "2.15.*", "0.2.6", "5.23.*", "0/3"),
-    Row("Thunder's nightly", "3.12", "2.11.*", "0.2.7.dev20260201", "4.57.*", "0/3"),
+    Row("oldest", "3.11", "2.9.*", "0.2.6", "4.52.4", "0.17.*"),  # torchao 0.18 cannot be imported with torch 2.9
+    Row("torch 2.11", "3.12", "2.11.*", "0.2.6", "4.52.4", "0.18.*", "1/3"),
+    Row("newest", "3.11", "2.15.*", "0.2.6", "5.23.*", "0.18.*"),
+    Row("Python 3.13", "3.13", "2.15.*", "0.2.6", "5.23.*", "0.18.*", "0/3"),
+    Row("Thunder's nightly", "3.12", "2.11.*", "0.2.7.dev20260201", "4.57.*", "0.18.*", "0/3"),
 )

@@ -14,12 +14,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
 
 from subclasses import assert_same  # noqa: E402
 
+from benchmarks.parts import exchanged  # noqa: E402
 from thunder_norm.errors import ThunderNormError  # noqa: E402
 from thunder_norm.transforms import SubclassTransform  # noqa: E402
 import thunder  # noqa: E402
 
 from . import ZOO, Case, built, gradients  # noqa: E402
-from .page import PAGE, Row, render, replaced  # noqa: E402
+from .page import BEGIN, PAGE, Row, render  # noqa: E402
 
 
 def compiled(function: Callable) -> Callable:
@@ -96,7 +97,7 @@ def main() -> None:
             rows.append(measured(entry))
             print(rows[-1].markdown(), flush=True)
     if arguments.write:
-        PAGE.write_text(replaced(PAGE.read_text(), render(rows)))
+        PAGE.write_text(exchanged(PAGE.read_text(), BEGIN, render(rows)))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
@@ -23,7 +25,7 @@ class Case:
     where wrappers occur.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` is a part of
     the message with which we refuse, None where we must agree with eager.  Without `roles` only plain tensors
     take part.  With `keeps` the program puts a tensor where there was None:
-    its second call is traced once more.
+    its second call is traced once more.  `since` is the first torchao that has what the program uses.
     """
 
     name: str
@@ -32,9 +34,15 @@ class Case:
     backward: bool = False
     forward_refusal: str | None = None
     keeps: bool = False
+    since: str = ""
 
     def __post_init__(self) -> None:
         assert set(self.roles) <= set(ROLES), self.roles
+
+    @property
+    def available(self) -> bool:
+        """Whether the installed torchao has it."""
+        return not self.since or Version(version("torchao")) >= Version(self.since)
 
     @property
     def works(self) -> tuple[bool, bool]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.parts import END
+
 PAGE = Path(__file__).parents[2] / "docs" / "subclasses.md"
-BEGIN, END = "<!-- written by python -m tests.zoo --write -->", "<!-- end -->"
+BEGIN = "<!-- written by python -m tests.zoo --write -->"
 HEADER = "| program | subclasses as | torch.compile: forward | backward | thunder_norm: forward | backward |"
 
 
@@ -54,13 +56,6 @@ def render(rows: Sequence[Row]) -> str:
 def count(rows: Sequence[Row], who: str, direction: int) -> int:
     """How many programs work."""
     return sum((r.ours if who == "thunder_norm" else r.compiled)[direction] == "yes" for r in rows)
-
-
-def replaced(page: str, generated: str) -> str:
-    """The page with its generated part exchanged."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{generated}\n\n{END}{after}"
 
 
 def rows_of(page: str) -> list[Row]:

@@ -229,14 +229,14 @@ def _():
     return model, (torch.randn(4, 64),)
 
 
-@case("NF4, linear_nf4", INPUT, backward=True)
+@case("NF4, linear_nf4", INPUT, backward=True, since="0.18")
 def _():
     from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import linear_nf4, to_nf4
 
     return linear_nf4, (torch.randn(4, 64, requires_grad=True), to_nf4(torch.randn(64, 64), 64, 2))
 
 
-@case("NF4, F.linear", PARAMETER)
+@case("NF4, F.linear", PARAMETER, since="0.18")
 def _():
     from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
 
@@ -245,14 +245,14 @@ def _():
     return model, (torch.randn(4, 64),)
 
 
-@case("NF4, F.linear, gradient of the input", INPUT, backward=True)
+@case("NF4, F.linear, gradient of the input", INPUT, backward=True, since="0.18")
 def _():
     from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
 
     return lambda x, w: F.linear(x.sin(), w), (torch.randn(4, 64, requires_grad=True), to_nf4(torch.randn(64, 64), 64, 2))
 
 
-@case("NF4, to(float32)", INPUT)
+@case("NF4, to(float32)", INPUT, since="0.18")
 def _():
     from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
 

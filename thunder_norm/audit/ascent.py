@@ -19,12 +19,13 @@ def ascend(
         return 0.0
     grads = gradient()
     for step in range(steps):
+        moves = [_moves(b, x, g, r) for b, x, g, r in zip(balls, points, grads, radii, strict=True)]
         for gamma in (None, 1.0, 2 / (step + 2), 0.1, -0.3, -0.03):
             if gamma is None and first is None:
                 continue
             moved = [
-                _move(b, x, g, r, 1.0 if gamma is None else gamma) if gamma is not None or i == first else x
-                for i, (b, x, g, r) in enumerate(zip(balls, points, grads, radii, strict=True))
+                move(1.0 if gamma is None else gamma) if gamma is not None or i == first else x
+                for i, (move, x) in enumerate(zip(moves, points, strict=True))
             ]
             new_value, gradient = _value_and_gradient(f, moved)
             # a result that overflows says nothing
@@ -36,15 +37,22 @@ def ascend(
     return value
 
 
-def _move(ball: Ball, x: torch.Tensor, g: torch.Tensor, radius: float, gamma: float) -> torch.Tensor:
-    """A Frank-Wolfe step (gamma > 0) or a projected gradient step of relative length -gamma."""
-    if not g.abs().max() > 0:
-        return x
-    if gamma > 0:
-        x = (1 - gamma) * x + gamma * radius * lmo(ball.kind, g, ball.dims)
-    else:
-        x = x - gamma * radius * g / g.abs().max()
-    return ball.point(x, radius)
+def _moves(ball: Ball, x: torch.Tensor, g: torch.Tensor, radius: float) -> Callable[[float], torch.Tensor]:
+    """Frank-Wolfe steps from `x` (gamma > 0, at most 1) and projected gradient steps of relative length -gamma."""
+    largest = g.abs().max()
+    if not largest > 0:
+        return lambda gamma: x
+    furthest: list[torch.Tensor] = []
+
+    def move(gamma: float) -> torch.Tensor:
+        if gamma < 0:
+            return ball.point(x - gamma * radius * g / largest, radius)
+        if not furthest:
+            furthest.append(radius * lmo(ball.kind, g, ball.dims))
+        between = torch.lerp(x, furthest[0], gamma)  # in the ball, which is convex
+        return between if ball.domain is None else ball.domain(between)
+
+    return move
 
 
 def _value_and_gradient(f: Callable, points: list[torch.Tensor]) -> tuple[float, Callable[[], list[torch.Tensor]]]:

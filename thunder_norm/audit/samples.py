@@ -7,6 +7,7 @@ norms of several magnitudes.  Everything else stays as it is.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -208,21 +209,13 @@ def rule_of(case: Case) -> NormRule | None:
 
 def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     """At most `count` cases in which this rule of `op` runs, and no other."""
-    looked_at: list[Sample] = []
-    others = filter(_is_usable, samples_of(op))
-
-    def samples() -> Iterator[Sample]:
-        yield from tuple(looked_at)
-        for sample in others:
-            looked_at.append(sample)
-            yield sample
-
+    samples = _usable_samples(op, *map(id, op.rules))
     found: list[Case] = []
     # a rule that others go before, always, is run although they would be
     for is_forced in (False, True) if rule.when is None else (False,):
         # another setting with each sample, then again with other pairs: few cases are as different as possible
         for offset in range(len(_SETTINGS)):
-            for i, sample in enumerate(samples()):
+            for i, sample in enumerate(copy.copy(samples)):
                 for case in _cases(op, rule, sample, (i + offset) % len(_SETTINGS), i, is_forced):
                     if len(found) < count and _is_case_of(case, rule):
                         found.append(case)
@@ -231,6 +224,12 @@ def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
         if found:
             break
     return found
+
+
+@functools.lru_cache(maxsize=16)  # the rules of one operation are tried one after the other
+def _usable_samples(op: NormedOp, *rules: int) -> Iterator[Sample]:
+    """The samples of an operation that has these rules which a search can run; copies of the iterator look for each once."""
+    return itertools.tee(filter(_is_usable, samples_of(op)), 1)[0]
 
 
 def runs_without_norm(op: NormedOp, rule: NormRule) -> str:

@@ -100,6 +100,9 @@ def perturbations_recorded() -> Iterator[None]:
     """
     records = torch.is_grad_enabled()
     has_hooks = _top_hooks(True) is not None
+    if records and not has_hooks and _records_program.get() is not None:  # inside another block of these
+        yield
+        return
     with contextlib.ExitStack() as stack:
         if _records_program.get() is None:
             stack.enter_context(setting(_records_program, records))
@@ -146,6 +149,10 @@ class Environment:
         """The normed tensor that stands for the plain tensor `t`: with its exact norm."""
         return measured(kind, t, elem_dims)
 
+    def values_of(self, t: torch.Tensor) -> torch.Tensor:
+        """A plain tensor with its values, if it is one without (on meta) and they are known."""
+        return t
+
     def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
         """Called before a rule runs, with the call's arguments, and those by name: as they were given, as the rule gets them."""
 
@@ -183,6 +190,11 @@ def run_real(func: Callable, args: tuple, kwargs: dict) -> Any:
 def lift(t: torch.Tensor, kind: type[NormedTensor], elem_dims: Sequence[int] | None = None) -> NormedTensor:
     """A plain tensor as a normed one: constants by their exact norm, parameters as the transform in use says."""
     return _environment.get().lift(t, kind, None if elem_dims is None else tuple(elem_dims))
+
+
+def values_of(t: torch.Tensor) -> torch.Tensor:
+    """A constant of the program with its values, for rules that look at them: on meta they are known only here."""
+    return _environment.get().values_of(t)
 
 
 def current_environment() -> Environment:

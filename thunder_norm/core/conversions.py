@@ -12,8 +12,6 @@ from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, R
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 
-_VECTOR_KINDS = (RMSTensor, L1Tensor, L2Tensor)
-
 
 def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> float | None:
     """Smallest known c with ``||t||_(kind, elem_dims) <= c ||t||_x`` for all tensors of x's shape; None if there is none.

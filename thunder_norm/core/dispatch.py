@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import in_place
 from thunder_norm.core.context import (
@@ -30,6 +29,7 @@ from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import op_key, op_name
+from thunder_norm.trees import flat_tensors, map_tensors
 
 
 def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -184,7 +184,7 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
 def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:
     """The norm sizes among a rule's arguments, by name."""
     for name, value in bound.arguments.items():
-        for v in tree_flatten(value)[0]:
+        for v in flat_tensors(value):
             if isinstance(v, NormedTensor):
                 yield name, v.norm_size
 
@@ -205,7 +205,7 @@ def _handing_on(result: Any, sizes: Sequence[tuple[str, torch.Tensor]], followed
 
 def unwrap(tree: Any) -> Any:
     """The same structure with every NormedTensor replaced by its backing."""
-    return tree_map(lambda v: v.backing if isinstance(v, NormedTensor) else v, tree)
+    return map_tensors(lambda v: v.backing if isinstance(v, NormedTensor) else v, tree)
 
 
 def _attach(
@@ -244,7 +244,7 @@ def _recorded(size: torch.Tensor) -> torch.Tensor:
 
 def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: dict) -> None:
     storage = _storage_id(real)
-    for other in tree_flatten((args, kwargs))[0]:
+    for other in flat_tensors((args, kwargs)):
         if isinstance(other, NormedTensor) and _storage_id(other.backing) == storage:
             together = [*other._aliases, *out._aliases] or [weakref.ref(other)]
             together.append(weakref.ref(out))
@@ -330,7 +330,7 @@ def _check_not_batched(func: Callable) -> None:
 
 
 def _check_finalized(func: Callable, args: tuple, kwargs: dict) -> None:
-    for x in tree_flatten((args, kwargs))[0]:
+    for x in flat_tensors((args, kwargs)):
         if isinstance(x, NormedTensor) and not x.finalized:
             raise NormMismatchError(
                 f"{op_name(func)} on an unfinalized {type(x).__name__}: give it a backing (finalize) or pass it to a norm map"

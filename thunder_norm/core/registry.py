@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_any
 
 from thunder_norm.core import conversions
 from thunder_norm.core.context import Mode, check_mode, current_mode, lift
@@ -24,6 +23,7 @@ from thunder_norm.core.running import runner
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.op_names import METADATA, is_in_place, op_key
+from thunder_norm.trees import flat_tensors
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Slot:
         """Whether `value` may be passed, as it is or (if `converting`) after a sound conversion or a lift."""
         if value is None:
             return self.is_optional or self.is_unconstrained
-        if isinstance(value, list | tuple) and tree_any(lambda v: isinstance(v, torch.Tensor), value):
+        if isinstance(value, list | tuple) and flat_tensors(value):
             # a list that may hold plain tensors holds indices: numbers, slices and None go along
             element = Slot(
                 self.kinds,
@@ -127,7 +127,7 @@ class NormRule:
         `on_by_default` are the names of the operation's arguments that are True if not given.
         """
         names = self.signature.parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in names.values())
+        takes_any = self._takes_any
         kwargs = {("input" if k == "self" and k not in names else k): v for k, v in kwargs.items()}
         if not takes_any:
             kwargs = {
@@ -135,12 +135,39 @@ class NormRule:
                 for k, v in kwargs.items()
                 if k in names or not (k in _NORM_NEUTRAL or v is None or v is False and k not in on_by_default)
             }
+        arguments = self._in_order(args, kwargs)
+        if arguments is not None:
+            return inspect.BoundArguments(self.signature, arguments)
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
             return str(e)
         bound.apply_defaults()
         return bound
+
+    @functools.cached_property
+    def _takes_any(self) -> bool:
+        return any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values())
+
+    @functools.cached_property
+    def _positional(self) -> tuple[str, ...] | None:
+        """The arguments that may be given in order; None if the signature has others than those and ones given by name alone."""
+        parameters = self.signature.parameters.values()
+        if any(p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
+            return None
+        return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+    def _in_order(self, args: tuple, kwargs: dict) -> dict[str, Any] | None:
+        """What `inspect.Signature.bind` and its defaults give, at a fifth of the price; None where it has more to say."""
+        if self._positional is None or len(args) > len(self._positional):
+            return None
+        parameters = self.signature.parameters
+        given = dict(zip(self._positional, args, strict=False))
+        if any(name in given or name not in parameters for name in kwargs):
+            return None
+        given |= kwargs
+        arguments = {name: given.get(name, p.default) for name, p in parameters.items()}
+        return arguments if len(given) == len(parameters) or _ABSENT not in map(id, arguments.values()) else None
 
     def fits(self, bound: inspect.BoundArguments, *, converting: bool) -> bool:
         """Whether every argument fits its slot, and all of them the rule's condition."""
@@ -183,6 +210,9 @@ class NormRule:
         return bound
 
 
+_ABSENT = id(inspect.Parameter.empty)
+
+
 def _named_values(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
@@ -209,7 +239,7 @@ class NormedOp:
         self.__doc__ = body.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if tree_any(lambda v: isinstance(v, NormedTensor), (args, kwargs)):
+        if any(isinstance(v, NormedTensor) for v in flat_tensors((args, kwargs))):
             return runner().torch_function(self, args, kwargs)
         return self.body(*args, **kwargs)
 
@@ -269,12 +299,16 @@ class NormedOp:
         mode = current_mode()
         ordered = [r for r in self.rules if r.mode in (mode, None) and (with_conditions or r.when is None)]
         ordered.sort(key=lambda r: (r.when is None, r.mode is None))
-        for converting in (False, True):
-            for rule in ordered:
-                bound = rule.bind(args, kwargs, _on_by_default(self.key))
-                if not isinstance(bound, str) and rule.fits(bound, converting=converting):
-                    return rule, bound
-        return None
+        on_by_default = _on_by_default(self.key)
+        bindable = []
+        for rule in ordered:
+            bound = rule.bind(args, kwargs, on_by_default)
+            if isinstance(bound, str):
+                continue
+            if rule.fits(bound, converting=False):
+                return rule, bound
+            bindable.append((rule, bound))
+        return next(((rule, bound) for rule, bound in bindable if rule.fits(bound, converting=True)), None)
 
 
 @functools.cache

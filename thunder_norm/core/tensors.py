@@ -25,6 +25,9 @@ from thunder_norm.errors import NormMismatchError, UnsupportedOpError
 # Norm sizes are float64: the product of 24 layers' worst sensitivities (1 / sqrt(eps) = 316 each) is 1e60, beyond float32.
 NORM_DTYPE = torch.float64
 
+# Shapes and dtypes are asked for without telling those who watch calls (`TorchFunctionMode`): there are ten for each operation.
+unwatched = torch._C.DisableTorchFunction
+
 
 class NormedTensor(torch.Tensor):
     """A tensor wrapper that carries a bound on its norm; the base class of all kinds.
@@ -99,16 +102,18 @@ class NormedTensor(torch.Tensor):
     ) -> NormedTensor:
         """Build without looking at values; `elem_dims` are made canonical as soon as there is a backing."""
         like = norm_size if backing is None else backing
-        self = torch.Tensor._make_wrapper_subclass(
-            cls,
-            () if backing is None else backing.shape,
-            strides=() if backing is None else backing.stride(),  # contiguity decides which ATen operations a program becomes
-            dtype=like.dtype,
-            device=like.device,
-            requires_grad=False,
-        )
+        with unwatched():
+            self = torch.Tensor._make_wrapper_subclass(
+                cls,
+                () if backing is None else backing.shape,
+                strides=() if backing is None else backing.stride(),  # contiguity decides which ATen operations a program becomes
+                dtype=like.dtype,
+                device=like.device,
+                requires_grad=False,
+            )
+            ndim = 0 if backing is None else backing.ndim
         if backing is not None:
-            elem_dims = cls._canonical(cls.default_elem_dims(backing.ndim) if elem_dims is None else elem_dims, backing.ndim)
+            elem_dims = cls._canonical(cls.default_elem_dims(ndim) if elem_dims is None else elem_dims, ndim)
         self.backing = cast(torch.Tensor, backing)
         self.norm_size = _for_autograd(norm_size)
         self.perturbation_size = None if perturbation_size is None else _for_autograd(perturbation_size)
@@ -242,8 +247,9 @@ class NormedTensor(torch.Tensor):
 
 def _for_autograd(size: torch.Tensor) -> torch.Tensor:
     """A size that autograd can take: one made under `torch.inference_mode` it cannot."""
-    if not size.is_inference() or isinstance(size, FakeTensor):
-        return size
+    with unwatched():
+        if not size.is_inference() or isinstance(size, FakeTensor):
+            return size
     with torch.inference_mode(False):
         return size.clone()
 
@@ -262,11 +268,13 @@ def _as_dims(dims: int | Iterable[int]) -> ed.Dims:
 def _as_size(size: Any, name: str) -> torch.Tensor:
     """A 0-dim float64 tensor from a number or tensor; refuses what cannot be a norm."""
     if isinstance(size, torch.Tensor):
-        if size.ndim != 0 or not size.is_floating_point() or isinstance(size, NormedTensor):
-            raise NormMismatchError(f"{name} must be a 0-dim floating tensor or a number, got {describe(size)}")
-        if size.device.type == "cpu" and not isinstance(size, FakeTensor):
-            _check_size(size.item(), name, may_be_nan=name == "norm_size")
-        return size.to(NORM_DTYPE)
+        with unwatched():
+            if size.ndim != 0 or not size.is_floating_point() or isinstance(size, NormedTensor):
+                raise NormMismatchError(f"{name} must be a 0-dim floating tensor or a number, got {describe(size)}")
+            if size.device.type == "cpu" and not isinstance(size, FakeTensor):
+                _check_size(size.item(), name, may_be_nan=name == "norm_size")
+            is_stored_so = size.dtype is NORM_DTYPE
+        return size if is_stored_so else size.to(NORM_DTYPE)
     if isinstance(size, bool) or not isinstance(size, Real):
         raise NormMismatchError(f"{name} must be a 0-dim floating tensor or a number, got {type(size).__name__}")
     _check_size(float(size), name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +22,14 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 from thunder_norm.errors import TransformLevelError, with_details
 from thunder_norm.functions import completion
 from thunder_norm.functions.functionalization import without_mutations
-from thunder_norm.functions.levels import Levels
-from thunder_norm.functions.programs import flat_program
-from thunder_norm.functions.wrappers import value_of, values_of, wrapped
+from thunder_norm.functions.interpreted import Levels, value_of, values_of, wrapped
+from thunder_norm.functions.programs import flat_program, flat_proxies
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, wrap_const
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
@@ -119,6 +118,35 @@ def acquire(
     name_printably(captured.values())
     program = flat_program([*fresh, *captured.values()], bsyms, outs)
     return Program(without_mutations(program), len(fresh), tuple(out_leaves), out_spec)
+
+
+class Call:
+    """One call of a transformed function, met by the interpreter."""
+
+    def __init__(self, transformed: WrappedValue, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]):
+        self._transformed = transformed
+        self._args = args
+        self._kwargs = kwargs
+        self.name: str = transformed.value.name
+        self.result_specs: list[TreeSpec] = transformed.value.result_specs
+        self.skipped = transformed.value.num_own_arguments
+        values, self.kwargs = values_of(args, kwargs)
+        self.own, self.args = values[: self.skipped], values[self.skipped :]
+
+    def acquire(
+        self, function: str = "function", args: Sequence[Any] | None = None, shapes: Callable[..., Any] | None = None
+    ) -> Program:
+        """The attribute `function` of the transformed function as a flat program, for this call's arguments or for `args`."""
+        found = _interpret_call(getattr, self._transformed, wrap_const(function))
+        if args is not None:
+            given = tuple(wrapped(a, self._transformed) for a in args)
+            return acquire(found, self.name, given, {}, shapes)
+        return acquire(found, self.name, self._args[self.skipped :], self._kwargs, shapes)
+
+    @property
+    def tensors(self) -> tuple[TensorProxy, ...]:
+        """The tensors among the arguments, in the order of the arguments of `acquire`'s program."""
+        return flat_proxies((self.args, self.kwargs))
 
 
 def _has_tensors(tree: Any) -> bool:

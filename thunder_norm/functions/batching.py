@@ -10,12 +10,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, with_details
+from thunder_norm.errors import DataDependentError, TransformError, with_details
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
-from thunder_norm.functions.registry import batching_rules, decomposed
+from thunder_norm.functions.registry import batching_rules, decomposed, missing_rule
 from thunder_norm.tracing.locations import at_line_of, location_of
 import thunder.torch as ltorch
+from thunder import clang
 from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import Proxy, TensorProxy
@@ -67,6 +68,31 @@ def evaluate_vmap(
     program.run(trace.bound_symbols)
     results = outputs_of(trace)
     return tuple(program.values.read(results)), tuple(map(program.dim_of, results))
+
+
+def evaluate_in_chunks(
+    trace: TraceCtx,
+    args: Sequence[Any],
+    in_dims: Sequence[int | None],
+    axis_size: int,
+    randomness: Randomness,
+    chunk_size: int | None,
+) -> tuple[Sequence[Any], Sequence[int | None]]:
+    """As `evaluate_vmap`, some samples at a time: it needs less memory, and gives the same."""
+    chunk = chunk_size or axis_size
+    if chunk >= axis_size:
+        return evaluate_vmap(trace, args, in_dims, axis_size, randomness)
+    draws: Draws = {}
+    parts = []
+    for begin in range(0, axis_size, chunk):
+        size = min(chunk, axis_size - begin)
+        given = [
+            v if d is None else clang.slice_in_dim(v, begin, begin + size, dim=d) for v, d in zip(args, in_dims, strict=True)
+        ]
+        parts.append(evaluate_vmap(trace, given, in_dims, size, randomness, draws))
+    out_dims = parts[0][1]
+    columns = zip(*(outs for outs, _ in parts), strict=True)
+    return [c[0] if d is None else ltorch.cat(list(c), d) for c, d in zip(columns, out_dims, strict=True)], out_dims
 
 
 class _Program:
@@ -175,13 +201,7 @@ class _Program:
                 )
             )
         if operation is None:
-            raise MissingTransformRuleError(
-                with_details(
-                    f"no batching rule for {bsym.sym.id}",
-                    at=location_of(bsym),
-                    to_add_one=f"@thunder_norm.transforms.register_batching({str(bsym.sym.id)!r})",
-                )
-            )
+            raise missing_rule(bsym, "batching")
         dims = tuple(map(self.dim_of, flat_proxies((bsym.args, bsym.kwargs))))
         args, kwargs = self.values.read(bsym.args), self.values.read(bsym.kwargs)
         results = derived("vmap", operation)(self.axis_size, self.randomness, dims, args, kwargs)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
-from thunder_norm.errors import ThunderNormError, TransformError, with_details
-from thunder_norm.functions import acquisition, functional_call  # noqa: F401 - registers a lookaside
+from thunder_norm.errors import ThunderNormError, TransformError, TransformTypeError, with_details
+from thunder_norm.functions import acquisition
 from thunder_norm.functions.acquisition import Interrupted
-from thunder_norm.functions.jitted_gradients import with_gradients
-from thunder_norm.functions.levels import active_level
+from thunder_norm.functions.interpreted import active_level, announce, closed, is_open, values_of, wrapped
+from thunder_norm.functions.jitted import with_gradients
+from thunder_norm.functions.programs import described, is_differentiable
 from thunder_norm.functions.readability import tidied
 from thunder_norm.functions.transformed import Call, Transformed, run_interpreted
-from thunder_norm.functions.wrappers import announce, closed, is_open, values_of, wrapped
 from thunder_norm.subclass.broadcast import broadcast_scalars_of
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import leaf_proxies
@@ -176,3 +176,84 @@ def _remember_function(made: WrappedValue, target: WrappedValue) -> None:
 def draws_numbers(bsym: BoundSymbol) -> bool:
     """Whether an operation draws random numbers."""
     return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or any(draws_numbers(s) for s in bsym.subsymbols)
+
+
+# -- what goes in, and what comes out -----------------------------------------------------------------------------------
+
+
+def check_differentiable(value: Any, what: str, verb: str, otherwise: str) -> None:
+    """Refuse what has no derivative.
+
+    Args:
+        value: a leaf of the arguments.
+        what: how a message calls it.
+        verb: what it cannot do then: "be differentiated", "move".
+        otherwise: what to do with it instead.
+
+    Raises:
+        TransformTypeError: it is no floating point tensor.
+    """
+    if not isinstance(value, TensorProxy):
+        raise TransformTypeError(
+            with_details(
+                f"{what} is no tensor and cannot {verb}",
+                got=f"a {type(value).__name__}",
+                instead=f"torch.tensor(...) for a number; {otherwise}",
+            )
+        )
+    if not is_differentiable(value):
+        raise TransformTypeError(
+            with_details(
+                f"{what} is not floating point and cannot {verb}",
+                got=f"a tensor of {described(value)}",
+                instead=f"{otherwise}, or convert it with .to(torch.float32)",
+            )
+        )
+
+
+def check_fits(given: Any, like: TensorProxy, what: str, of: str) -> None:
+    """Refuse a tangent or a cotangent that has not the shape and the dtype of what it is one of.
+
+    Raises:
+        TransformTypeError: it is no tensor.
+        TransformError: it does not fit.
+    """
+    if not isinstance(given, TensorProxy):
+        raise TransformTypeError(with_details(f"{what} is no tensor", got=f"a {type(given).__name__}"))
+    if described(given) != described(like):
+        raise TransformError(with_details(f"{what} does not fit its {of}", **{of: described(like)}, got=described(given)))
+
+
+def check_result(result: Any, name: str, *, is_floating: bool = False) -> None:
+    """Refuse a function whose result has leaves that are no tensors.
+
+    Raises:
+        TransformTypeError: it has, or, where they are to be, they are not floating point.
+    """
+    for path, v in tree_flatten_with_path(result)[0]:
+        if not isinstance(v, TensorProxy) or (is_floating and not is_differentiable(v)):
+            got = f"a tensor of {described(v)}" if isinstance(v, TensorProxy) else f"a {type(v).__name__}"
+            raise TransformTypeError(
+                with_details(
+                    f"{name} needs a function that returns {'floating point ' * is_floating}tensors",
+                    got=f"{got} at result{keystr(path)}",
+                    instead="has_aux=True if it returns (tensors, aux)",
+                )
+            )
+
+
+def split_aux(result: Any, has_aux: bool, name: str) -> tuple[Any, Any]:
+    """The differentiable part of a function's result, and the rest.
+
+    Raises:
+        TransformTypeError: `has_aux` says that there are two parts, but there are not.
+    """
+    if not has_aux:
+        return result, None
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TransformTypeError(
+            with_details(
+                f"{name} with has_aux=True needs a function that returns a tuple (result, aux)", got=f"a {type(result).__name__}"
+            )
+        )
+    return result

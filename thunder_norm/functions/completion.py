@@ -18,16 +18,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.functions.levels import active_level
+from thunder_norm.functions.interpreted import active_level, wrapped
 from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
 from thunder_norm.functions.programs import flat_proxies
-from thunder_norm.functions.torch_func import Forward
-from thunder_norm.functions.trial import Trial, position_of, try_out
-from thunder_norm.functions.wrappers import wrapped
+from thunder_norm.functions.torch_calls import Forward, Trial, position_of, try_out
 from thunder_norm.subclass import operations, plain
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.translation import for_torch, proxy_like
 import thunder
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes
@@ -38,7 +37,7 @@ from thunder.core.interpreter import (
     get_interpreterruntimectx,
     interpreter_needs_wrap,
 )
-from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Symbol
 
@@ -154,13 +153,7 @@ def _of_autograd(name: str) -> UnsupportedOpError:
 
 def _run_by_torch(operation: Callable, error: BaseException | None = None) -> Callable:
     """The interpreter's lookaside that writes an operation which torch runs.  `error` is what Thunder said to it."""
-    call = interpreter_needs_wrap(lambda *args, **kwargs: write(operation, args, kwargs, error))
-
-    def with_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
-        recursively_proxy(*args, **kwargs)
-        return call(*args, **kwargs)
-
-    return with_proxies
+    return operations.on_proxies(lambda *args, **kwargs: write(operation, args, kwargs, error))
 
 
 @lookasides.instead_of(thunder.jit)
@@ -284,13 +277,7 @@ def _check_rank(matrix: torch.Tensor, solution: torch.Tensor, residuals: torch.T
 def _meta(function: Callable, *args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
     trial = try_out(function, args, kwargs)
     proxies = flat_proxies((args, kwargs))
-    return *map(_proxy_of, trial.outs), *(TensorProxy(like=proxies[k], requires_grad=False) for k in trial.changed)
-
-
-def _proxy_of(t: torch.Tensor) -> TensorProxy:
-    return TensorProxy(
-        shape=tuple(t.shape), device=devices.to_device(t.device), dtype=dtypes.to_dtype(t.dtype), requires_grad=False
-    )
+    return *map(proxy_like, trial.outs), *(TensorProxy(like=proxies[k], requires_grad=False) for k in trial.changed)
 
 
 def _has_proxy(value: Any) -> bool:
@@ -317,7 +304,7 @@ def _eye_meta(n: int, m: int, *, device: str, dtype: torch.dtype) -> TensorProxy
 
 
 def _eye(n: int, m: int, *, device: str, dtype: Any) -> torch.Tensor:
-    return torch.eye(n, m, device=device, dtype=dtypes.to_torch_dtype(dtype) if isinstance(dtype, dtypes.dtype) else dtype)
+    return torch.eye(n, m, device=device, dtype=for_torch(dtype))
 
 
 _EYE = opaque_executor.register_operator("eye", meta=_eye_meta, fn=_eye)

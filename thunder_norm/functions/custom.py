@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils._pytree import PyTree, tree_flatten
@@ -11,7 +12,16 @@ from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
 from thunder_norm.functions.batching import evaluate_vmap, with_batch
 from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.programs import apart, flat_program, operations_of, outputs_of, program_of, renewed_program, replayed
+from thunder_norm.functions.programs import (
+    anew,
+    apart,
+    flat_program,
+    operations_of,
+    outputs_of,
+    program_of,
+    renewed_program,
+    replayed,
+)
 from thunder_norm.functions.registry import VjpRule
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.thunder_rules import joint_of
@@ -21,7 +31,7 @@ from thunder_norm.tracing.recording import print_without_module
 import thunder.torch as ltorch
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.core.trace import TraceCtx
 
@@ -61,9 +71,9 @@ class CustomVjp(Transformed):
         captured = {p.name: p for program in (value, forward, backward) for p in program.captured}
         operation = CustomOperation(
             getattr(self.function, "__name__", "custom"),
-            _closed(value.trace, value.num_args, captured.values(), outputs_of(value.trace)),
-            _closed(forward.trace, forward.num_args, captured.values(), outputs_of(forward.trace)),
-            _closed(backward.trace, backward.num_args, captured.values(), [g for g in wanted if g is not None]),
+            _closed(value, captured.values()),
+            _closed(forward, captured.values()),
+            _closed(backward, captured.values(), [g for g in wanted if g is not None]),
             tuple(g is not None for g in wanted),
             len(outputs_of(value.trace)),
         )
@@ -89,10 +99,7 @@ class CustomVjp(Transformed):
     def _gradients(self, call: Call, backward: Program) -> list[TensorProxy | None]:
         """The gradient that bwd returns for each tensor of the call."""
         found = backward.result(outputs_of(backward.trace))
-        if isinstance(found, list):
-            found = tuple(found)
-        if not isinstance(found, tuple):
-            found = (found,)
+        found = tuple(found) if isinstance(found, list | tuple) else (found,)
         if len(found) != len(call.args):
             raise TransformError(
                 with_details(
@@ -118,6 +125,7 @@ class CustomVjp(Transformed):
         return gradients + [None] * (len(call.tensors) - len(gradients))
 
 
+@dataclass(eq=False, repr=False)
 class CustomOperation:
     """One call of a function with a rule of its own, as an operation: it is the id of its symbol, and carries its rules.
 
@@ -126,20 +134,15 @@ class CustomOperation:
     it returns a gradient for each tensor that `has_gradient`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        value: TraceCtx,
-        forward: TraceCtx,
-        backward: TraceCtx,
-        has_gradient: tuple[bool, ...],
-        num_results: int,
-    ):
-        self.name = name
-        self.value, self.forward, self.backward = value, forward, backward
-        self.has_gradient = has_gradient
-        self.num_results = num_results
-        self.symbol = Symbol(name=name, meta=self._meta, id=self, _bind_postprocess=print_without_module)
+    name: str
+    value: TraceCtx
+    forward: TraceCtx
+    backward: TraceCtx
+    has_gradient: tuple[bool, ...]
+    num_results: int
+
+    def __post_init__(self) -> None:
+        self.symbol = Symbol(name=self.name, meta=self._meta, id=self, _bind_postprocess=print_without_module)
         self.rules = {
             "vjp": VjpRule(self._augmented, self._pulled, self._check_active),
             "jvp": self._pushed,
@@ -198,7 +201,6 @@ class CustomOperation:
     def _batched(self, axis_size: int, in_dims: Sequence[int | None], *tensors: TensorProxy) -> tuple[tuple, int]:
         """The same function of a batch: its function, fwd and bwd are batched."""
         count = len(self.has_gradient)
-        formal = [TensorProxy(like=t, history=None) for t in tensors]
 
         def all_batched(outs: Sequence[Any], dims: Sequence[int | None]) -> list[TensorProxy]:
             return [with_batch(axis_size, o, d) for o, d in zip(outs, dims, strict=True)]
@@ -213,11 +215,11 @@ class CustomOperation:
             saved_dims[:] = dims[self.num_results :]
             return [*all_batched(outs[: self.num_results], dims[: self.num_results]), *outs[self.num_results :]]
 
-        of_value = program_of(value, formal, hoists=False)
-        of_forward = program_of(forward, [TensorProxy(like=t, history=None) for t in tensors], hoists=False)
+        of_value = program_of(value, anew(tensors), hoists=False)
+        of_forward = program_of(forward, anew(tensors), hoists=False)
         found = outputs_of(of_forward)
-        received = [TensorProxy(like=p, history=None) for p in (*found[self.num_results :], *found[: self.num_results])]
-        captured = [TensorProxy(like=t, history=None) for t in tensors[count:]]
+        received = anew([*found[self.num_results :], *found[: self.num_results]])
+        captured = anew(tensors[count:])
 
         def backward(*args: TensorProxy) -> list[TensorProxy]:
             dims = [*saved_dims, *[0] * self.num_results, *in_dims[count:]]
@@ -233,9 +235,11 @@ class CustomOperation:
         return batched.symbol(*tensors), 0
 
 
-def _closed(trace: TraceCtx, num_args: int, captured: Any, outs: Sequence[Any]) -> TraceCtx:
-    """The program with `captured`, which includes what it captures, as its last arguments."""
-    return flat_program([*trace.args[:num_args], *captured], operations_of(trace), outs)
+def _closed(program: Program, captured: Iterable[Proxy], outs: Sequence[Any] | None = None) -> TraceCtx:
+    """The program with `captured`, which includes what it captures, as its last arguments; its results are `outs`, if given."""
+    trace = program.trace
+    outs = outputs_of(trace) if outs is None else outs
+    return flat_program([*trace.args[: program.num_args], *captured], operations_of(trace), outs)
 
 
 def _described(tree: PyTree) -> str:

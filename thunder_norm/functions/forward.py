@@ -12,13 +12,11 @@ from typing import Any
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
-from thunder_norm.errors import DataDependentError, MissingTransformRuleError, TransformError, TransformTypeError, with_details
-from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.gradients import split_aux
+from thunder_norm.errors import DataDependentError, TransformError, TransformTypeError, with_details
+from thunder_norm.functions.calls import check_differentiable, check_fits, check_result, constructor, split_aux
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.programs import (
     Values,
-    described,
     detach,
     flat_proxies,
     is_bookkeeping,
@@ -26,12 +24,12 @@ from thunder_norm.functions.programs import (
     is_differentiable,
     outputs_of,
 )
-from thunder_norm.functions.registry import decomposed, jvp_rules
+from thunder_norm.functions.registry import decomposed, jvp_rules, missing_rule
 from thunder_norm.functions.transformed import Call, Transformed, shared
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
-from thunder.core import dtypes, prims
+from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten, tree_map
@@ -86,7 +84,14 @@ class _Program:
                 if moves:
                     self.tangents[bsym.output] = self.tangents.get(bsym.args[0])
             elif moves and bsym.sym.id is prims.PrimIDs.ITEM:
-                raise _item(bsym)
+                raise DataDependentError(
+                    with_details(
+                        "the value of a tensor that moves is needed as a number, in a function under jvp",
+                        at=location_of(bsym),
+                        why="a number has no tangent",
+                        instead="keep it a tensor: x.sum() in place of x.sum().item()",
+                    )
+                )
             elif not moves or not any(map(is_differentiable, bsym.flat_proxy_outs)):
                 self.values.copy(bsym)
             else:
@@ -132,15 +137,7 @@ class _Program:
     def _pushed_by_torch(self, bsym: BoundSymbol) -> tuple[Any, list]:
         operation = operation_of(bsym)
         if operation is None:
-            raise MissingTransformRuleError(
-                with_details(
-                    f"{bsym.sym.name} has no jvp rule",
-                    operation=str(bsym.sym.id),
-                    at=location_of(bsym),
-                    to_add_one=f"@thunder_norm.transforms.register_jvp({str(bsym.sym.id)!r}); see CONTRIBUTING.md",
-                    or_else="x.detach() if it is not to move",
-                )
-            )
+            raise missing_rule(bsym, "jvp", or_else="x.detach() if it is not to move")
         args, kwargs = self.values.read((bsym.args, bsym.kwargs))
         tangents = [self.tangents.get(p) for p in flat_proxies((bsym.args, bsym.kwargs))]
         made = iter(derived("jvp", operation)(args, kwargs, tuple(tangents)))
@@ -180,17 +177,6 @@ def _like(bsym: BoundSymbol, value: TensorProxy, tangent: TensorProxy) -> Tensor
     )
 
 
-def _item(bsym: BoundSymbol) -> DataDependentError:
-    return DataDependentError(
-        with_details(
-            "the value of a tensor that moves is needed as a number, in a function under jvp",
-            at=location_of(bsym),
-            why="a number has no tangent",
-            instead="keep it a tensor: x.sum() in place of x.sum().item()",
-        )
-    )
-
-
 # -- the transform -----------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +200,7 @@ class Jvp(Transformed):
         value, aux = split_aux(program.result(outs), self.has_aux, self.name)
         written = [ltorch.zeros_like(v) if t is None else t for v, t in zip(outs, moved, strict=True)]
         tangent, _ = split_aux(program.result(written), self.has_aux, self.name)
-        _check_result(value)
+        check_result(value, self.name)
         return (value, tangent, aux) if self.has_aux else (value, tangent)
 
 
@@ -231,47 +217,8 @@ def _check_arguments(primals: Any, tangents: Any) -> None:
     if spec != other:
         raise TransformError(with_details("jvp: primals and tangents differ in structure", primals=spec, tangents=other))
     for (path, x), (_, dx) in zip(points, directions, strict=True):
-        _check_pair(keystr(path), x, dx)
-
-
-def _check_pair(path: str, x: Any, dx: Any) -> None:
-    for v, what in ((x, "primals"), (dx, "tangents")):
-        if not isinstance(v, TensorProxy):
-            raise TransformTypeError(
-                with_details(
-                    f"jvp: {what}{path} is no tensor",
-                    got=f"a {type(v).__name__}",
-                    instead="torch.tensor(...) for a number; close over what does not move",
-                )
-            )
-    if not dtypes.is_inexact_dtype(x.dtype):
-        raise TransformTypeError(
-            with_details(
-                f"jvp: primals{path} is not floating point and cannot move",
-                got=f"a tensor of {described(x)}",
-                instead="close over it, or convert it with .to(torch.float32)",
-            )
-        )
-    if tuple(x.shape) != tuple(dx.shape) or x.dtype != dx.dtype:
-        raise TransformError(
-            with_details(
-                f"jvp: tangents{path} does not fit its primal",
-                primal=described(x),
-                tangent=described(dx),
-            )
-        )
-
-
-def _check_result(value: Any) -> None:
-    for v in tree_leaves(value):
-        if not isinstance(v, TensorProxy):
-            raise TransformTypeError(
-                with_details(
-                    "jvp needs a function that returns tensors",
-                    got=f"a {type(v).__name__}",
-                    instead="has_aux=True if it returns (tensors, aux)",
-                )
-            )
+        check_differentiable(x, f"jvp: primals{keystr(path)}", "move", "close over what does not move")
+        check_fits(dx, x, f"jvp: tangents{keystr(path)}", "primal")
 
 
 def jvp(function: Callable, primals: tuple, tangents: tuple, *, has_aux: bool = False) -> Any:

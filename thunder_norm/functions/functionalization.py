@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for, views_of
-from thunder_norm.functions.programs import flat_proxies, flat_tensors
+from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.trees import flat_tensors
 from thunder.core import prims
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -81,6 +82,11 @@ class _View:
     bsym: BoundSymbol
     index: int
     base: TensorProxy
+
+    def arguments(self, base: TensorProxy) -> tuple[tuple, dict]:
+        """Those of the operation, with `base` in place of the tensor."""
+        arguments = self.bsym.args, self.bsym.kwargs
+        return tree_map(lambda v: base if isinstance(v, Proxy) and v.name == self.base.name else v, arguments)
 
 
 @dataclass
@@ -231,17 +237,13 @@ def _unclear(view: _View, writer: BoundSymbol) -> TransformError:
 
 def _again(view: _View, base: TensorProxy) -> Any:
     """Take the views of an operation again, of what their tensor is now."""
-    swapped = tree_map(
-        lambda v: base if isinstance(v, Proxy) and v.name == view.base.name else v, (view.bsym.args, view.bsym.kwargs)
-    )
-    return view.bsym.sym(*swapped[0], **swapped[1])
+    args, kwargs = view.arguments(base)
+    return view.bsym.sym(*args, **kwargs)
 
 
 def _written(view: _View, base: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`base` with `value` in the place of one of its views."""
-    args, kwargs = tree_map(
-        lambda v: base if isinstance(v, Proxy) and v.name == view.base.name else v, (view.bsym.args, view.bsym.kwargs)
-    )
+    args, kwargs = view.arguments(base)
     return _writer(_operation(view.bsym), view.index)(value, *args, **kwargs)[0]
 
 

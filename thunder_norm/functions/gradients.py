@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
-from thunder_norm.functions.calls import constructor
-from thunder_norm.functions.programs import described, is_complex, outputs_of, program_of, replayed
+from thunder_norm.functions.acquisition import Program
+from thunder_norm.functions.calls import check_differentiable, check_fits, check_result, constructor, split_aux
+from thunder_norm.functions.interpreted import OpenWrapper
+from thunder_norm.functions.programs import anew, is_complex, outputs_of, program_of, replayed
+from thunder_norm.functions.reverse import Pullback as ProgramPullback
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Call, Transformed, shared
-from thunder_norm.functions.wrappers import OpenWrapper
 import thunder.torch as ltorch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
@@ -38,8 +39,7 @@ class Grad(Transformed):
         program = call.acquire()
         known = outputs_of(program.trace)
         num_losses = _num_losses(split_aux(program.result(known), self.has_aux, self.name)[0], self.name)
-        num_captured = len(program.captured)
-        outs, pullback = evaluate_vjp(program.trace, [*call.tensors, *program.captured], [*inputs.wrt, *[False] * num_captured])
+        outs, pullback = inputs.evaluated(program)
         value, aux = split_aux(program.result(outs), self.has_aux, self.name)
         losses, others = outs[:num_losses], outs[num_losses:]  # the loss is the first of the results
         cotangents = [*map(ltorch.ones_like, losses), *[None] * len(others)]
@@ -62,9 +62,16 @@ class Differentiated:
         self._indices = {i: range(starts[i], starts[i] + len(per_arg[i])) for i in chosen}
         self._chosen = chosen
         for i in chosen:
-            _check_differentiable(call.args[i], i, call.name)
+            for path, v in tree_flatten_with_path(call.args[i])[0]:
+                what = f"{call.name}: argument {i}{keystr(path)}"
+                check_differentiable(v, what, "be differentiated", "name the arguments to differentiate in argnums")
         wanted = {j for r in self._indices.values() for j in r}
         self.wrt = [j in wanted for j in range(len(call.tensors))]
+
+    def evaluated(self, program: Program) -> tuple[tuple[Any, ...], ProgramPullback]:
+        """Write the function's program; its results, and what pulls their cotangents back to the tensors of the call."""
+        wrt = [*self.wrt, *[False] * len(program.captured)]
+        return evaluate_vjp(program.trace, [*self.call.tensors, *program.captured], wrt)
 
     def collected(self, cotangents: Sequence[TensorProxy | None]) -> Any:
         """Cotangents of the tensors as the structure of the arguments they belong to; zeros where there is none."""
@@ -98,23 +105,6 @@ def checked_argnums(argnums: Any, name: str) -> Argnums:
     return argnums
 
 
-def split_aux(result: Any, has_aux: bool, name: str) -> tuple[Any, Any]:
-    """The differentiable part of a function's result, and the rest.
-
-    Raises:
-        TransformTypeError: `has_aux` says that there are two parts, but there are not.
-    """
-    if not has_aux:
-        return result, None
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TransformTypeError(
-            with_details(
-                f"{name} with has_aux=True needs a function that returns a tuple (result, aux)", got=f"a {type(result).__name__}"
-            )
-        )
-    return result
-
-
 def _position(n: int, num_args: int, name: str) -> int:
     if not -num_args <= n < num_args:
         raise TransformError(
@@ -125,27 +115,6 @@ def _position(n: int, num_args: int, name: str) -> int:
             )
         )
     return n % num_args
-
-
-def _check_differentiable(arg: Any, position: int, name: str) -> None:
-    for path, v in tree_flatten_with_path(arg)[0]:
-        what = f"argument {position}{keystr(path)}"
-        if not isinstance(v, TensorProxy):
-            raise TransformTypeError(
-                with_details(
-                    f"{name}: {what} is no tensor and cannot be differentiated",
-                    got=f"a {type(v).__name__}",
-                    instead="torch.tensor(...) for a number; name the arguments to differentiate in argnums",
-                )
-            )
-        if not dtypes.is_inexact_dtype(v.dtype):
-            raise TransformTypeError(
-                with_details(
-                    f"{name}: {what} is not floating point and cannot be differentiated",
-                    got=f"a tensor of {described(v)}",
-                    instead="name the arguments to differentiate in argnums, or convert it with .to(torch.float32)",
-                )
-            )
 
 
 def _num_losses(loss: Any, name: str) -> int:
@@ -226,20 +195,12 @@ def value_and_grad(function: Callable, argnums: Argnums = 0, has_aux: bool = Fal
 # -- vjp: the result of a function, and a function that pulls cotangents back ------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Cotangent:
-    """What a cotangent must look like."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
 class PullbackProgram(Transformed):
     """The backward of one program: a function of the cotangents and of what the forward program saved."""
 
     name = "vjp"
 
-    def __init__(self, trace: TraceCtx, expected: list[_Cotangent | None], out_spec: TreeSpec, in_spec: TreeSpec):
+    def __init__(self, trace: TraceCtx, expected: list[TensorProxy | None], out_spec: TreeSpec, in_spec: TreeSpec):
         super().__init__(_no_function)
         self.trace = trace
         self.expected = expected
@@ -267,18 +228,7 @@ class PullbackProgram(Transformed):
         for (path, ct), e in zip(given, self.expected, strict=True):
             if e is None:
                 continue
-            if not isinstance(ct, TensorProxy):
-                raise TransformTypeError(
-                    with_details(f"vjp: the cotangent{keystr(path)} is no tensor", got=f"a {type(ct).__name__}")
-                )
-            if tuple(ct.shape) != e.shape or dtypes.to_torch_dtype(ct.dtype) != e.dtype:
-                raise TransformError(
-                    with_details(
-                        f"vjp: the cotangent{keystr(path)} does not fit its result",
-                        result=f"{e.dtype}, shape {e.shape}",
-                        cotangent=described(ct),
-                    )
-                )
+            check_fits(ct, e, f"vjp: the cotangent{keystr(path)}", "result")
             found.append(ct)
         return found
 
@@ -298,13 +248,12 @@ class _Forward(Transformed):
             raise TransformError(with_details("vjp needs at least one primal", instead="vjp(f, x)"))
         inputs = Differentiated(call, tuple(range(len(call.args))))
         program = call.acquire()
-        num_captured = len(program.captured)
-        _check_result(split_aux(program.result(outputs_of(program.trace)), self.has_aux, self.name)[0])
-        outs, pullback = evaluate_vjp(program.trace, [*call.tensors, *program.captured], [*inputs.wrt, *[False] * num_captured])
+        check_result(split_aux(program.result(outputs_of(program.trace)), self.has_aux, self.name)[0], self.name)
+        outs, pullback = inputs.evaluated(program)
         result, aux = split_aux(program.result(outs), self.has_aux, self.name)
         leaves, out_spec = tree_flatten(result)
         floating = [dtypes.is_inexact_dtype(v.dtype) for v in leaves]
-        fresh = [TensorProxy(like=v, history=None) for v, f in zip(leaves, floating, strict=True) if f]
+        fresh = anew(v for v, f in zip(leaves, floating, strict=True) if f)
         rest = [None] * (len(outs) - len(leaves))
 
         def back(*cotangents: TensorProxy) -> Sequence[TensorProxy]:
@@ -313,10 +262,7 @@ class _Forward(Transformed):
             return tree_flatten(inputs.collected(found))[0]
 
         trace = program_of(back, fresh)
-        expected = [
-            _Cotangent(tuple(v.shape), dtypes.to_torch_dtype(v.dtype)) if f else None
-            for v, f in zip(leaves, floating, strict=True)
-        ]
+        expected = [v if f else None for v, f in zip(leaves, floating, strict=True)]
         key = len(self.pullbacks)
         self.pullbacks[key] = PullbackProgram(trace, expected, out_spec, tree_flatten(call.args)[1])
         return result, aux, tuple(trace.args[len(fresh) :]), key
@@ -367,15 +313,3 @@ def _forward_of(function: Callable, has_aux: bool) -> _Forward:
 
 def _no_function(*args: Any) -> Any:
     raise NotImplementedError
-
-
-def _check_result(result: Any) -> None:
-    for path, v in tree_flatten_with_path(result)[0]:
-        if not isinstance(v, TensorProxy):
-            raise TransformTypeError(
-                with_details(
-                    "vjp needs a function that returns tensors",
-                    got=f"a {type(v).__name__} at result{keystr(path)}",
-                    instead="has_aux=True if it returns (tensors, aux)",
-                )
-            )

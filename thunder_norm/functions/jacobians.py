@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
-from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap
-from thunder_norm.functions.calls import constructor, draws_numbers
+from thunder_norm.functions.batching import Randomness, evaluate_in_chunks, with_batch
+from thunder_norm.functions.calls import check_result, constructor, draws_numbers, split_aux
 from thunder_norm.functions.completion import eye
 from thunder_norm.functions.forward import evaluate_jvp
-from thunder_norm.functions.gradients import Argnums, Differentiated, checked_argnums, split_aux, zeros_if_none
-from thunder_norm.functions.programs import described, is_complex, outputs_of, program_of
-from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.functions.gradients import Argnums, Differentiated, checked_argnums, zeros_if_none
+from thunder_norm.functions.programs import anew, described, is_complex, outputs_of, program_of
 from thunder_norm.functions.transformed import Call, Transformed, shared
 import thunder.torch as ltorch
-from thunder.core import dtypes
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
@@ -44,7 +42,7 @@ class _Jacobian(Transformed):
         _check_real([t for t, w in zip(call.tensors, inputs.wrt, strict=True) if w], self.name, "argument")
         program = call.acquire()
         result, _ = split_aux(program.result(outputs_of(program.trace)), self.has_aux, self.name)
-        _check_result(result, self.name)
+        check_result(result, self.name, is_floating=True)
         _check_real(tree_flatten(result)[0], self.name, "result")
         num_results = len(tree_flatten(result)[0])
         outs, blocks = self.blocks(call, inputs, program, num_results)
@@ -68,18 +66,11 @@ class _Jacobian(Transformed):
         found = []
         for i, (count, p) in enumerate(zip(counts, inputs, strict=True)):
             basis = ltorch.reshape(eye(count, device=p.device, dtype=p.dtype), (count, *p.shape))
-            chunk = max(self.chunk_size or count, 1)
-            draws: Draws = {}
-            parts = []
-            for begin in range(0, max(count, 1), chunk):
-                size = min(chunk, count - begin)
-                part = basis if size == count else ltorch.narrow(basis, 0, begin, size)
-                given = [part if j == i else ltorch.zeros_like(q) for j, q in enumerate(inputs)]
-                args = [*given, *trace.args[len(inputs) :]]
-                in_dims = [0 if j == i else None for j in range(len(args))]
-                outs, out_dims = evaluate_vmap(trace, args, in_dims, size, self.randomness, draws)
-                parts.append([_batched(o, d, size) for o, d in zip(outs, out_dims, strict=True)])
-            found.append([c[0] if len(c) == 1 else ltorch.cat(list(c), 0) for c in zip(*parts, strict=True)])
+            given = [basis if j == i else ltorch.zeros_like(q) for j, q in enumerate(inputs)]
+            args = [*given, *trace.args[len(inputs) :]]
+            in_dims = [0 if j == i else None for j in range(len(args))]
+            outs, out_dims = evaluate_in_chunks(trace, args, in_dims, count, self.randomness, self.chunk_size)
+            found.append([with_batch(count, o, d) for o, d in zip(outs, out_dims, strict=True)])
         return found
 
 
@@ -92,20 +83,19 @@ class Jacrev(_Jacobian):
         self, call: Call, inputs: Differentiated, program: Program, num_results: int
     ) -> tuple[Sequence[Any], list[list[TensorProxy | None]]]:
         """One pullback for each result."""
-        values = [*call.tensors, *program.captured]
-        outs, pullback = evaluate_vjp(program.trace, values, [*inputs.wrt, *[False] * len(program.captured)])
+        outs, pullback = inputs.evaluated(program)
+        wanted = [j for j, w in enumerate(inputs.wrt) if w]
         found = []
         for i, out in enumerate(outs[:num_results]):
-            wanted = [j for j, w in enumerate(inputs.wrt) if w]
 
-            def back(ct: TensorProxy, i: int = i, wanted: list[int] = wanted) -> list[TensorProxy]:
+            def back(ct: TensorProxy, i: int = i) -> list[TensorProxy]:
                 grads = pullback([ct if k == i else None for k in range(len(outs))])
-                return [zeros_if_none(grads[j], values[j]) for j in wanted]
+                return [zeros_if_none(grads[j], call.tensors[j]) for j in wanted]
 
-            (columns,) = self.over_bases(program_of(back, [TensorProxy(like=out, history=None)]), [out])
+            (columns,) = self.over_bases(program_of(back, anew([out])), [out])
             row: list[TensorProxy | None] = [None] * len(call.tensors)
             for j, column in zip(wanted, columns, strict=True):
-                row[j] = ltorch.reshape(column, (*out.shape, *values[j].shape))
+                row[j] = ltorch.reshape(column, (*out.shape, *call.tensors[j].shape))
             found.append(row)
         return outs, found
 
@@ -135,7 +125,7 @@ class Jacfwd(_Jacobian):
         together = any(draws_numbers(b) for b in program.trace.bound_symbols)
         aux: list[TensorProxy] | None = None
         for moving in [wanted] if together else [[j] for j in wanted]:
-            fresh = [TensorProxy(like=values[j], history=None) for j in moving]
+            fresh = anew(values[j] for j in moving)
             trace = program_of(lambda *t, m=moving: push(m, t, renew=m[0] != wanted[0]), fresh)
             columns = self.over_bases(trace, [values[j] for j in moving])
             for j, k in ((j, k) for j in moving for k in range(num_results)):
@@ -151,12 +141,6 @@ class Jacfwd(_Jacobian):
         return outs, found
 
 
-def _batched(value: TensorProxy, dim: int | None, size: int) -> TensorProxy:
-    if dim is None:
-        return ltorch.expand(ltorch.unsqueeze(value, 0), (size, *value.shape))
-    return ltorch.movedim(value, dim, 0) if dim else value
-
-
 def _check_real(tensors: Sequence[TensorProxy], name: str, what: str) -> None:
     """A matrix of derivatives says nothing of a function of complex numbers that is not holomorphic; nor has torch.func one."""
     for t in tensors:
@@ -166,19 +150,6 @@ def _check_real(tensors: Sequence[TensorProxy], name: str, what: str) -> None:
                     f"{name} needs real {what}s",
                     got=f"a tensor of {described(t)}",
                     instead="torch.view_as_real and torch.view_as_complex, or jvp and vjp, which take complex numbers",
-                )
-            )
-
-
-def _check_result(result: Any, name: str) -> None:
-    for path, v in tree_flatten_with_path(result)[0]:
-        if not isinstance(v, TensorProxy) or not dtypes.is_inexact_dtype(v.dtype):
-            got = f"a tensor of {dtypes.to_torch_dtype(v.dtype)}" if isinstance(v, TensorProxy) else f"a {type(v).__name__}"
-            raise TransformTypeError(
-                with_details(
-                    f"{name} needs a function that returns floating point tensors",
-                    got=f"{got} at result{keystr(path)}",
-                    instead="has_aux=True if it returns (tensors, aux)",
                 )
             )
 

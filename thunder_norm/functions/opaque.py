@@ -16,13 +16,13 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
-from thunder_norm.functions import torch_func
+from thunder_norm.functions import torch_calls
 from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
-from thunder_norm.functions.registry import VjpRule
+from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
-from thunder_norm.functions.torch_func import Forward
-from thunder_norm.functions.trial import for_torch, try_out
+from thunder_norm.functions.torch_calls import Forward, try_out
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
@@ -66,9 +66,9 @@ class Derivation(NamedTuple):
 
 
 _DERIVATIONS = {
-    "jvp": Derivation(torch_func.run_jvp, torch_func.meta_jvp),
-    "vjp": Derivation(torch_func.run_vjp, torch_func.meta_vjp),
-    "vmap": Derivation(torch_func.run_vmap, torch_func.meta_vmap),
+    "jvp": Derivation(torch_calls.run_jvp, torch_calls.meta_jvp),
+    "vjp": Derivation(torch_calls.run_vjp, torch_calls.meta_vjp),
+    "vmap": Derivation(torch_calls.run_vmap, torch_calls.meta_vmap),
 }
 _symbols: dict[tuple[str, Operation], Symbol] = {}  # what was derived, by transform and operation
 _operations: dict[Hashable, Operation] = {}  # what was derived, by the id of its symbol
@@ -328,14 +328,8 @@ def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     if operation is None:
         return None
     if operation.is_random:
-        raise MissingTransformRuleError(
-            with_details(
-                f"{bsym.sym.name} draws numbers and has no vjp rule",
-                operation=str(bsym.sym.id),
-                at=location_of(bsym),
-                why="torch's formula for its gradient would run it again, with other numbers",
-                to_add_one=f"thunder_norm.transforms.register_vjp({str(bsym.sym.id)!r})(forward, backward); see CONTRIBUTING.md",
-            )
+        raise missing_rule(
+            bsym, "vjp", "draws numbers and ", why="torch's formula for its gradient would run it again, with other numbers"
         )
     return _torchs_rule(bsym.sym, operation, active)
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import TransformError, TransformLevelError, with_details
@@ -25,14 +24,9 @@ from thunder.core.trace import TraceCtx, get_tracectx
 # -- tensors and operations ---------------------------------------------------------------------------------------------
 
 
-def flat_tensors(tree: Any, kind: type = torch.Tensor) -> tuple:
-    """The tensors in a tree, in order."""
-    return tuple(v for v in tree_leaves(tree) if isinstance(v, kind))
-
-
 def flat_proxies(tree: Any) -> tuple[TensorProxy, ...]:
     """The tensor proxies in a tree, in order."""
-    return flat_tensors(tree, TensorProxy)
+    return tuple(v for v in tree_leaves(tree) if isinstance(v, TensorProxy))
 
 
 def is_differentiable(value: Any) -> bool:
@@ -114,6 +108,11 @@ def outputs_of(trace: TraceCtx) -> tuple[Any, ...]:
 def operations_of(trace: TraceCtx) -> list[BoundSymbol]:
     """What a flat program computes: its bound symbols without the return."""
     return list(trace.bound_symbols[:-1])
+
+
+def anew(proxies: Iterable[TensorProxy]) -> list[TensorProxy]:
+    """Proxies like these, for the arguments of a program."""
+    return [TensorProxy(like=p, history=None) for p in proxies]
 
 
 def flat_program(args: Sequence[Proxy], bsyms: Sequence[BoundSymbol], outs: Sequence[Any]) -> TraceCtx:
@@ -278,5 +277,4 @@ def replayed(program: TraceCtx, actual: Sequence[Any]) -> tuple[Any, ...]:
 
 def renewed_program(program: TraceCtx) -> TraceCtx:
     """The same flat program with proxies of its own: a program is written once."""
-    fresh = [TensorProxy(like=p, history=None) for p in program.args]
-    return program_of(lambda *args: replayed(program, args), fresh, hoists=False)
+    return program_of(lambda *args: replayed(program, args), anew(program.args), hoists=False)

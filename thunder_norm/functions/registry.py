@@ -14,10 +14,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from thunder_norm.errors import TransformError, with_details
+from thunder_norm.errors import MissingTransformRuleError, TransformError, with_details
 from thunder_norm.tracing.hooks import torch_functions_on_proxies
+from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
+from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -148,6 +150,21 @@ def decomposed(bsym: BoundSymbol) -> list[BoundSymbol] | None:
     pairs = zip(tree_flatten(result)[0], tree_flatten(bsym.output)[0], strict=True)
     renamed = {variableify(made): out for made, out in pairs if isinstance(made, TensorProxy)}
     return [b.from_bsym_swap_proxies(renamed) for b in written]
+
+
+def missing_rule(bsym: BoundSymbol, transform: str, also: str = "", **details: str) -> MissingTransformRuleError:
+    """The error for an operation that has no rule: what `also` is true of it, where it stands, and how to add one."""
+    name = f"thunder.core.prims.{bsym.sym.name}" if isinstance(bsym.sym.id, prims.PrimIDs) else repr(str(bsym.sym.id))
+    pair = "(forward, backward)" if transform == "vjp" else ""
+    return MissingTransformRuleError(
+        with_details(
+            f"{bsym.sym.name} {also}has no {transform} rule",
+            operation=str(bsym.sym.id),
+            at=location_of(bsym),
+            **details,
+            to_add_one=f"thunder_norm.transforms.register_{transform}({name}){pair}; see CONTRIBUTING.md",
+        )
+    )
 
 
 def generation() -> int:

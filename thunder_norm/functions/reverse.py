@@ -14,12 +14,20 @@ from typing import Any
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import MissingTransformRuleError, ThunderNormError, TransformError, with_details
-from thunder_norm.functions.backwards import grouped
 from thunder_norm.functions.derivatives import in_dtype_of
 from thunder_norm.functions.opaque import is_opaque, is_whole, torch_vjp_rule
-from thunder_norm.functions.programs import apart, described, is_differentiable, operations_of, outputs_of, program_of, replayed
-from thunder_norm.functions.readability import core
-from thunder_norm.functions.registry import VjpRule, decomposed, vjp_rules
+from thunder_norm.functions.programs import (
+    anew,
+    apart,
+    described,
+    is_differentiable,
+    operations_of,
+    outputs_of,
+    program_of,
+    replayed,
+)
+from thunder_norm.functions.readability import core, grouped
+from thunder_norm.functions.registry import VjpRule, decomposed, missing_rule, vjp_rules
 from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
@@ -106,19 +114,18 @@ def _accumulate(cotangent_of: dict[str, TensorProxy], target: TensorProxy, gradi
     cotangent_of[target.name] = gradient if known is None else ltorch.add(known, gradient)
 
 
-def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool] | None = None) -> tuple[tuple[Any, ...], Pullback]:
+def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool]) -> tuple[tuple[Any, ...], Pullback]:
     """Write the program into the open trace and return its results and its pullback.
 
     Args:
         trace: a flat program.
         primals: one value for each of ``trace.args``.
-        wrt: for each of them, whether it is to get a cotangent; all by default.
+        wrt: for each of them, whether it is to get a cotangent.
 
     Raises:
         MissingTransformRuleError: an operation on the way has no rule.
         TransformError: a rule returned something that does not fit its operation.
     """
-    wrt = tuple([True] * len(primals) if wrt is None else wrt)
     swaps = {
         variableify(a): p
         for a, p in zip(trace.args, primals, strict=True)
@@ -129,7 +136,7 @@ def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool] | 
         reverse.write(bsym)
     outs = outputs_of(trace)
     results = tuple(swaps.get(variableify(v), v) if isinstance(v, Proxy) else v for v in outs)
-    return results, Pullback(reverse.nodes, tuple(trace.args), outs, swaps, wrt)
+    return results, Pullback(reverse.nodes, tuple(trace.args), outs, swaps, tuple(wrt))
 
 
 class _Reverse:
@@ -166,7 +173,7 @@ class _Reverse:
         if not bsym.subsymbols:
             if not bsym.sym.is_prim and {p.name for p in bsym.flat_proxy_outs} <= {p.name for p in bsym.flat_proxy_args}:
                 return [], []  # it did nothing
-            raise _missing_rule(bsym)
+            raise missing_rule(bsym, "vjp", or_else="x.detach() if no gradient is to flow through it")
         try:
             return self.process_parts(bsym, bsym.subsymbols)
         except MissingTransformRuleError:
@@ -219,7 +226,7 @@ class _Reverse:
 
 def _node(bsym: BoundSymbol, outs: tuple[TensorProxy, ...], inputs: Sequence[TensorProxy], pull: Any, made: Swaps) -> Node:
     """The node whose backward `pull` writes; `made` are the operation's own proxies for those that a rule made."""
-    cotangents = [TensorProxy(like=o, history=None) for o in outs]
+    cotangents = anew(outs)
     backward = program_of(pull, cotangents, hoists=False)
     saved = tuple(made.get(variableify(p), p) for p in backward.args[len(outs) :])
     return Node(bsym, outs, tuple(inputs), backward, saved)
@@ -316,16 +323,3 @@ def _misfit(bsym: BoundSymbol, what: str, **details: Any) -> TransformError:
 def _failed(bsym: BoundSymbol, which: str, error: Exception) -> TransformError:
     text = str(error) if isinstance(error, TransformError) else f"{type(error).__name__}: {error}"
     return TransformError(with_details(f"the vjp rule of {bsym.sym.id}: {which} fails", error=text, at=location_of(bsym)))
-
-
-def _missing_rule(bsym: BoundSymbol) -> MissingTransformRuleError:
-    name = f"thunder.core.prims.{bsym.sym.name}" if isinstance(bsym.sym.id, prims.PrimIDs) else repr(bsym.sym.id)
-    return MissingTransformRuleError(
-        with_details(
-            f"{bsym.sym.name} has no vjp rule",
-            operation=str(bsym.sym.id),
-            at=location_of(bsym),
-            to_add_one=f"thunder_norm.transforms.register_vjp({name})(forward, backward); see CONTRIBUTING.md",
-            or_else="x.detach() if no gradient is to flow through it",
-        )
-    )

@@ -2,32 +2,38 @@
 
 Called on tensors, a transformed function is compiled by ``thunder.jit``, which unpacks and guards its arguments and caches the
 program by their metadata.  Met by Thunder's interpreter, be it in that compilation, in a user's ``thunder.jit`` or in another
-transformed function, the call is a *lookaside*: the transform writes its program into the trace that is being acquired.
+transformed function, the call is a *lookaside* (see `calls`): the transform writes its program into the trace that is being acquired.
+
+A compiled function runs without recording anything; if something it depends on requires grad, its results get a node of torch's
+autograd whose backward is the `vjp` of the transformed function, itself a transformed function.  So nothing is spent on a backward
+that nobody asks for, and gradients of any order are those of the transforms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
-from thunder_norm.functions import acquisition, autograd, registry
-from thunder_norm.functions.acquisition import Program
-from thunder_norm.functions.programs import flat_proxies, outputs_of
+from thunder_norm.functions import registry
+from thunder_norm.functions.acquisition import Call
+from thunder_norm.functions.interpreted import is_open, opened_like, proxies_of
+from thunder_norm.functions.programs import outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.wrappers import OpenWrapper, is_open, proxies_of, values_of, wrapped
 from thunder_norm.subclass import plain
+from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
 import thunder
-import thunder.torch as ltorch
 from thunder.core import dtypes
-from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
+from thunder.core.interpreter import WrappedValue
 from thunder.core.proxies import TensorProxy
 
 
@@ -35,7 +41,7 @@ class _Ours(hooks.Participant):
     """Has the interpreter know, in compilations of ours without wrappers, that they are ours."""
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
-        """Values that are asked for are refused by `levels`, for a function under a transform."""
+        """Values that are asked for are refused by `interpreted`, for a function under a transform."""
         return plain.about_plain(None, fn, args) or hooks.lookaside_for(fn, *args, **kwargs)
 
 
@@ -51,35 +57,6 @@ def compiles(cls: type[torch.Tensor]) -> Callable[[type[hooks.Participant]], typ
         return transform
 
     return enter
-
-
-class Call:
-    """One call of a transformed function, met by the interpreter."""
-
-    def __init__(self, transformed: WrappedValue, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]):
-        self._transformed = transformed
-        self._args = args
-        self._kwargs = kwargs
-        self.name: str = transformed.value.name
-        self.result_specs: list[TreeSpec] = transformed.value.result_specs
-        self.skipped = transformed.value.num_own_arguments
-        values, self.kwargs = values_of(args, kwargs)
-        self.own, self.args = values[: self.skipped], values[self.skipped :]
-
-    def acquire(
-        self, function: str = "function", args: Sequence[Any] | None = None, shapes: Callable[..., Any] | None = None
-    ) -> Program:
-        """The attribute `function` of the transformed function as a flat program, for this call's arguments or for `args`."""
-        found = _interpret_call(getattr, self._transformed, wrap_const(function))
-        if args is not None:
-            given = tuple(wrapped(a, self._transformed) for a in args)
-            return acquisition.acquire(found, self.name, given, {}, shapes)
-        return acquisition.acquire(found, self.name, self._args[self.skipped :], self._kwargs, shapes)
-
-    @property
-    def tensors(self) -> tuple[TensorProxy, ...]:
-        """The tensors among the arguments, in the order of the arguments of `acquire`'s program."""
-        return flat_proxies((self.args, self.kwargs))
 
 
 class Transformed:
@@ -112,7 +89,7 @@ class Transformed:
             def program(*args: Any, **kwargs: Any) -> Any:
                 return run_interpreted(self, *args, **kwargs)
 
-            found = thunder.jit(program, transforms=[transform()], disable_torch_autograd=True)  # `autograd` does that
+            found = thunder.jit(program, transforms=[transform()], disable_torch_autograd=True)  # `_Node` does that
             self._programs[transform] = found
         return found
 
@@ -154,7 +131,7 @@ class Transformed:
 
         The result is connected to the arguments, and to parameters that the function uses, for torch's autograd, to any order.
         """
-        return autograd.run(self, args, kwargs)
+        return _run(self, args, kwargs)
 
     @functools.cached_property
     def backward(self) -> Transformed:
@@ -212,47 +189,176 @@ class Backward(Transformed):
         cotangents, opens = call.own
         inputs = [*call.tensors, *program.captured]
         given = tree_flatten((call.args, call.kwargs), is_leaf=is_open)[0]
-        wrt = [p.requires_grad or _requires_grad(v) for v in given for p in proxies_of(v)]
+        wrt = [p.requires_grad or (is_open(v) and v.requires_grad) for v in given for p in proxies_of(v)]
         wrt = [w and dtypes.is_inexact_dtype(p.dtype) for w, p in zip(wrt, call.tensors, strict=True)]
         wrt += [isinstance(p, TensorProxy) and p.requires_grad and dtypes.is_inexact_dtype(p.dtype) for p in program.captured]
         outs, pullback = evaluate_vjp(program.trace, inputs, wrt)
         results = tree_flatten(program.result(outputs_of(program.trace)), is_leaf=is_open)[0]
-        found = iter(pullback(cotangents if opens else _opened_like(results, cotangents)))
+        found = iter(pullback(cotangents if opens else opened_like(results, cotangents)))
         gradients: list[Any] = []
         for v in given:
             own = [next(found) for _ in proxies_of(v)]
-            gradients += own if opens or not is_open(v) else [_wrapped(v, own)]
+            gradients += own if opens or not is_open(v) else [v.gradient(own)]
         captured = [(p, g) for p, g, w in zip(program.captured, found, wrt[len(call.tensors) :], strict=True) if w]
         # the results keep every operation that draws numbers, in the order of the forward
         return tuple(gradients), tuple(g for _, g in captured), tuple(p for p, _ in captured), outs
 
 
-def _requires_grad(v: Any) -> bool:
-    return is_open(v) and v.structure.spec.requires_grad
+# -- in torch's autograd ------------------------------------------------------------------------------------------------
 
 
-def _wrapped(wrapper: OpenWrapper, gradients: Sequence[TensorProxy | None]) -> OpenWrapper | None:
-    """The gradient of a wrapper; zeros where an inner tensor has none."""
-    if not _requires_grad(wrapper):
-        return None
-    filled = [ltorch.zeros_like(p) if g is None else g for g, p in zip(gradients, wrapper.leaves, strict=True)]
-    return OpenWrapper(filled, wrapper.structure)
+@dataclass
+class _EagerCall:
+    """One call of a transformed function on tensors."""
+
+    transformed: Transformed
+    spec: TreeSpec
+    leaves: list[Any]  # of the arguments; those that autograd keeps are None
+    positions: list[int]  # of what autograd keeps among them
+    num_inputs: int  # of the node, what the function uses beside its arguments not counted
+    opens: bool  # whether the inner tensors of wrappers are inputs and results of the node, in place of the wrappers
+    rng_states: tuple[torch.Tensor, list[torch.Tensor]] | None
+    is_connected: list[bool]  # of each result: not those that the function returns as it found them
 
 
-def _opened_like(results: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """A cotangent for each tensor of the results, of those for each tensor or wrapper."""
-    given = iter(cotangents)
-    found: list[Any] = []
-    for v in results:
-        if is_open(v):
-            ct = next(given)
-            if ct is not None and not (is_open(ct) and len(ct.leaves) == len(v.leaves)):
-                raise TransformError(
-                    with_details(
-                        f"the gradient that reached a {v.class_name} is none", got=f"a {getattr(ct, 'class_name', 'tensor')}"
-                    )
-                )
-            found += [None] * len(v.leaves) if ct is None else ct.leaves
-        elif isinstance(v, TensorProxy):
-            found.append(next(given))
+def _run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
+    """Call a transformed function on tensors."""
+    tensors = _tensors_in(args, kwargs)
+    wrappers = [t for t in tensors if type(t) not in _PLAIN and is_wrapper(t)]
+    compiled, goes_inside = transformed.compiled_for(wrappers)
+    if not torch.is_grad_enabled():
+        found, number, *_ = compiled(*args, **kwargs)
+        return tree_unflatten(found, transformed.result_specs[number])
+    rng_states = _rng_states()
+    has_containers = any(not isinstance(v, torch.Tensor) and type(v) not in _LEAVES for v in (*args, *kwargs.values()))
+    if has_containers and any(t.requires_grad for t in tensors):
+        # containers of the call's own: what the function reads of the same ones in its surroundings has gradients of its own
+        args, kwargs = tree_unflatten(*tree_flatten((args, kwargs)))
+    with torch.no_grad():
+        found, number, captured, is_random, refusal = compiled(*args, **kwargs)
+    result = tree_unflatten(found, transformed.result_specs[number])
+    opens = _opens(wrappers, goes_inside)
+    inputs = [inner for t in tensors for inner in _inner(t)] if opens else tensors
+    if refusal:
+        raise TransformError(refusal)
+    if not any(t.requires_grad for t in (*inputs, *captured)):
+        return result
+    leaves, spec = tree_flatten((args, kwargs))
+    positions = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor) and not (opens and is_wrapper(v))]
+    kept = [None if i in positions else v for i, v in enumerate(leaves)]
+    call = _EagerCall(transformed, spec, kept, positions, len(inputs), opens, rng_states if is_random else None, [])
+    return _connected(call, result, inputs, captured)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _opens(wrappers: Sequence[torch.Tensor], goes_inside: bool) -> bool:
+    """Whether gradients flow into inner tensors: those of some wrapper require grad, or all are asked for, and no wrapper does."""
+    if not wrappers or any(t.requires_grad for t in wrappers):
+        return False
+    return goes_inside or any(inner.requires_grad for t in wrappers for inner in _inner(t))
+
+
+def _inner(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return WrapperSpec.of(t).leaves(t) if is_wrapper(t) else (t,)
+
+
+def _connected(call: _EagerCall, result: Any, inputs: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> Any:
+    """The result, its tensors connected to `inputs` and `captured`."""
+    outs, out_spec = tree_flatten(result)
+    own = {id(t) for t in captured}  # what the function returns as it found it is that
+    specs = [WrapperSpec.of(v) if call.opens and isinstance(v, torch.Tensor) and is_wrapper(v) else None for v in outs]
+    tensors = [
+        (inner, id(v) not in own)
+        for v, s in zip(outs, specs, strict=True)
+        if isinstance(v, torch.Tensor)
+        for inner in ((v,) if s is None else s.leaves(v))
+    ]
+    call.is_connected = [connects for _, connects in tensors]
+    computed = [t for t, connects in tensors if connects]
+    found = iter(_Node.apply(call, computed, *inputs, *captured)) if computed else iter(())
+    for i, (v, s) in enumerate(zip(outs, specs, strict=True)):
+        if isinstance(v, torch.Tensor) and id(v) not in own:
+            outs[i] = next(found) if s is None else s.build(tuple(next(found) for _ in s.leaves(v)))
+    return tree_unflatten(outs, out_spec)
+
+
+def _tensors_in(args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors among arguments in the order of ``tree_flatten``, which takes ten times as long to find them."""
+    found: list[torch.Tensor] = []
+    remaining: list[Any] = [kwargs, args]
+    while remaining:
+        v = remaining.pop()
+        kind = type(v)
+        if isinstance(v, torch.Tensor):
+            found.append(v)
+        elif kind is tuple or kind is list:
+            remaining.extend(reversed(v))
+        elif kind is dict:
+            remaining.extend(reversed(v.values()))
+        elif kind not in _LEAVES:
+            leaves = tree_flatten(v)[0]
+            found.extend(t for t in leaves if isinstance(t, torch.Tensor))
     return found
+
+
+_LEAVES = (int, float, bool, str, type(None))
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _EagerCall, computed: Sequence[torch.Tensor], *tensors: torch.Tensor) -> tuple:
+        ctx.call = call
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        given = {id(t) for t in tensors}
+        outs = tuple(t.view_as(t) if id(t) in given else t for t in computed)
+        ctx.mark_non_differentiable(*(t for t in outs if not (t.is_floating_point() or t.is_complex())))
+        return outs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple:
+        call: _EagerCall = ctx.call
+        inputs, captured = ctx.saved_tensors[: call.num_inputs], ctx.saved_tensors[call.num_inputs :]
+        leaves = list(call.leaves)
+        if call.opens:
+            plain = iter(t for t, is_plain in zip(inputs, _is_plain(call), strict=True) if is_plain)
+        else:
+            plain = iter(inputs)
+        for i in call.positions:
+            leaves[i] = next(plain)
+        args, kwargs = tree_unflatten(leaves, call.spec)
+        given = iter(cotangents)
+        of_results = tuple(next(given) if connects else None for connects in call.is_connected)
+        with _rng_restored(call.rng_states):
+            of_args, of_captured, found, _ = call.transformed.backward(of_results, call.opens, *args, **kwargs)
+        by_identity = {id(t): g for t, g in zip(found, of_captured, strict=True)}
+        gradients = [*of_args, *(by_identity.get(id(t)) for t in captured)]
+        return None, None, *(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[2:], strict=True))
+
+
+def _is_plain(call: _EagerCall) -> list[bool]:
+    """Of each input of a node that opens wrappers: whether it is no inner tensor."""
+    found = []
+    for i, v in enumerate(call.leaves):
+        found += [True] if i in call.positions else [False] * len(_inner(v)) if isinstance(v, torch.Tensor) else []
+    return found
+
+
+def _rng_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+@contextlib.contextmanager
+def _rng_restored(states: tuple[torch.Tensor, list[torch.Tensor]] | None) -> Iterator[None]:
+    """The backward computes the forward again: with the numbers it drew, without disturbing what is drawn later."""
+    if states is None:
+        yield
+        return
+    on_cpu, on_devices = states
+    with torch.random.fork_rng(range(len(on_devices)), device_type="cuda"):
+        torch.set_rng_state(on_cpu)
+        if on_devices:
+            torch.cuda.set_rng_state_all(on_devices)
+        yield

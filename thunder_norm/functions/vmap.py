@@ -10,11 +10,10 @@ from torch.utils._pytree import PyTree, TreeSpec, _broadcast_to_and_flatten, key
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
-from thunder_norm.functions.batching import Draws, Randomness, evaluate_vmap, with_batch
+from thunder_norm.functions.batching import Randomness, evaluate_in_chunks, with_batch
 from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.transformed import Call, Transformed, shared
 import thunder.torch as ltorch
-from thunder import clang
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy
 
@@ -43,7 +42,7 @@ class Vmap(Transformed):
         in_dims = [d for d, v in zip(dims, leaves, strict=True) if isinstance(v, TensorProxy)]
         values = [*call.tensors, *program.captured]
         in_dims += [None] * len(program.captured)
-        results, found = self._evaluate(program, values, in_dims, axis_size)
+        results, found = evaluate_in_chunks(program.trace, values, in_dims, axis_size, self.randomness, self.chunk_size)
         out_dims = _flat_out_dims(self.out_dims, program)
         return program.result([_placed(*r, axis_size) for r in zip(results, found, out_dims, strict=True)])
 
@@ -78,25 +77,6 @@ class Vmap(Transformed):
                 )
             )
         return found + [None] * len(tree_flatten(call.kwargs)[0]), next(iter(sizes.values()))
-
-    def _evaluate(
-        self, program: Program, values: Sequence[Any], in_dims: Sequence[int | None], axis_size: int
-    ) -> tuple[Sequence[Any], Sequence[int | None]]:
-        chunk = self.chunk_size or axis_size
-        if chunk >= axis_size:
-            return evaluate_vmap(program.trace, values, in_dims, axis_size, self.randomness)
-        draws: Draws = {}
-        parts = []
-        for begin in range(0, axis_size, chunk):
-            size = min(chunk, axis_size - begin)
-            given = [
-                v if d is None else clang.slice_in_dim(v, begin, begin + size, dim=d)
-                for v, d in zip(values, in_dims, strict=True)
-            ]
-            parts.append(evaluate_vmap(program.trace, given, in_dims, size, self.randomness, draws))
-        out_dims = parts[0][1]
-        columns = zip(*(outs for outs, _ in parts), strict=True)
-        return [c[0] if d is None else ltorch.cat(list(c), d) for c, d in zip(columns, out_dims, strict=True)], out_dims
 
 
 def _check_options(in_dims: Dims, out_dims: Dims, randomness: Any, chunk_size: Any) -> None:

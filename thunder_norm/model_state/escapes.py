@@ -14,10 +14,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from thunder_norm.errors import EscapeError, with_details
+from thunder_norm.model_state.reachable import ATOMS
 from thunder.core.baseutils import ProxyInterface
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
+_ATOMS = frozenset(ATOMS)
 
 # Whether a stand-in may leave: one that came in from the caller, or a meta tensor that the program asks for.
 Allowed = Callable[[Any], bool]
@@ -59,21 +60,20 @@ def stand_ins(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
             yield from stand_ins(getattr(value, field.name, None), f"{path}.{field.name}")
 
 
-def check_nothing_escapes(value: Any, what: str, *, allowed: Allowed = lambda v: False, at: str | None = None) -> None:
+def check_nothing_escapes(value: Any, what: str, *, allowed: Allowed = lambda v: False) -> None:
     """Refuse to hand out stand-ins.
 
     Args:
         value: what is to leave, in any nested structure.
         what: how the caller knows it: "the result", "the gradient of 'fc.weight'".
         allowed: whether a stand-in may leave, because it came in.
-        at: the user's line, if it is known.
 
     Raises:
         EscapeError: there is one; says where.
     """
     for path, kind, found in stand_ins(value):
         if not allowed(found):
-            raise escape(f"{what}{path}", kind, found, at)
+            raise escape(f"{what}{path}", kind, found)
 
 
 def tracing_mode() -> FakeTensorMode:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 _LIBRARIES = (sys.stdlib_module_names | {"torch", "torchvision", "thunder", "thunder_norm", "numpy"}) - {"__main__"}
-_ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
+ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
 _UNBOUND = object()
 
@@ -103,7 +103,7 @@ class Reachable:
         pending = list(roots)
         while pending:
             value = pending.pop()
-            if isinstance(value, _ATOMS) or id(value) in self._seen:
+            if isinstance(value, ATOMS) or id(value) in self._seen:
                 continue
             self._seen[id(value)] = value
             pending.extend(self._enter(value))
@@ -281,12 +281,14 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for c in _codes(code) for name in c.co_names))
 
 
+_STORE_GLOBALS = frozenset({dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]})
+
+
 @functools.lru_cache(maxsize=10_000)
 def _stored_globals(code: types.CodeType) -> frozenset[str]:
     """The global variables that the code assigns: they may not be there yet."""
-    return frozenset(
-        i.argval for c in _codes(code) for i in dis.get_instructions(c) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
-    )
+    storing = [c for c in _codes(code) if not _STORE_GLOBALS.isdisjoint(c.co_code[::2])]
+    return frozenset(i.argval for c in storing for i in dis.get_instructions(c) if i.opcode in _STORE_GLOBALS)
 
 
 def _read_globals(variables: dict[str, Any], names: list[str]) -> dict[str, Any]:
@@ -321,7 +323,7 @@ def ways_to(roots: dict[str, Any]) -> dict[int, tuple[tuple[str, Any], ...]]:
     pending = collections.deque((value, ((name, None),)) for name, value in roots.items())
     while pending:
         value, way = pending.popleft()
-        if isinstance(value, (torch.Tensor, type, *_ATOMS)) or id(value) in found:
+        if isinstance(value, (torch.Tensor, type, *ATOMS)) or id(value) in found:
             continue
         found[id(value)] = way
         if isinstance(value, dict):

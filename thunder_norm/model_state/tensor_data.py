@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
+
+from thunder_norm.trees import flat_tensors
 
 # written by normalizations in training, which their schemas do not say
 _WRITTEN = frozenset({"running_mean", "running_var"})
@@ -32,8 +34,9 @@ class WriteLog(TorchDispatchMode):
             if _has_data(t):
                 self._before_write(t)
         result = func(*args, **kwargs)
-        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs)) if _has_data(t)}
-        self._made |= {t.untyped_storage()._cdata for t in _tensors(result) if _has_data(t)} - given
+        made = {t.untyped_storage()._cdata for t in flat_tensors(result) if _has_data(t)}
+        if made:
+            self._made |= made - {t.untyped_storage()._cdata for t in flat_tensors((args, kwargs)) if _has_data(t)}
         return result
 
     def _before_write(self, t: torch.Tensor) -> None:
@@ -57,20 +60,29 @@ class WriteLog(TorchDispatchMode):
 
 def _written(func: Any, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
     """The tensor arguments that an operation writes into."""
+    for i, name in _written_arguments(func):
+        yield from flat_tensors(args[i] if i < len(args) else kwargs.get(name))
+
+
+@functools.cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     schema = getattr(func, "_schema", None)  # an operator on functions has none
-    for i, a in enumerate(() if schema is None else schema.arguments):
-        if a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write):
-            yield from _tensors(args[i] if i < len(args) else kwargs.get(a.name))
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+    return tuple(
+        (i, a.name)
+        for i, a in enumerate(() if schema is None else schema.arguments)
+        if a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write)
+    )
 
 
 def _has_data(t: torch.Tensor) -> bool:
     """Whether a tensor has memory of its own that can be looked at."""
-    is_plain = not isinstance(t, FakeTensor) and not is_traceable_wrapper_subclass(t) and not is_lazy(t)
-    return is_plain and t.layout is torch.strided and not t.is_meta
+    if t.is_meta or isinstance(t, FakeTensor):
+        return False
+    is_plain = type(t) in _PLAIN or (not is_traceable_wrapper_subclass(t) and not is_lazy(t))
+    return is_plain and t.layout is torch.strided
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Leaves:

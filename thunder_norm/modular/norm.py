@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._dynamo import OptimizedModule
 
+from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode
 from thunder_norm.core.tensors import NORM_DTYPE, describe
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
@@ -90,7 +91,8 @@ class ModularNorm:
         given, (model, self.process_group) = model, _unwrapped(model)
         reshard(model)
         self.model, self.mode = model, check_mode(mode)
-        found = UnitNorms.of(model, example_args, example_kwargs, self.mode)
+        with first_calls.shown("modular norm"):
+            found = UnitNorms.of(model, example_args, example_kwargs, self.mode)
         names = tied_names(model)
         tied = {name: names[name] for name, _ in model.named_parameters()}
         self.norms: dict[str, NormSpec] = found.norms

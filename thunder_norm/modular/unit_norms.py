@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from thunder_norm.core.context import Mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.inference import NormSpec
@@ -85,8 +85,22 @@ def _run(
     )
     names = {id(tensors[name]): name for name, _ in model.named_parameters()}  # a tied one may have been noted under another
     leaves = {names[id(tensors[k])]: leaf for k, leaf in environment.lifted.items() if id(tensors[k]) in names}
+    _check_known(model, outputs)
     found = {name: s.item() for name, s in sensitivities(outputs, leaves).items()}
     return {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs
+
+
+def _check_known(model: torch.nn.Module, outputs: Any) -> None:
+    """Refuse outputs whose norm depends on values that nobody has."""
+    if any(y.norm_size.is_meta for y in tree_flatten(outputs)[0] if isinstance(y, NormedTensor)):
+        empty = [name for name, b in model.named_buffers() if b.is_meta and b.is_floating_point()]
+        raise NormMismatchError(
+            with_details(
+                "the norm of the output depends on the values of tensors on the meta device",
+                buffers=", ".join(map(repr, empty[:4])) or None,
+                instead="give buffers their values: parameters alone may be on meta",
+            )
+        )
 
 
 def _without_backing(x: Any) -> Any:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from thunder_norm.op_names import op_key
+from thunder_norm.trees import flat_tensors
 
 # Beyond, the values of a model without data would be more than anybody asked for.
 MAX_NUMEL = 1 << 24
@@ -32,21 +33,20 @@ class Constants:
 
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Remember the values of what `func` made, if those of all it took are known."""
-        made = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+        made = flat_tensors(result)
         if not made or not any(t.device.type == "meta" and t.numel() <= MAX_NUMEL for t in made):
             return
         key = op_key(func)
-        given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        given = flat_tensors((args, kwargs))
         is_random = isinstance(key, str) and key.startswith(_RANDOM)
         if is_random or any(t.device.type == "meta" and id(t) not in self._values for t in given):
             return
         args, kwargs = tree_map(self._on_cpu, (args, kwargs))
         try:
             with torch.device("cpu"):
-                values = tree_flatten(func(*args, **kwargs))[0]
+                known = flat_tensors(func(*args, **kwargs))
         except Exception:  # noqa: BLE001 - it ran on meta: what is wrong with the values is said where they are needed
             return
-        known = [v for v in values if isinstance(v, torch.Tensor)]
         self._values |= {id(t): (t, v) for t, v in zip(made, known, strict=True)}
 
     def _on_cpu(self, v: Any) -> Any:

@@ -7,6 +7,7 @@ operation with its values.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from thunder_norm import first_calls
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.eager_environment import EagerEnvironment
@@ -22,7 +24,7 @@ from thunder_norm.norms.inference import Candidate, NormSpec, RunWith, choose
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, call_with, tensor_names
 from thunder_norm.norms.plain_operations import Functions
-from thunder_norm.norms.undisturbed import undisturbed
+from thunder_norm.norms.undisturbed import Surroundings
 
 
 @contextlib.contextmanager
@@ -138,19 +140,29 @@ class _Run:
     otherwise: Otherwise
     sensitivity: context.Sensitivity = "global"
 
+    @functools.cached_property
+    def surroundings(self) -> Surroundings:
+        """What the program can change: looked for once, as each run leaves it as it was."""
+        return Surroundings(self.model, self.args, self.kwargs)
+
     def __call__(
-        self, *, perturbed: bool = False, inferred: Mapping[str, NormSpec] | None = None
+        self,
+        *,
+        perturbed: bool = False,
+        inferred: Mapping[str, NormSpec] | None = None,
+        surroundings: Surroundings | None = None,
     ) -> tuple[Any, EagerEnvironment]:
         lifting = EagerLifting(
             self.tensors, self.policy, self.model, perturbed=perturbed, otherwise=self.otherwise, inferred=inferred
         )
         environment = EagerEnvironment(lifting)
         with (
-            undisturbed(self.model, self.args, self.kwargs),
+            (surroundings or self.surroundings).undisturbed(),
             context.norm_mode(self.mode),
             context.norm_sensitivity(self.sensitivity),
             context.environment(environment),
             _module_paths(self.model, environment),
+            first_calls.shown("running", lambda: environment.module_path[-1]),
             Functions(environment),
             _no_values() if self.is_without_values else contextlib.nullcontext(),
         ):
@@ -178,16 +190,17 @@ class _Run:
 
     def _with_norms(self, environment: EagerEnvironment) -> RunWith:
         """The program with inputs and parameters of norm 1 but for those given."""
-        args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))
         lifting = environment.lifting
         stated = {name: lifting.stated(name, t) for name, t in lifting.tensors.items()}
         others = {name: w.kind(1.0, elem_dims=w.elem_dims) for name, w in stated.items() if w is not None}
         # which norm is chosen does not depend on the data
-        copy = replace(self.on_copies(), args=args, kwargs=kwargs, otherwise="unit", sensitivity="global")
+        copy = replace(self.on_copies(), otherwise="unit", sensitivity="global")
 
         def run(norms: Mapping[str, NormedTensor]) -> Any:
+            args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))  # anew: a program may write into them
+            program = replace(copy, args=args, kwargs=kwargs, policy={**others, **norms})
             with torch.enable_grad():
-                return replace(copy, policy={**others, **norms})()[0]
+                return program(surroundings=self.surroundings)[0]
 
         return run
 

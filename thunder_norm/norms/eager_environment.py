@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from thunder_norm import op_names
 from thunder_norm.core import context
@@ -16,6 +16,7 @@ from thunder_norm.norms.eager_lifting import EagerLifting
 from thunder_norm.norms.inference import Candidate, Inferred, NormSpec, Use, disagree
 from thunder_norm.norms.parameters import canonical_dims
 from thunder_norm.norms.plain_operations import LiftingEnvironment
+from thunder_norm.trees import flat_tensors
 from thunder_norm.user_code import user_line
 
 
@@ -78,6 +79,10 @@ class EagerEnvironment(LiftingEnvironment):
         self.lifting.constants.follow(func, args, kwargs, result)
         return result
 
+    def values_of(self, t: torch.Tensor) -> torch.Tensor:
+        """A constant with its values, if they are known."""
+        return self.lifting.constants.value(t)
+
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Follow the values of constants through an operation."""
         self.lifting.constants.follow(func, args, kwargs, result)
@@ -100,11 +105,15 @@ class EagerEnvironment(LiftingEnvironment):
         if parameter is None:
             is_derived = id(before) in self.lifting.derived
             return Argument(name, "a tensor made from parameters" if is_derived else "a plain tensor", str(taken), 1.0)
-        leaf = self.lifted[parameter]
-        own = NormSpec(type(leaf), leaf.elem_dims)
+        own = self._norm_of(parameter)
         if self.lifting.is_measured(before):
             return Argument(name, f"{parameter}, measured", str(taken), 1.0)
         return Argument(name, f"{parameter}, {own}", str(taken), own.factor(taken, before))
+
+    def _norm_of(self, parameter: str) -> NormSpec:
+        """The norm in which a parameter was lifted first."""
+        leaf = self.lifted[parameter]
+        return NormSpec(type(leaf), leaf.elem_dims)
 
     def _uses(
         self, op: Any, rule: Any, call: tuple, given: dict, name: str, before: torch.Tensor, after: NormedTensor
@@ -124,9 +133,8 @@ class EagerEnvironment(LiftingEnvironment):
             else:
                 parameter = self.lifting.name_of(before)
                 wants = {} if parameter is None else {parameter: taken}
-            own = {source: NormSpec(type(leaf), leaf.elem_dims) for source, leaf in self.lifted.items()}
             tensors = self.lifting.tensors
-            found = [(source, wanted, own[source].factor(wanted, tensors[source])) for source, wanted in wants.items()]
+            found = [(name, wanted, self._norm_of(name).factor(wanted, tensors[name])) for name, wanted in wants.items()]
         key = op_names.op_key(op.body)
         for source, wanted, factor in found:
             yield (
@@ -145,7 +153,7 @@ class EagerEnvironment(LiftingEnvironment):
 
     def run(self, func: Callable, args: Any, kwargs: Any) -> Any:
         """Run an operation on normed tensors; what it makes from parameters alone is no use of them, but stands for them."""
-        tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        tensors = flat_tensors((args, kwargs))
         sources = [self._of_parameters.get(id(t)) for t in tensors]
         if not all(sources):
             return func(*args, **kwargs)
@@ -155,7 +163,7 @@ class EagerEnvironment(LiftingEnvironment):
         finally:
             self._counts_uses = was_counting
         names = tuple(dict.fromkeys(name for source in sources if source is not None for name in source[0]))
-        for t in tree_flatten(result)[0]:
+        for t in flat_tensors(result):
             if isinstance(t, NormedTensor) and id(t) not in self._of_parameters:
                 self._made.append(t)  # alive, so that its id stays its own
                 self._of_parameters[id(t)] = names, op_names.op_name(func)
@@ -176,14 +184,8 @@ class EagerEnvironment(LiftingEnvironment):
         """The norm of each parameter that was used, and how it was found."""
         found = {}
         for name, uses in self.uses.items():
-            leaf = self.lifted[name]
-            found[name] = Inferred(
-                name,
-                NormSpec(type(leaf), leaf.elem_dims),
-                tuple(uses),
-                self.lifting.who_stated(name),
-                self.candidates.get(name, ()),
-            )
+            stated, candidates = self.lifting.who_stated(name), self.candidates.get(name, ())
+            found[name] = Inferred(name, self._norm_of(name), tuple(uses), stated, candidates)
         return found
 
     def note(self, func: Callable, out: NormedTensor) -> None:

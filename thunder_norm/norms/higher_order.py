@@ -69,7 +69,7 @@ def _detaching(trace: TraceCtx, bsyms: Sequence[BoundSymbol], outputs: tuple) ->
     """A program that detaches what it makes under `torch.no_grad`, where Thunder only has tags; torch runs it."""
     found: list[BoundSymbol] = []
     detached: dict[Any, TensorProxy] = {}
-    for bsym in _opened(bsyms):
+    for bsym in opened(bsyms):
         found.append(bsym.from_bsym_swap_proxies(detached))
         made = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags]
         if made:
@@ -80,11 +80,11 @@ def _detaching(trace: TraceCtx, bsyms: Sequence[BoundSymbol], outputs: tuple) ->
     return found, tuple(detached.get(variableify(p), p) for p in outputs)
 
 
-def _opened(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+def opened(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
     """Operations with our composites replaced by what they are made of."""
     for bsym in bsyms:
         if isinstance(bsym.sym.id, OperationId):
-            yield from _opened(bsym.subsymbols)
+            yield from opened(bsym.subsymbols)
         else:
             yield bsym
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from thunder_norm.core.tensors import NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, with_details
@@ -31,6 +30,7 @@ from thunder_norm.norms.annotations import Annotation
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import Derived, Leaves, Policy, canonical_dims, derivations, stated_kind
 from thunder_norm.op_names import op_name
+from thunder_norm.trees import flat_tensors
 
 Location = Callable[[], str | None]
 # What holds for a parameter that no norm is given for.
@@ -158,9 +158,9 @@ class Unknown:
 
     def add(self, func: Callable, args: Any, result: Any) -> None:
         """Remember the floating results of `func`; what is no argument of it came from it."""
-        given = {id(v) for v in tree_flatten(args)[0]}
-        for t in tree_flatten(result)[0]:
-            if isinstance(t, torch.Tensor) and t.is_floating_point() and id(t) not in given:
+        given = {id(v) for v in flat_tensors(args)}
+        for t in flat_tensors(result):
+            if t.is_floating_point() and id(t) not in given:
                 self._made[id(t)] = t, func
 
     def check(self, t: torch.Tensor, location: Location) -> None:

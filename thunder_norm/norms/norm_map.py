@@ -7,25 +7,27 @@ weights, and a call costs little more than the scalar arithmetic it is.
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten
 
-from thunder_norm.core.context import Mode, check_mode, perturbations_recorded, records_program
+from thunder_norm import first_calls
+from thunder_norm.core.context import Mode, check_mode
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
+from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, with_details
 from thunder_norm.norms import norm_map_trace
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.dynamic_shapes import DynamicDims, parse_dynamic_shapes
-from thunder_norm.norms.higher_order import RunCompiled, Scalars
+from thunder_norm.norms.norm_map_program import Program
 from thunder_norm.norms.parameters import Policy, check_names, check_policy, tensor_names
+from thunder_norm.norms.saving import files, norm_maps, values
 from thunder_norm.norms.sizes import Sizes
-from thunder_norm.norms.transform import normed
 from thunder_norm.norms.undisturbed import undisturbed
-import thunder
 
 
 def build_norm_map(
@@ -76,6 +78,7 @@ class NormMap:
     dynamic_dims: DynamicDims
     parameters: Policy | None
     mode: Mode
+    made_with: Mapping[str, str] = field(default_factory=dict)  # the versions that a loaded one was saved with
     _programs: dict[Any, Program] = field(default_factory=dict, repr=False)
     _last: Program | None = field(default=None, repr=False)
     _last_key: Any = field(default=None, repr=False)
@@ -178,9 +181,73 @@ class NormMap:
             found.append(x.view_as(x) if is_repeated else x)  # the next call may give two tensors
         return found
 
+    # -- copies, pickles and files ------------------------------------------------------------------------------------
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The parameters and buffers that its programs read, by name: of a loaded one those that were saved, or its model's."""
+        return norm_maps.tensors_read([p.plan for p in self._programs.values()])
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write what was acquired to a file, for `load_norm_map`: the programs of all calls so far, and the tensors that they read.
+
+        Raises:
+            SavedFileError: nothing was acquired yet, or there is something that cannot be saved; the file stays as it was.
+            OSError: the file cannot be written.
+        """
+        if not self._programs:
+            raise SavedFileError("this norm map has not been called yet: there is nothing to save")
+        first: dict[int, str] = {}
+        names = {name: first.setdefault(id(t), name) for name, t in self.tensors.items()}
+        data = {
+            "examples": norm_maps.encode_examples(self.example_leaves, self.example_spec),
+            "dynamic": [[i, list(dims.items())] for i, dims in self.dynamic_dims.by_leaf.items()],
+            "parameters": norm_maps.encode_parameters(self.parameters),
+            "mode": self.mode,
+            "names": names,
+            "programs": [[values.encode(key), program.encoded()] for key, program in self._programs.items()],
+        }
+        files.write(path, _KIND, data, {name: t for name, t in self.tensors.items() if names[name] == name})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the programs, and those of them that can be saved: the others are acquired again."""
+        own = norm_maps.tensors_of(self.model)
+        kept = {k: p.encoded_for(own) for k, p in self._programs.items()}
+        return {**_without_calls(self), "_programs": {k: p for k, p in kept.items() if p is not None}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Build the programs again, on the tensors of the model as it is now."""
+        self.__dict__.update(_without_calls(self), **state)
+        own = norm_maps.tensors_of(self.model)
+        self._programs = {key: Program.decoded(data, own) for key, data in state["_programs"].items()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NormMap:
+        """A norm map of a copy of the model, that has what was acquired."""
+        new = copy.copy(self)
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy(_without_calls(self), memo))
+        new._programs = {key: program.copied(memo) for key, program in self._programs.items()}
+        return new
+
+    def __copy__(self) -> NormMap:
+        """A norm map of the same model, that has what was acquired."""
+        new = object.__new__(type(self))
+        new.__dict__.update(_without_calls(self), _programs=dict(self._programs))
+        return new
+
+    # -- acquisition --------------------------------------------------------------------------------------------------
+
     def _acquire(self, leaves: list[Any], normed_state_dict: Mapping[str, Any] | None) -> Program:
+        if isinstance(self.model, norm_maps.WithoutModel):
+            raise NormMismatchError(
+                with_details(
+                    "this norm map was loaded without its model, and has no program for norms such as these",
+                    has=f"{len(self._programs)} programs, for other kinds or dims, or names in normed_state_dict",
+                    instead="call it so before it is saved; or thunder_norm.load_norm_map(path, model), which acquires one",
+                )
+            )
         # which of its results are differentiated is decided when it is called
-        with undisturbed(self.model, leaves), torch.inference_mode(False), torch.enable_grad():
+        with first_calls.shown("norm map"), undisturbed(self.model, leaves), torch.inference_mode(False), torch.enable_grad():
             return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
 
     def _acquired(self, policy: norm_map_trace.Given, inputs: list[Any]) -> Program:
@@ -219,63 +286,45 @@ class NormMap:
         return norm_map_trace.Given(norms, otherwise, tuple(norms))
 
 
-@dataclass
-class Program:
-    """One acquired norm map, for one choice of kinds: a compiled function of scalars."""
+_KIND = "norm map"
 
-    entry: Any
-    plan: norm_map_trace.Plan
-    static_epilogue_inputs: tuple
-    scalars: Scalars | None  # the same computation on numbers
 
-    @staticmethod
-    def acquire(model: Callable, inputs: list[Any], spec: TreeSpec, policy: norm_map_trace.Given, mode: Mode) -> Program:
-        """Trace the model with `inputs` in place of its arguments."""
-        transform = norm_map_trace.NormMapTransform(policy, mode, inputs)
-        jitted = thunder.jit(model, transforms=[transform])
-        run = normed(jitted)
+def load_norm_map(path: str | os.PathLike, model: Callable | None = None) -> NormMap:
+    """The norm map that `NormMap.save` wrote to a file: the same results, without an acquisition.
 
-        args, kwargs = tree_unflatten(inputs, spec)
-        entry, static = norm_map_trace.capture(jitted, lambda: run(*args, **kwargs), transform.planned)
-        return Program(entry, transform.plan, static, Scalars.of(entry))
+    Nothing in the file is run: programs are built again from operations that are known by name.
 
-    @property
-    def trace(self) -> Any:
-        """The last computation trace."""
-        return self.entry.computation_traces[-1]
+    Args:
+        path: of the file.
+        model: the model that the norm map is of, with weights of its own.  Without, parameters and buffers are those that were saved
+            (`NormMap.tensors`), and there are no other programs than those acquired before.
 
-    def generalize(self, variant: Program, other: Any) -> None:
-        """Learn from an acquisition at other sizes which output dimensions follow, and that no norm does.
+    Raises:
+        SavedFileError: no such file, a damaged one, or one of a newer format; or it names what is not known here.
+        NormMapKeyError: the model lacks a parameter that the file has.
+        NormMismatchError: the model's is of another shape, dtype or device.
+        OSError: the file cannot be read.
+    """
+    with torch.inference_mode(False), torch.enable_grad():  # its tensors are for any context
+        found = files.read(path, _KIND)
+        return files.reading(path, lambda: _loaded(found, model))
 
-        Raises:
-            NormMismatchError: a norm depends on the size of a dynamic dimension.
-        """
-        if self.plan.fingerprint != variant.plan.fingerprint:
-            raise NormMismatchError(
-                f"the norm depends on the size of the dynamic dimension {other.name!r}: leave it out of dynamic_shapes"
-            )
-        for own, theirs in zip(self.plan.outputs, variant.plan.outputs, strict=True):
-            own.learn(theirs, other)
 
-    def inputs(self, leaves: list[Any], given: Sizes | None) -> list[torch.Tensor]:
-        """What the compiled computation takes, in order; under `torch.no_grad` only perturbations have a derivative."""
-        pool = [] if given is None else [*given.norm_sizes, *given.perturbation_sizes]
-        found = [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
-        if records_program():
-            return found
-        return [t if moves else t.detach() for t, moves in zip(found, self.plan.moves, strict=True)]
+def _loaded(found: files.Contents, model: Callable | None) -> NormMap:
+    data = found.data
+    tensors = {name: found.tensors[first] for name, first in data["names"].items()}
+    if model is None:
+        model = norm_maps.WithoutModel(tensors)
+    else:
+        tensors = norm_maps.fitting(norm_maps.tensors_of(model), tensors)
+    leaves, spec = norm_maps.decode_examples(data["examples"])
+    dims = DynamicDims({i: dict(map(tuple, items)) for i, items in data["dynamic"]})
+    policy = None if data["parameters"] is None else check_policy(norm_maps.decode_parameters(data["parameters"]))
+    programs = {values.decode(key): Program.decoded(p, tensors) for key, p in data["programs"]}
+    return NormMap(model, leaves, spec, dims, policy, check_mode(data["mode"]), found.made_with, programs)
 
-    def __call__(self, leaves: list[Any], given: Sizes | None, sizes: dict[str, int]) -> Any:
-        """Run on the scalars of the arguments."""
-        with perturbations_recorded():
-            inputs = self.inputs(leaves, given)
-            if self.scalars is not None:
-                result = self.scalars(self.plan.replay, inputs)
-            elif self.entry.backward_fn is None:
-                result = self.entry.computation_fn(*inputs)
-            else:
-                result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
-            if not records_program():
-                result = [t if moves else t.detach() for t, moves in zip(result, self.plan.moved, strict=True)]
-        with norm_map_trace.sizes_of_call(sizes):
-            return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)
+
+def _without_calls(norm_map: NormMap) -> dict[str, Any]:
+    """The state of a norm map that has not been called."""
+    calls = {"_programs": {}, "_last": None, "_last_key": None, "_last_call": None}
+    return {**norm_map.__dict__, **calls}

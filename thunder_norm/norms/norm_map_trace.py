@@ -18,7 +18,7 @@ from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.normed_mode import NormAcquisition
-from thunder_norm.norms.parameters import size_tensors, tensor_names
+from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.traced_lifting import parameter_name
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.subclass import boundary_operators, boundary_passes
@@ -34,9 +34,33 @@ from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace
 
-# One input of the computation: a position among the sizes given in the call (all norm sizes, then all perturbation sizes), or a
-# function of the call's flattened arguments.
-Source = int | Callable[[Sequence[Any]], torch.Tensor]
+
+@dataclass(frozen=True)
+class OfArgument:
+    """An input of the computation that is a size of one of the call's flattened arguments, or the argument itself."""
+
+    position: int
+    attribute: str | None = None
+
+    def __call__(self, leaves: Sequence[Any]) -> torch.Tensor:
+        """The tensor in a call."""
+        return leaves[self.position] if self.attribute is None else getattr(leaves[self.position], self.attribute)
+
+
+@dataclass(frozen=True, eq=False)
+class OfModel:
+    """An input of the computation that is a parameter or buffer."""
+
+    name: str
+    tensor: torch.Tensor
+
+    def __call__(self, leaves: Sequence[Any]) -> torch.Tensor:
+        """The tensor, in every call."""
+        return self.tensor
+
+
+# One input of the computation; an int is a position among the sizes given in the call: all norm sizes, then all perturbation sizes.
+Source = int | OfArgument | OfModel
 
 _sizes: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("thunder_norm_dynamic_sizes", default=None)
 
@@ -52,7 +76,7 @@ class Given:
 
     norms: Mapping[str, Any]
     otherwise: Otherwise
-    in_call: tuple[str, ...] = ()  # the names whose norms are given anew in each call, in order
+    in_call: tuple[str, ...]  # the names whose norms are given anew in each call, in order
 
 
 def placeholder(leaf: Any, example: Any, model: Callable) -> Any:
@@ -89,7 +113,7 @@ class OutputShape:
     shape: tuple[int, ...]
     dtype: torch.dtype
     follows: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # dim -> (name, factor, offset)
-    _backing: torch.Tensor | None = None
+    made_last: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
     def learn(self, other: OutputShape, variant: Any) -> None:
         """Find the dimensions that changed with one dynamic dimension: ``size = factor * dynamic + offset``."""
@@ -100,17 +124,18 @@ class OutputShape:
                 self.follows[d] = (variant.name, factor, a - factor * variant.size)
 
     def backing(self) -> torch.Tensor:
-        """A meta tensor of this shape for the call at hand."""
+        """A meta tensor of this shape for the call at hand; `made_last` until the next one."""
         if not self.follows:
-            if self._backing is None:
-                self._backing = torch.empty(self.shape, dtype=self.dtype, device="meta")
-            return self._backing
+            if self.made_last is None:
+                self.made_last = torch.empty(self.shape, dtype=self.dtype, device="meta")
+            return self.made_last
         sizes = _sizes.get() or {}
         shape = list(self.shape)
         for d, (name, factor, offset) in self.follows.items():
             if name in sizes:
                 shape[d] = factor * sizes[name] + offset
-        return torch.empty(shape, dtype=self.dtype, device="meta")
+        self.made_last = made = torch.empty(shape, dtype=self.dtype, device="meta")
+        return made
 
 
 @dataclass
@@ -156,12 +181,11 @@ class NormMapTransform(NormTransform):
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Return only norms, drop what they do not need, and give outputs meta backings."""
         prologue, computation, epilogue = traces
-        computed = computation.bound_symbols[-1].args[0]["output"]
-        received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
-        epilogue = _without_side_effects(boundary_passes.without_detaching(epilogue), received)
+        received = boundary_passes.results_and_received(computation, epilogue)
+        epilogue = _without_side_effects(boundary_passes.without_detaching(epilogue), [r for _, r in received])
         kept = {p.name for p in epilogue.args if isinstance(p, TensorProxy)}
         backings = {b.args[0].name for b in epilogue.bound_symbols if _wraps_normed(b)}
-        norms = [p for p, r in zip(computed, received, strict=True) if is_norm_scalar(p) and r.name in kept - backings]
+        norms = [p for p, r in received if is_norm_scalar(p) and r.name in kept - backings]
         computation = _with_values(boundary_passes.computing_only(computation, norms))
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
@@ -185,29 +209,23 @@ class NormMapTransform(NormTransform):
     def _source(self, acquisition: NormAcquisition, p: TensorProxy) -> Source:
         origin = acquisition.origins.get(p.name)
         if isinstance(origin, LeafOrigin):
-            return self._source_of_given(origin)
+            return self._given.in_call.index(origin.name) + origin.index * len(self._given.in_call)
         if isinstance(origin, WrapperOrigin):
             position = next(i for i, v in enumerate(self._inputs) if v is origin.wrapper)
             attribute = origin.leaf_name
             if attribute == "backing":
                 raise self._depends_on_data("the values of an input", p)
-            return lambda leaves: getattr(leaves[position], attribute)
+            return OfArgument(position, attribute)
         found = parameter_name(p)
         if found is not None and self._model is not None:
             tensor = tensor_names(self._model)[found[1]]
             if tensor.device.type == "meta":
                 raise self._depends_on_data(f"the values of {found[1]!r}, which is on the meta device", p)
-            return lambda leaves: tensor
+            return OfModel(found[1], tensor)
         position = self._position_of(acquisition.fakes.real_input(p))
         if position is None or self._inputs[position].device.type == "meta":
             raise self._depends_on_data("the values of a plain tensor", p)
-        return lambda leaves: leaves[position]
-
-    def _source_of_given(self, origin: LeafOrigin) -> Source:
-        name, index = origin.name, origin.index
-        if name in self._given.in_call:
-            return self._given.in_call.index(name) + index * len(self._given.in_call)
-        return lambda leaves: size_tensors(self._given.norms[name])[index]
+        return OfArgument(position)
 
     def _position_of(self, t: torch.Tensor | None) -> int | None:
         return None if t is None else next((i for i, v in enumerate(self._inputs) if v is t), None)

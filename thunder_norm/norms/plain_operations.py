@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import context, dispatch, registry
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.lifting import Lifting
 from thunder_norm.norms.parameters import canonical_dims, refuse_mutation
+from thunder_norm.trees import flat_tensors, map_tensors
 
 
 class LiftingEnvironment(context.Environment):
@@ -42,10 +42,10 @@ class LiftingEnvironment(context.Environment):
 
     def annotated(self, values: Any) -> Any:
         """Arguments with parameters as the kinds stated or chosen for them, and anything else as it is."""
-        return tree_map(self._annotated, values) if self.lifting.has_stated_kinds() else values
+        return map_tensors(self._annotated, values) if self.lifting.has_stated_kinds() else values
 
-    def _annotated(self, t: Any) -> Any:
-        name = self.lifting.name_of(t) if isinstance(t, torch.Tensor) else None
+    def _annotated(self, t: torch.Tensor) -> Any:
+        name = self.lifting.name_of(t)
         if name is None or not self.lifting.is_taken_as_stated(t, name):
             return t
         try:
@@ -87,8 +87,8 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         environment, known = self.environment, self.environment.lifting
         if not registry.is_metadata(func) and not registry.is_mutation(func, kwargs):
-            args, kwargs = tree_map(known.known, (args, kwargs))
-        tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+            args, kwargs = map_tensors(known.known, (args, kwargs))
+        tensors = flat_tensors((args, kwargs))
         if any(isinstance(t, NormedTensor) for t in tensors):
             return environment.run(func, environment.annotated(args), environment.annotated(kwargs))
         if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
@@ -103,7 +103,7 @@ class Functions(TorchFunctionMode):
             return dispatch.run_registered(func, args, kwargs)
         if tensors and all(concerns):
             given = environment.annotated((args, kwargs))
-            if any(isinstance(t, NormedTensor) for t in tree_flatten(given)[0]):
+            if any(isinstance(t, NormedTensor) for t in flat_tensors(given)):
                 return environment.run(func, *given)
             if any(map(known.matters, tensors)):
                 refuse_mutation(func, args, kwargs, environment.user_location())
@@ -128,7 +128,7 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         environment, known = self.environment, self.environment.lifting
-        tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        tensors = flat_tensors((args, kwargs))
         if any(isinstance(t, NormedTensor) for t in tensors):
             return dispatch.torch_dispatch(func, args, kwargs)
         if tensors and all(map(known.concerns, tensors)) and any(map(known.matters, tensors)):

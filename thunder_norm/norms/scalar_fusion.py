@@ -98,7 +98,8 @@ def fuse_scalars(trace: TraceCtx) -> TraceCtx:
             new.bound_symbols.extend(group)
         else:
             later = (b for g in groups[position + 1 :] for b in g)
-            new.bound_symbols.append(_fuse(new, group, {p.name for b in later for p in b.flat_proxy_args}))
+            used_later = {p.name for b in later for p in b.flat_proxy_args}
+            new.bound_symbols.append(fused(new, group, [b.output for b in group if b.output.name in used_later]))
     new.set_provenance(TraceProvenance("Fusion of norm arithmetic"))
     return del_last_used(new, clear_mutable_collections=_is_backward(bsyms))
 
@@ -186,11 +187,10 @@ def _constant(bsym: BoundSymbol) -> float | None:
     return value if _is_number(value) else None
 
 
-def _fuse(trace: TraceCtx, group: Sequence[BoundSymbol], used_later: set[str]) -> BoundSymbol:
-    """One bound symbol for a group of scalar operations."""
+def fused(trace: TraceCtx, group: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> BoundSymbol:
+    """One bound symbol for a group of scalar operations, some of whose results are used elsewhere."""
     made = {b.output.name for b in group}
     inputs = list({p.name: p for b in group for p in b.flat_proxy_args if p.name not in made}.values())
-    outputs = [b.output for b in group if b.output.name in used_later]
     name = f"NormFusion{next(_counter)}"
     source = _source(name, group, inputs, outputs)
     function = _compiled(name, source)

@@ -11,7 +11,7 @@ import torch
 from thunder_norm.core.context import Mode, Sensitivity, check_mode, check_sensitivity
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.functions.subclasses import SubclassTransform
+from thunder_norm.functions.jitted import SubclassTransform
 from thunder_norm.functions.transformed import compiles
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.higher_order import Replay, differentiable_twice
@@ -72,25 +72,24 @@ class NormTransform(SubclassTransform):
         _, computation, epilogue = traces
         if epilogue is None:
             return traces
-        computed = computation.bound_symbols[-1].args[0]["output"]
-        received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
-        norms = [i for i, p in enumerate(computed) if is_norm_scalar(p)]
+        results = boundary_passes.results_and_received(computation, epilogue)
+        norms = [(p, r) for p, r in results if is_norm_scalar(p)]
         if not torch.is_grad_enabled():  # perturbations go on, and nothing else does
             active = depending(computation, {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad})
             given = {p.name for p in computation.args}
-            if torch.is_inference_mode_enabled() and not active.isdisjoint({p.name for p in computed} - given):
+            if torch.is_inference_mode_enabled() and not active.isdisjoint({p.name for p, _ in results} - given):
                 raise NormMismatchError(
                     "a jitted call with a perturbation_size that requires grad under torch.inference_mode(), where nothing can be "
                     "differentiated: call it under torch.no_grad()"
                 )
-            constants = tuple(r for p, r in zip(computed, received, strict=True) if p.name not in active | given)
+            constants = tuple(r for p, r in results if p.name not in active | given)
             traces = boundary_passes.pass_through_epilogue(traces, constants, (), "detach", _detached)
-            norms = [i for i in norms if computed[i].name in active]
-        scalars = tuple(received[i] for i in norms)
-        of_norms = boundary_passes.computing_only(computation, [computed[i] for i in norms])
+            norms = [(p, r) for p, r in norms if p.name in active]
+        computed, scalars = [p for p, _ in norms], tuple([r for _, r in norms])
+        of_norms = boundary_passes.computing_only(computation, computed)
         if not any(p.requires_grad for p in of_norms.args if isinstance(p, TensorProxy)):
             return traces
-        replay = Replay(of_norms, [computed[i] for i in norms])
+        replay = Replay(of_norms, computed)
 
         def again(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return differentiable_twice(replay, tensors[: len(scalars)], tensors[len(scalars) :])

@@ -21,9 +21,13 @@ from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.model_state.tensor_data import Leaves, WriteLog
 
 
-@contextlib.contextmanager
-def undisturbed(*roots: Any) -> Iterator[None]:
-    """What a program does inside to its surroundings is undone at the end, also if it raises.
+def undisturbed(*roots: Any) -> contextlib.AbstractContextManager[None]:
+    """What a program does inside to its surroundings is undone at the end, also if it raises: see `Surroundings`."""
+    return Surroundings(*roots).undisturbed()
+
+
+class Surroundings:
+    """What a program can reach and change, as it is now; for runs of it that leave that as it is.
 
     That is: attributes of modules, of their classes and of other objects, containers reachable from them, global variables that their
     code mentions, the data, gradients and flags of tensors, and the states of random generators.  Caches of `functools.lru_cache`
@@ -32,25 +36,36 @@ def undisturbed(*roots: Any) -> Iterator[None]:
     Args:
         *roots: the program, its arguments and what else it may change.
     """
-    found = Reachable(roots)
-    leaves, sizes = Leaves(found.tensors), [c.cache_info().misses for c in found.caches]
-    log = WriteLog()
-    set_back = [_remembered(g) for g in found.generators]
-    with _same_random_numbers():
-        try:
-            with log:
-                yield
-        finally:
-            with torch.inference_mode(False), torch.no_grad():
-                for place in found.places:
-                    place.restore()
-                leaves.restore()
-                log.restore()
-                for restore in set_back:
-                    restore()
-            for cache, misses in zip(found.caches, sizes, strict=True):
-                if cache.cache_info().misses != misses and _holds_none_of_its_own(cache):
-                    cache.cache_clear()
+
+    def __init__(self, *roots: Any):
+        self._found = Reachable(roots)
+        self._leaves = Leaves(self._found.tensors)
+        self._set_back = [_remembered(g) for g in self._found.generators]
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """What a program does inside is undone at the end, also if it raises."""
+        caches = self._found.caches
+        sizes = [c.cache_info().misses for c in caches]
+        log = WriteLog()
+        with _same_random_numbers():
+            try:
+                with log:
+                    yield
+            finally:
+                self._restore(log)
+                for cache, misses in zip(caches, sizes, strict=True):
+                    if cache.cache_info().misses != misses and _holds_none_of_its_own(cache):
+                        cache.cache_clear()
+
+    def _restore(self, log: WriteLog) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            for place in self._found.places:
+                place.restore()
+            self._leaves.restore()
+            log.restore()
+            for restore in self._set_back:
+                restore()
 
 
 @contextlib.contextmanager

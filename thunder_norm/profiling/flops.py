@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils import flop_counter
-from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ProfileError
+from thunder_norm.trees import flat_tensors
 from thunder.core.symbol import Symbol
 
 Count = Literal["matmul", "all"]
@@ -230,11 +230,11 @@ def _estimate(func: Any, args: tuple, out: Any) -> int | None:
     if name in _PER_ENTRY:
         return _PER_ENTRY[name] * _largest((args, out))
     if torch.Tag.pointwise in func.tags:
-        return sum(t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor))
+        return sum(t.numel() for t in flat_tensors(out))
     if getattr(torch.Tag, "reduction", None) in func.tags:  # torch 2.9 has no such tag
         return _largest(args)
     return None
 
 
 def _largest(tree: Any) -> int:
-    return max((t.numel() for t in tree_leaves(tree) if isinstance(t, torch.Tensor)), default=0)
+    return max((t.numel() for t in flat_tensors(tree)), default=0)

@@ -6,15 +6,13 @@ that come the user's own line and the module whose forward runs.  Tags of a boun
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import torch
-
 from thunder_norm.profiling.rows import Place
+from thunder_norm.tracing.whereabouts import Names, modules_in
 from thunder_norm.user_code import is_users, shown_line
-from thunder.core.interpreter import get_interpreterruntimectx, unwrap
+from thunder.core.interpreter import get_interpreterruntimectx
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
@@ -37,8 +35,7 @@ class Watch:
         self._tick = tick
         self._pending: tuple[list[BoundSymbol], int, Place] | None = None
         self._count = 0
-        self._names: dict[int, str] = {}
-        self._root: torch.nn.Module | None = None
+        self._names = Names()
 
     def attach(self, trace: TraceCtx) -> None:
         """Watch the trace that an acquisition writes: it is told the line of each operation before that is recorded, and none at the end."""
@@ -67,30 +64,13 @@ class Watch:
             self._count += 1
 
     def _place(self) -> Place:
-        module, location = "", None
-        modules = []
-        for frame in reversed(get_interpreterruntimectx().frame_stack):
-            file = frame.code.co_filename
-            if location is None and is_users(file):
-                location = shown_line(file, frame.positions.lineno if frame.positions is not None else None)
-            if frame.code.co_varnames[:1] == ("self",) and frame.localsplus:
-                owner = _value(frame.localsplus[0])
-                if isinstance(owner, torch.nn.Module):
-                    modules.append(owner)
-        if modules:
-            module = self._name(modules[0], modules[-1])
-        return Place(module, location or "")
-
-    def _name(self, module: torch.nn.Module, root: torch.nn.Module) -> str:
-        if root is not self._root:
-            self._root = root
-            self._names = {id(m): name for name, m in root.named_modules()}
-        return self._names.get(id(module), "")
-
-
-def _value(slot: Any) -> Any:
-    value = unwrap(slot)
-    return unwrap(value.cell_contents) if isinstance(value, types.CellType) else value
+        frames = get_interpreterruntimectx().frame_stack[::-1]
+        users = next((f for f in frames if is_users(f.code.co_filename)), None)
+        location = None
+        if users is not None:
+            location = shown_line(users.code.co_filename, users.positions.lineno if users.positions is not None else None)
+        modules = list(modules_in(frames))
+        return Place(self._names.of(modules[0], modules[-1]) if modules else "", location or "")
 
 
 def _tag(bsym: BoundSymbol, origin: Origin) -> None:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import ProfileError
 from thunder_norm.profiling.memory import Memory
+from thunder_norm.trees import flat_tensors
 
 
 @dataclass
@@ -66,7 +67,7 @@ class StandIns:
 
     def is_needed(self, module: torch.nn.Module | None, tree: Any) -> bool:
         """Whether anything is on the meta device, or a device is asked for that it is not on."""
-        tensors = [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+        tensors = [*flat_tensors(tree)]
         if module is not None:
             tensors += [*module.parameters(), *module.buffers()]
         return any(t.device.type == "meta" or (self.device is not None and t.device.type != self.device.type) for t in tensors)

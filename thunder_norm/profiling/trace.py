@@ -22,9 +22,8 @@ from thunder_norm.profiling.places import Origin, origins
 from thunder_norm.profiling.recorder import Recorder, Step
 from thunder_norm.profiling.rows import NOWHERE, Phase, Place
 from thunder_norm.profiling.stand_ins import StandIns
+from thunder_norm.tracing.translation import empty_for
 from thunder.core import prims
-from thunder.core.devices import to_torch_device
-from thunder.core.dtypes import to_torch_dtype
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.pytree import tree_map
 from thunder.core.symbol import BoundSymbol
@@ -158,7 +157,7 @@ def _run(bsym: BoundSymbol, place: Place, context: dict, env: dict[str, Any], re
         outs = bsym.flat_proxy_outs
         is_own = bsym.sym.executor not in (None, torch_executor, python_executor)
         if is_own and outs and all(isinstance(p, TensorProxy) for p in outs):
-            _stand_for(bsym, env, [_like(p) for p in outs], recorder, step)
+            _stand_for(bsym, env, [empty_for(p) for p in outs], recorder, step)
         elif isinstance(e, _NEEDS_VALUES):
             raise UnsupportedOpError(
                 with_details(
@@ -180,10 +179,6 @@ def _stand_for(bsym: BoundSymbol, env: dict[str, Any], results: list[Any], recor
     """Take `results` for those of an operation."""
     recorder.stand_for(bsym.sym.name, step, [env[p.name] for p in bsym.flat_proxy_args if p.name in env], results)
     env.update({p.name: t for p, t in zip(bsym.flat_proxy_outs, results, strict=True)})
-
-
-def _like(p: TensorProxy) -> torch.Tensor:
-    return torch.empty(tuple(p.shape), dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device))
 
 
 def _arguments(bsym: BoundSymbol, env: dict[str, Any]) -> tuple[tuple, dict]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, Sensitivity
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
@@ -20,9 +21,11 @@ from thunder_norm.norms.eager_environment import Noted
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.norm_map import NormMap
 from thunder_norm.norms.parameters import Policy, tensor_names
+from thunder_norm.norms.saving.norm_maps import WithoutModel
 from thunder_norm.norms.sensitivity import movement, with_perturbation
 from thunder_norm.norms.transform import NormTransform
 from thunder_norm.op_names import op_key
+from thunder_norm.report import saving
 from thunder_norm.report import views as report_views
 from thunder_norm.report.explanation import explain_row
 from thunder_norm.report.rows import Findings, ReportRow
@@ -122,6 +125,15 @@ class NormReport(Findings):
         """
         return report_views.dataframe(self)
 
+    def save(self, path: str | Path) -> None:
+        """Write the report to a file, for `load_norm_report`.
+
+        Raises:
+            SavedFileError: a kind of norm of your own, or another value that has no name; the file stays as it was.
+            OSError: the file cannot be written.
+        """
+        saving.save(self, path)
+
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw norm, actual norm, sensitivity and tightness by depth (needs matplotlib, the extra `plot`).
 
@@ -153,13 +165,25 @@ def norm_report(target: Any, *args: Any, explain: bool = False, **kwargs: Any) -
         NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
             its norm and no norm fits all of them.
     """
-    with torch.inference_mode(False), torch.enable_grad():
+    with first_calls.shown("norm report"), torch.inference_mode(False), torch.enable_grad():
         report = _report_of(target, args, kwargs)
     return replace(report, explains=True) if explain else report
 
 
+def load_norm_report(path: str | Path) -> NormReport:
+    """The report that `NormReport.save` wrote to a file.
+
+    Raises:
+        SavedFileError: no such file, a damaged one, or one of a newer format.
+        OSError: the file cannot be read.
+    """
+    return saving.load(path, NormReport)
+
+
 def _report_of(target: Any, args: tuple, kwargs: dict) -> NormReport:
     if isinstance(target, NormMap):
+        if isinstance(target.model, WithoutModel):
+            target.model()  # says that there is none
         return _of_norm_map(target, args, kwargs)
     transform = _transform_of(target)
     if not args and not kwargs:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from thunder_norm.core.context import Sensitivity
 from thunder_norm.norms.eager_environment import Argument
 from thunder_norm.norms.inference import Inferred
+from thunder_norm.report.rules import RuleName
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,21 @@ class ReportRow:
     tightness: float | None
     rule: Callable | None = None
     arguments: tuple[Argument, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The rule by its name: rules are not what their modules have under it."""
+        return {**self.__dict__, "rule": RuleName.of(self.rule)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """With the rule that has the name here."""
+        name = state["rule"]
+        self.__dict__.update(state, rule=None if name is None else name.find())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReportRow:
+        """Itself: nothing in it changes."""
+        return self
+
+    __copy__ = functools.partialmethod(__deepcopy__, {})
 
 
 def is_nan(row: ReportRow) -> bool:

@@ -25,7 +25,14 @@ from thunder_norm.errors import NormMismatchError
 # The kinds whose norm depends on the moduli of the entries only, and grows with them.
 VectorKind = RMSTensor | L1Tensor | L2Tensor
 Constant = float | torch.Tensor
+Number = int | float
 Kind = TypeVar("Kind", bound=NormedTensor)
+
+
+def per_dim(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """A setting of a window, a kernel or a stride, for each of `count` dimensions, given as one number or as several."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * count if len(values) == 1 else values
 
 
 def spread(factor: float) -> float:

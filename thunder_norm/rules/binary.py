@@ -19,6 +19,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     SAME_DIMS,
+    Number,
     align,
     annotated,
     as_kind,
@@ -37,8 +38,6 @@ from thunder_norm.rules._shared import (
     spread,
     times,
 )
-
-Number = int | float
 
 
 def gain_of(t: torch.Tensor, x: NormedTensor) -> NormedTensor:

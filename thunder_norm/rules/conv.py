@@ -17,16 +17,10 @@ import torch.nn.functional as F
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSConvTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import refined, rms
+from thunder_norm.rules._shared import per_dim, refined, rms
 from thunder_norm.rules.contraction import conversion_factor
 
 Ints = int | Sequence[int]
-
-
-def _many(value: Ints, count: int) -> tuple[int, ...]:
-    """`value` once for each spatial dimension, as torch reads it."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * count if len(values) == 1 else values
 
 
 def _taps_by_residue(taps: int, stride: int, dilation: int) -> list[int]:
@@ -92,8 +86,8 @@ def _conv(
     spatial = weight.ndim - 2
     channel = -spatial - 1
     taps = weight.shape[2:]
-    strides, dilations = _many(stride, spatial), _many(dilation, spatial)
-    paddings = (padding,) * spatial if isinstance(padding, str) else _many(padding, spatial)
+    strides, dilations = per_dim(stride, spatial), per_dim(dilation, spatial)
+    paddings = (padding,) * spatial if isinstance(padding, str) else per_dim(padding, spatial)
     # reading a maximum over channels as a mean costs nothing, and copies in dimensions of size 1 are no matter
     dims = tuple(sorted({*input.elem_dims, channel}))
     c = _kernel_factor(weight, groups, transposed)
@@ -103,7 +97,7 @@ def _conv(
         if dim in input.elem_dims:
             # taps on the same sub-grid see the same entries, different sub-grids are disjoint
             if transposed:
-                out = (size - 1) * s - 2 * int(p) + d * (k - 1) + _many(output_padding, spatial)[i] + 1
+                out = (size - 1) * s - 2 * int(p) + d * (k - 1) + per_dim(output_padding, spatial)[i] + 1
             else:
                 out = _out_size(size, k, s, p, d)
             c *= math.sqrt(size / max(out, 1) * sum(m * m for m in by_residue)) / k

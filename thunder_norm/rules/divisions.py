@@ -18,6 +18,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     SAME_DIMS,
+    Number,
     align,
     broadcast,
     like,
@@ -31,9 +32,6 @@ from thunder_norm.rules._shared import (
 )
 from thunder_norm.rules.binary import NO_DIVISION, gain_of, scale_by
 from thunder_norm.rules.powers import only_largest_entry
-
-Number = int | float
-
 
 # -- rounded quotients ------------------------------------------------------------------------------------------------------
 

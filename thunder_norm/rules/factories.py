@@ -16,7 +16,7 @@ from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import as_kind, like, maximum, refuse, register_refusal, scalar
+from thunder_norm.rules._shared import Number, as_kind, like, maximum, refuse, register_refusal, scalar
 
 
 def _is_floating(x: NormedTensor, options: dict[str, Any]) -> bool:
@@ -84,9 +84,6 @@ def fill(input: RMSTensor, value: RMSTensor | int | float) -> RMSTensor:
 def zero(input: NormedTensor) -> NormedTensor:
     """Zeros in the place of x, in x's kind: value 0, sensitivity 0."""
     return like(input, torch.zeros_like(input.norm_size), sensitivity={"input": 0})
-
-
-Number = int | float
 
 
 @normed_op(torch.linspace).register_norm(allow_plain_tensors=True)

@@ -86,8 +86,8 @@ def part(
 # -- slices and splits ------------------------------------------------------------------------------------------------------
 
 
-def _sliced(x: NormedTensor, dim: int, kept: int, name: str = "input") -> NormedTensor:
-    return part(x, {negative(dim, x.ndim): kept}, name=name)
+def _sliced(x: NormedTensor, dim: int, kept: int) -> NormedTensor:
+    return part(x, {negative(dim, x.ndim): kept})
 
 
 @normed_op(torch.ops.aten.slice.Tensor).register_norm

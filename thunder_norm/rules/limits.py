@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._shared import align, broadcast, like, maximum, over_dims_of, rms, root_sum_squares, times
+from thunder_norm.rules._shared import like, over_dims_of
+from thunder_norm.rules.selections import one_of
 
 
 @normed_op(torch.clamp).register_norm
@@ -51,11 +52,7 @@ def clamp_between(input: RMSTensor, min: RMSTensor | None = None, max: RMSTensor
     From the largest entries it is the largest of them.
     """
     bounds = {"input": input, "min": min, "max": max}
-    given = {name: x for name, x in bounds.items() if x is not None}
-    dims, factors = align(broadcast(*(x.shape for x in given.values())), *given.values())
-    sizes = [times(x.norm_size, c) for x, c in zip(given.values(), factors, strict=True)]
-    value = root_sum_squares(*sizes) if dims else maximum(sizes)
-    return rms(value, dims, sensitivity=dict(zip(given, factors, strict=True)))
+    return one_of({name: x for name, x in bounds.items() if x is not None})
 
 
 @normed_op(torch.clamp_min).register_norm(lift_dims={"min": over_dims_of("input")})

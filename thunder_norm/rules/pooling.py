@@ -20,7 +20,7 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._gaussian import expected_maximum
-from thunder_norm.rules._shared import as_kind, rms, root, scaled, spread, times
+from thunder_norm.rules._shared import as_kind, per_dim, rms, root, scaled, spread, times
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,6 @@ class _Windows:
             for i in positions:
                 totals[i] += weight(len(positions), divisor)
         return max(totals, default=1.0)
-
-
-def per_dim(value: Any, count: int) -> tuple[int, ...]:
-    """A setting of a window for each of `count` dimensions, given as one number or as several."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * count if len(values) == 1 else values
 
 
 def _sliding(
@@ -105,8 +99,13 @@ def _pooled(x: RMSTensor, windows: Sequence[_Windows], over_channels: float, ove
     sized = set(ed.nontrivial(x.shape, positions))
     if sized and sized <= set(x.elem_dims):
         return scaled(x, over_positions, tuple(sorted({*x.elem_dims, *positions})))
-    per_position, c = as_kind(x, RMSTensor, tuple(d for d in x.elem_dims if d not in positions))
-    return rms(times(per_position.norm_size, over_channels), per_position.elem_dims, sensitivity={"input": c * over_channels})
+    return _per_position(x, positions, over_channels)
+
+
+def _per_position(x: RMSTensor, positions: ed.Dims, c: float) -> RMSTensor:
+    """The result with a factor, from the norm of each position by itself."""
+    per_position, factor = as_kind(x, RMSTensor, tuple(d for d in x.elem_dims if d not in positions))
+    return rms(times(per_position.norm_size, c), per_position.elem_dims, sensitivity={"input": factor * c})
 
 
 # -- averages -----------------------------------------------------------------------------------------------------------------
@@ -250,9 +249,7 @@ def interpolate(
 
 def resampled(x: RMSTensor, c: float = 1.0) -> RMSTensor:
     """Each position of the result c times a convex combination of those of x, or as good as one."""
-    positions = _positions(x.ndim - 2)
-    per_position, factor = as_kind(x, RMSTensor, tuple(d for d in x.elem_dims if d not in positions))
-    return rms(times(per_position.norm_size, c), per_position.elem_dims, sensitivity={"input": factor * c})
+    return _per_position(x, _positions(x.ndim - 2), c)
 
 
 def upsample(input: RMSTensor, output_size: Any, *args: Any, **kwargs: Any) -> RMSTensor:

@@ -61,9 +61,7 @@ def sum(input: RMSTensor, dim: Dim = None, keepdim: bool = False, dtype: torch.d
 def sum_l1(input: L1Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> NormedTensor:
     """Sum over D in the L1 norm: value |D - E| n, the entries of E are in the norm already; the same sensitivity."""
     reduced = dims_tuple(dim, input.ndim)
-    c = ed.numel(input.shape, [d for d in reduced if d not in input.elem_dims])
-    dims = _left(input, reduced, keepdim)
-    return like(input, times(input.norm_size, c), dims, sensitivity={"input": c}) if dims else _largest(input, c)
+    return _reduced_l1(input, reduced, keepdim, ed.numel(input.shape, [d for d in reduced if d not in input.elem_dims]))
 
 
 @normed_op(torch.mean).register_norm
@@ -71,9 +69,12 @@ def sum_l1(input: L1Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch
 def mean_l1(input: L1Tensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> NormedTensor:
     """Mean over D in the L1 norm: value n / |D and E|; the same sensitivity."""
     reduced = dims_tuple(dim, input.ndim)
-    c = 1 / max(ed.numel(input.shape, [d for d in reduced if d in input.elem_dims]), 1)
-    dims = _left(input, reduced, keepdim)
-    return like(input, times(input.norm_size, c), dims, sensitivity={"input": c}) if dims else _largest(input, c)
+    return _reduced_l1(input, reduced, keepdim, 1 / max(ed.numel(input.shape, [d for d in reduced if d in input.elem_dims]), 1))
+
+
+def _reduced_l1(x: L1Tensor, reduced: ed.Dims, keepdim: bool, c: float) -> NormedTensor:
+    dims = _left(x, reduced, keepdim)
+    return like(x, times(x.norm_size, c), dims, sensitivity={"input": c}) if dims else _largest(x, c)
 
 
 def _largest(x: NormedTensor, c: float) -> LinfTensor:

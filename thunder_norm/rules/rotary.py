@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from thunder_norm.core.context import values_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -100,7 +102,7 @@ def _scale(x: RMSTensor, gain: LinfTensor, result: NormedTensor) -> NormedTensor
     rotated = fact(x, Rotated)
     if gain.perturbation_size is not None:
         return result
-    return with_fact(result, Scaled(Source.of(x) if rotated is None else rotated.x, rotated is not None, gain.backing))
+    return with_fact(result, Scaled(Source.of(x) if rotated is None else rotated.x, rotated is not None, values_of(gain.backing)))
 
 
 @normed_op(torch.mul).register_norm(when=lambda args: is_plain(args["other"]))
@@ -125,6 +127,8 @@ def _is_rotary(kept: str, rotated: str) -> Callable[[dict[str, Any]], bool]:
         x, shape = by_cos.x, by_cos.x.backing.shape
         gains = by_cos.gain, by_sin.gain
         is_over_pairs = issubclass(x.kind, RMSTensor) and -1 in x.elem_dims and x.backing.ndim > 0
+        if any(g.is_meta and not isinstance(g, FakeTensor) for g in gains):  # nobody knows what they are
+            return False
         return is_pair and is_over_pairs and all(g.ndim <= len(shape) and g.ndim > 0 and g.shape[-1] == shape[-1] for g in gains)
 
     return condition

@@ -6,6 +6,7 @@ Operands are broadcast, as in `binary`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Filled, is_plain, with_fact
 from thunder_norm.rules._shared import (
     SAME_DIMS,
+    Number,
     align,
     broadcast,
     is_constant_along,
@@ -26,12 +28,9 @@ from thunder_norm.rules._shared import (
     times,
 )
 
-Number = int | float
 
-
-def _either(a: NormedTensor | Number, b: NormedTensor | Number, is_blockwise: bool) -> RMSTensor:
-    """Each entry from a or from b: energies add, unless whole groups of elem_dims come from one of them."""
-    operands = {"input": a, "other": b}
+def one_of(operands: Mapping[str, NormedTensor | Number], is_blockwise: bool = False) -> RMSTensor:
+    """Each entry from one of the operands: energies add, unless whole groups of elem_dims come from one of them."""
     tensors = {name: x for name, x in operands.items() if isinstance(x, NormedTensor)}
     dims, factors = align(broadcast(*(x.shape for x in tensors.values())), *tensors.values())
     sizes = [times(x.norm_size, c) for x, c in zip(tensors.values(), factors, strict=True)]
@@ -53,7 +52,7 @@ def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     Sensitivity: 1 to each
     Source:      max(a, b)^2 <= a^2 + b^2
     """
-    return _either(input, other, is_blockwise=False)
+    return one_of({"input": input, "other": other})
 
 
 @normed_op(torch.where).register_norm(allow_plain_tensors=True, lift_dims=SAME_DIMS)
@@ -66,7 +65,7 @@ def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor |
     """
     operands = [x for x in (input, other) if isinstance(x, NormedTensor)]
     dims, _ = align(broadcast(condition.shape, *(x.shape for x in operands)), *operands)
-    return _either(input, other, is_blockwise=is_constant_along(condition, dims))
+    return one_of({"input": input, "other": other}, is_blockwise=is_constant_along(condition, dims))
 
 
 def _is_filled(args: dict[str, Any]) -> bool:

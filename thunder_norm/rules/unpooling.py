@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._shared import as_kind, rms, root, scaled, spread, times
-from thunder_norm.rules.pooling import per_dim
+from thunder_norm.rules._shared import as_kind, per_dim, rms, root, scaled, spread, times
 
 
 def _pooled(x: RMSTensor, count: int, entries: int, energy: float) -> RMSTensor:

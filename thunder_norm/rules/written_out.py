@@ -23,7 +23,7 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source, fact, is_rms, moves_with, unconditional, with_fact
-from thunder_norm.rules._shared import times
+from thunder_norm.rules._shared import Number, times
 from thunder_norm.rules.mean_square import MeanSquare
 
 Coefficients = dict[int, float]
@@ -92,9 +92,6 @@ def _scale(result: NormedTensor, x: RMSTensor, c: float) -> NormedTensor:
     if gate is not None:
         return with_fact(result, replace(gate, scale=gate.scale * c, shift=gate.shift * c))
     return with_fact(result, _polynomial(x).times({0: c}))
-
-
-Number = int | float
 
 
 @normed_op(torch.mul).register_norm(when=lambda args: True)

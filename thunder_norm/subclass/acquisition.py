@@ -15,19 +15,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
 from thunder_norm.subclass.fakes import Fakes, Wrappers
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
-from thunder_norm.tracing.locations import location_of_user
-from thunder.core import devices, dtypes
-from thunder.core.compile_data import get_cache_option
+from thunder_norm.tracing.translation import for_torch
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 
@@ -201,22 +198,6 @@ class Acquisition:
         self.watches = True
         return self.refused.note(error)
 
-    def check_cache_option(self) -> None:
-        """Refuse wrappers in traces that are to serve other shapes and numbers: fakes are static.
-
-        Raises:
-            UnsupportedOpError: the function was jitted with ``cache="symbolic values"``.
-        """
-        if get_cache_option() is CACHE_OPTIONS.SYMBOLIC_VALUES:
-            raise UnsupportedOpError(
-                with_details(
-                    'a wrapper subclass in a function jitted with cache="symbolic values"',
-                    at=location_of_user(),
-                    why="its trace would be used for other shapes and numbers, which a wrapper's operations may depend on",
-                    instead='use cache="constant values" (the default) or cache="no caching"',
-                )
-            )
-
     # -- arguments ----------------------------------------------------------------------------------------------------
 
     def fake_of(self, proxy: TensorProxy) -> torch.Tensor:
@@ -238,10 +219,6 @@ class Acquisition:
             if value.value is None:
                 raise data_dependent_on_wrapper("a number read from a tensor was passed to an operation on a wrapper subclass")
             return value.value
-        if isinstance(value, dtypes.dtype):
-            return dtypes.to_torch_dtype(value)
-        if isinstance(value, devices.Device):
-            return devices.to_torch_device(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*(self.to_fake(v) for v in value))
         if type(value) in (list, tuple, torch.Size):
@@ -252,7 +229,7 @@ class Acquisition:
             return slice(*(self.to_fake(v) for v in (value.start, value.stop, value.step)))
         if is_wrapper(value):
             raise UnsupportedOpError(f"a {type(value).__name__} that is not an input of the jitted function is used inside it")
-        return value
+        return for_torch(value)
 
 
 def _is_in_place(fn: Callable) -> bool:

@@ -63,7 +63,7 @@ def emit(
     kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT}
     if decomposition_of(recorded.func) is not None:
         expected = tuple(t for t, u in zip(recorded.outputs, used, strict=True) if u)
-        written = _try(fallback(recorded.func, used, _WRITTEN), args, kwargs, expected)
+        written = _try(fallback(recorded.func, used, WRITTEN), args, kwargs, expected)
         if written is not None:
             outputs = iter(written)
             return tuple(next(outputs) if u else None for u in used)
@@ -90,7 +90,7 @@ def _write_gradients(
     return [None if g is None else env[id(g)] if id(g) in env else constant(g) for g in gradients]
 
 
-_WRITTEN = Written(_write_decomposed, _write_gradients)
+WRITTEN = Written(_write_decomposed, _write_gradients)
 
 
 def _write(log: list[Recorded], env: dict[int, TensorProxy]) -> None:

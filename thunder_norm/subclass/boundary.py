@@ -16,7 +16,7 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.boundary_operators import check_plain, flatten_operator, unflatten_operator
-from thunder_norm.subclass.boundary_passes import Traces, bind_arguments
+from thunder_norm.subclass.boundary_passes import Traces, bind_arguments, results_and_received
 from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.names import with_readable_names
 from thunder_norm.subclass.protocol import WrapperSpec
@@ -68,9 +68,8 @@ def lower(
 
 def _as_returned(computation: TraceCtx, epilogue: TraceCtx) -> TraceCtx:
     """The epilogue with what it takes from the computation called as there: Thunder names anew what was changed in place."""
-    returned = computation.bound_symbols[-1].args[0]["output"]
-    received = epilogue.args[len(epilogue.args) - len(returned) :]
-    swaps = {variableify(q): p for p, q in zip(returned, received, strict=True) if isinstance(p, Proxy) and p.name != q.name}
+    pairs = results_and_received(computation, epilogue)
+    swaps = {variableify(q): p for p, q in pairs if isinstance(p, Proxy) and p.name != q.name}
     if not swaps:
         return epilogue
     new = from_trace(epilogue)

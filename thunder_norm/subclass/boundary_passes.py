@@ -35,6 +35,12 @@ def bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:
     trace.bound_symbols[:0] = unpacks
 
 
+def results_and_received(computation: TraceCtx, epilogue: TraceCtx) -> list[tuple[Any, Any]]:
+    """Each result of the computation beside the epilogue's argument that receives it: in the same order, under names of its own."""
+    computed = computation.bound_symbols[-1].args[0]["output"]
+    return list(zip(computed, epilogue.args[len(epilogue.args) - len(computed) :], strict=True))
+
+
 def computing_only(trace: TraceCtx, outputs: Sequence[TensorProxy]) -> TraceCtx:
     """The computation of some of its outputs alone; its arguments are those they need."""
     *body, returned = trace.bound_symbols
@@ -63,11 +69,9 @@ def detach_inactive(traces: Traces) -> Traces:
     for bsym in computation.bound_symbols:
         if any(p.name in dependent for p in bsym.flat_proxy_args):
             dependent.update(p.name for p in bsym.flat_proxy_outs)
-    computed = computation.bound_symbols[-1].args[0]["output"]
-    received = epilogue.args[len(epilogue.args) - len(computed) :]  # in the same order, under names of its own
     constant = tuple(
         q
-        for p, q in zip(computed, received, strict=True)
+        for p, q in results_and_received(computation, epilogue)
         if isinstance(p, TensorProxy) and p.name in dependent - active and dtypes.is_inexact_dtype(p.dtype)
     )
     if not constant:

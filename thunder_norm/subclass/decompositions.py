@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.subclass.record import Recorded
-from thunder.core import devices, dtypes
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder_norm.subclass.record import Recorded, needed
+from thunder_norm.tracing.translation import empty_for, for_torch
+from thunder_norm.trees import flat_tensors
+from thunder.core.proxies import TensorProxy
 
 # Those whose decompositions give torch's numbers, and that Thunder has no symbol for.  Not among them: convolution_backward,
 # embedding_dense_backward, attention and pooling, which are kernels to every executor.
@@ -50,8 +51,8 @@ def decompose(func: Callable, args: tuple, kwargs: dict) -> tuple[list[Recorded]
         fake_args, fake_kwargs = tree_map(fakes.of, (args, kwargs))
         with _Log() as log:
             result = decomposition_table[func](*fake_args, **fake_kwargs)
-    results = _tensors(result)
-    return log.needed(results), results, fakes.given
+    results = [*flat_tensors(result)]
+    return needed(log.recorded, results), results, fakes.given
 
 
 def differentiate(
@@ -68,14 +69,14 @@ def differentiate(
     with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         fakes = _Fakes()
         fake_args, fake_kwargs = tree_map(fakes.of, (args, kwargs))
-        inputs = [t for t in _tensors((fake_args, fake_kwargs)) if t.is_floating_point() or t.is_complex()]
+        inputs = [t for t in flat_tensors((fake_args, fake_kwargs)) if t.is_floating_point() or t.is_complex()]
         for t in inputs:
             t.requires_grad_()
         fake_cotangents = [None if g is None else fakes.of(g) for g in cotangents]
         known: dict[int, torch.Tensor] = {}
         saved = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: known.get(_storage(t), t))
         with _Log() as log, saved:
-            outputs = _tensors(func(*fake_args, **fake_kwargs))
+            outputs = flat_tensors(func(*fake_args, **fake_kwargs))
             known.update({_storage(t): t for t in outputs})  # autograd keeps aliases of them
             fakes.given.update({id(t): p for t, p in zip(outputs, results, strict=True)})
             log.recorded.clear()  # the forward has computed them
@@ -83,7 +84,7 @@ def differentiate(
             if not pairs:
                 return [], [None] * len(inputs), {}
             found = torch.autograd.grad([t for t, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
-    return log.needed(_tensors(found)), list(found), fakes.given
+    return needed(log.recorded, flat_tensors(found)), list(found), fakes.given
 
 
 class _Fakes:
@@ -95,24 +96,15 @@ class _Fakes:
 
     def of(self, value: Any) -> Any:
         if isinstance(value, TensorProxy):
-            dtype, device = dtypes.to_torch_dtype(value.dtype), devices.to_torch_device(value.device)
-            made = torch.empty(tuple(value.shape), dtype=dtype, device=device)
+            made = empty_for(value)
             self.given[id(made)] = value
             self._kept.append(made)  # an id is one for as long as its owner lives
             return made
-        if isinstance(value, NumberProxy):
-            return value.value
-        if isinstance(value, dtypes.dtype):
-            return dtypes.to_torch_dtype(value)
-        return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
+        return for_torch(value)
 
 
 def _storage(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor)]
 
 
 class _Log(TorchDispatchMode):
@@ -125,18 +117,8 @@ class _Log(TorchDispatchMode):
         if func._schema.is_mutable:
             raise UnsupportedOpError(f"{func} in a decomposition")
         result = func(*args, **kwargs)
-        outputs = tuple(v for v in tree_flatten(result)[0] if isinstance(v, torch.Tensor))
+        outputs = flat_tensors(result)
         inputs = {id(v) for v in tree_flatten((args, kwargs))[0]}
         if not all(id(t) in inputs for t in outputs):
             self.recorded.append(Recorded(func, args, kwargs, outputs, result))
         return result
-
-    def needed(self, results: list[torch.Tensor]) -> list[Recorded]:
-        """What `results` depend on."""
-        wanted = {id(t) for t in results}
-        kept = []
-        for recorded in reversed(self.recorded):
-            if any(id(t) in wanted for t in recorded.outputs):
-                kept.append(recorded)
-                wanted.update(id(t) for t in tree_flatten((recorded.args, recorded.kwargs))[0] if isinstance(t, torch.Tensor))
-        return kept[::-1]

@@ -13,12 +13,11 @@ tensors without data, one for each inner tensor of the gradient.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
@@ -28,8 +27,9 @@ from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
 from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
-from thunder_norm.subclass.trace import OperationId, composite, proxy_like
+from thunder_norm.subclass.trace import OperationId, composite
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.translation import proxy_like
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
@@ -56,7 +56,7 @@ class Joint:
         """The fakes of the program that the backward uses."""
         made = {id(t) for s in self.segments for r in s.log for t in r.outputs}
         made |= {id(t) for r in self.results for t in r.tangent.carried}
-        needed = [t for s in self.segments for r in s.log for t in _tensors((r.args, r.kwargs))]
+        needed = [t for s in self.segments for r in s.log for t in r.inputs]
         needed += [t for s in self.sources for t in s.gradient.carried]
         return list({id(t): t for t in needed if id(t) not in made and self._proxy(t) is not None}.values())
 
@@ -194,14 +194,13 @@ class Joint:
     def _write_backward(self, env: dict[int, TensorProxy]) -> None:
         wanted = {id(t) for s in self.sources for t in s.gradient.carried}
         later = [
-            wanted | {id(t) for s in self.segments[i + 1 :] for r in s.log for t in _tensors((r.args, r.kwargs))}
-            for i in range(len(self.segments))
+            wanted | {id(t) for s in self.segments[i + 1 :] for r in s.log for t in r.inputs} for i in range(len(self.segments))
         ]
         for segment, needed in zip(self.segments, later, strict=True):
             made = {id(t): t for r in segment.log for t in r.outputs}
             outputs = [t for i, t in made.items() if i in needed]
-            inputs = {id(t): t for r in segment.log for t in _tensors((r.args, r.kwargs)) if id(t) in env}
-            inside = {id(t) for r in segment.log for t in _tensors((r.args, r.kwargs))} | {id(t) for t in outputs}
+            inputs = {id(t): t for r in segment.log for t in r.inputs if id(t) in env}
+            inside = {id(t) for r in segment.log for t in r.inputs} | {id(t) for t in outputs}
             if not outputs:
                 continue
             symbol, _ = composite(
@@ -224,10 +223,6 @@ def _with_copies(names: set[str], bsyms: Sequence[BoundSymbol]) -> set[str]:
 def _carrier(fake: torch.Tensor) -> TensorProxy:
     device, dtype = devices.to_device(fake.device), dtypes.to_dtype(fake.dtype)
     return ltorch.expand(ltorch.full((), 0, device=device, dtype=dtype), tuple(fake.shape))
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (v for v in tree_flatten(tree)[0] if isinstance(v, torch.Tensor))
 
 
 def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:

@@ -19,6 +19,7 @@ from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.record import Recorded, Recorder, Step
 from thunder_norm.subclass.trace import OperationId, name_of_operation
 from thunder_norm.tracing.recording import backward_of_joint, scope
+from thunder_norm.trees import flat_tensors
 import thunder.torch as ltorch
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy
@@ -89,15 +90,14 @@ class _Ruled(torch.autograd.Function):
     def forward(ctx: Any, rule: Callable, recorder: Recorder, call: Callable, *tensors: torch.Tensor) -> Any:
         start = len(recorder.log)
         result = call(*tensors)
-        used = {id(t) for r in recorder.log[start:] for t in tree_flatten((r.args, r.kwargs))[0] if isinstance(t, torch.Tensor)}
+        used = {id(t) for r in recorder.log[start:] for t in r.inputs}
         leaves = {id(t): t for x in tensors for t in _leaves(x) if id(t) in used}
         ctx.rule, ctx.tensors, ctx.leaves, ctx.result = rule, tensors, list(leaves.values()), result
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        results = [t for t in tree_flatten(ctx.result)[0] if isinstance(t, torch.Tensor)]
-        for grad, result in zip(grads, results, strict=True):
+        for grad, result in zip(grads, flat_tensors(ctx.result), strict=True):
             if [t.shape for t in _leaves(grad)] != [t.shape for t in _leaves(result)]:
                 raise UnsupportedOpError(
                     with_details(

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.tracing.recording import print_without_module
+from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
-from thunder.core import devices, dtypes, prims
+from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.core.transform_common import NON_FUNCTIONAL_OPS
@@ -64,6 +65,34 @@ class Written(NamedTuple):
     ]
 
 
+class Made(NamedTuple):
+    """What a symbol of ours stands for: a function, the results that are used, and which of the symbols for them it is."""
+
+    function: Callable
+    used: tuple[bool, ...]
+    form: str
+
+
+FORMS = ("kernel", "gradient", "composite")
+_symbols: dict[Made, Symbol] = {}
+_made: dict[Symbol, Made] = {}
+
+
+def made_for(symbol: Symbol) -> Made | None:
+    """What a symbol stands for; None if it is none of ours."""
+    return _made.get(symbol)
+
+
+def symbol_for(made: Made, written: Written) -> Symbol:
+    """The symbol that stands for this; a composite is written so."""
+    fallback(made.function, made.used, written if made.form == "composite" else None)
+    return _symbols[made]
+
+
+def _note(symbol: Symbol, made: Made) -> None:
+    _symbols[made], _made[symbol] = symbol, made
+
+
 @functools.cache
 def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = None) -> Symbol:
     """One symbol for `func`, that returns the tensors of its result marked in `used`, as a tuple.
@@ -78,7 +107,10 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
 
     def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         if kwargs or not _PLAIN.issuperset(map(type, args)):
-            args, kwargs = tree_map(_to_torch, args), tree_map(_to_torch, kwargs)
+            args, kwargs = (
+                tree_map(for_torch, args),
+                tree_map(for_torch, kwargs),
+            )  # only the computation trace is translated, the backward is not
         result = func(*args, **kwargs)
         if type(result) is torch.Tensor:
             return (result,) if used[0] else ()
@@ -95,6 +127,8 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     tags = list(_RANDOM) if is_random(func) else None
     symbol = fallback_executor.register_operator(name, meta=meta, fn=run, tags=tags)
     vjp_symbol = fallback_executor.register_operator(f"{name}_vjp", meta=vjp_meta, fn=vjp)
+    _note(symbol, Made(func, used, "kernel"))
+    _note(vjp_symbol, Made(func, used, "gradient"))
     if written is not None:
         kernel = symbol
         symbol = Symbol(
@@ -104,6 +138,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
             _bind_postprocess=print_without_module,
         )
         torch_ex.register_implementation(symbol.id, kernel)
+        _note(symbol, Made(func, used, "composite"))
     if is_random(func):
         NON_FUNCTIONAL_OPS.add(symbol.id)
     elif isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":  # torch.compile knows them all
@@ -190,13 +225,6 @@ def _vjp(run: Callable, arguments: tuple[tuple, dict], cotangents: Sequence[torc
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)})  # arguments with nothing to translate
-
-
-def _to_torch(value: Any) -> Any:
-    """Torch's dtype or device for Thunder's: only the computation trace has them translated, the backward has not."""
-    if isinstance(value, dtypes.dtype):
-        return dtypes.to_torch_dtype(value)
-    return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
 
 
 def _fallback_name(func: Callable) -> str:

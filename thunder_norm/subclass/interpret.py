@@ -227,9 +227,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
 
     Raises:
         UnsupportedSubclassError: the wrapper breaks its protocol.
-        UnsupportedOpError: the function was jitted with an option that wrappers exclude.
     """
-    acquisition.check_cache_option()
     if outer_metadata(x)[2] and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region first
         acquisition.differentiate()
     fake = acquisition.fake_wrapper(x)

@@ -22,33 +22,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.model_state.reachable import Reachable, contents, is_of_library, refill, slots_of
+from thunder_norm.model_state.reachable import ATOMS, Reachable, contents, is_of_library, refill, slots_of
 from thunder_norm.tracing.bindable import bindable
-from thunder.core import devices, dtypes
+from thunder_norm.tracing.translation import for_torch
 from thunder.core.baseutils import ProxyInterface
-from thunder.core.compile_data import get_cache_option
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
-from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, StringProxy
 from thunder.core.trace import TraceCtx, tracectx
 
-_ATOMS = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    bool,
-    type(None),
-    type(...),
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    slice,
-    range,
-    enum.Enum,
-)
+_ATOMS = (*ATOMS, type(...), enum.Enum)
 _CODE = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
 _SHARED = (logging.Logger, re.Pattern, types.GenericAlias, torch.finfo, torch.iinfo)  # alike for every call
 _HEAP_TYPE = 1 << 9  # in ``__flags__`` of a class: written in Python
@@ -115,9 +98,7 @@ class Recipe:
         """
         if isinstance(value, ProxyInterface):
             return self._argument(value)
-        if isinstance(value, dtypes.dtype | devices.Device):
-            convert = dtypes.to_torch_dtype if isinstance(value, dtypes.dtype) else devices.to_torch_device
-            value = convert(value)
+        value = for_torch(value)
         if isinstance(value, _ATOMS + _CODE + _SHARED) and type(value) is not tuple:
             return lambda call: value
         if id(value) in self._steps:
@@ -141,8 +122,7 @@ class Recipe:
 
     def _argument(self, p: Any) -> Step:
         if isinstance(p, NumberProxy | StringProxy) and p.value is not None:
-            if get_cache_option() is not CACHE_OPTIONS.SYMBOLIC_VALUES:
-                return lambda call: p.value
+            return lambda call: p.value
         self.arguments[p.name] = p
         return lambda call: call.given[p.name]
 

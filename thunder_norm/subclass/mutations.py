@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.activity import propagate
+from thunder_norm.tracing.locations import location_of
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -69,11 +70,10 @@ def _is_used(names: set[str], later: Sequence[BoundSymbol]) -> bool:
 
 
 def _refuse(bsym: BoundSymbol) -> None:
-    line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
     raise UnsupportedOpError(
         with_details(
             f"in-place {bsym.sym.name} on a plain tensor, in a differentiated program with wrapper subclasses",
-            at=f"{bsym.source_filename}:{line}",
+            at=location_of(bsym),
             why="Thunder's gradients of in-place operations are not reliable",
             instead="use the out-of-place operation, or torch.no_grad()",
         )

@@ -47,6 +47,8 @@ def torch_callable(fn: Callable) -> Callable | None:
     name = _PROXY_METHODS.get(id(fn))
     if name is not None:
         return getattr(torch.Tensor, name, None)
+    if type(fn) is types.FunctionType:  # most calls
+        return fn if _is_operation(fn) else None
     if is_of_wrappers(fn):
         return fn
     if isinstance(fn, Symbol):
@@ -55,7 +57,7 @@ def torch_callable(fn: Callable) -> Callable | None:
         return fn
     if not is_hashable(fn) or not issubclass(torch.Tensor, getattr(fn, "__objclass__", torch.Tensor)):
         return None  # tuple.__getitem__, for instance
-    if fn in _overridable() or fn in _factories() or fn in _torch_to_thunder_function_map:
+    if _is_operation(fn):
         return fn
     if not isinstance(fn, types.BuiltinFunctionType):
         return None
@@ -65,12 +67,22 @@ def torch_callable(fn: Callable) -> Callable | None:
     return fn if getattr(torch._C._nn, fn.__name__, None) is fn else None  # F.leaky_relu_
 
 
+def _is_operation(fn: Callable) -> bool:
+    return fn in _torchs() or fn in _torch_to_thunder_function_map
+
+
+@functools.cache
+def _torchs() -> frozenset:
+    """What torch computes tensors with."""
+    return _overridable() | _factories()
+
+
 @functools.cache
 def operations() -> frozenset:
     """The functions a program without wrappers may meet its first one in."""
     own = {f for cls in (TensorProxy, SubclassProxy) for name in dir(cls) if id(f := getattr(cls, name)) in _PROXY_METHODS}
     makers = {torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass, torch.utils.checkpoint.checkpoint, AUTOGRAD_APPLY}
-    return frozenset(own | makers | _overridable() | _factories() | {f for f in _torch_to_thunder_function_map if is_hashable(f)})
+    return frozenset(own | makers | _torchs() | {f for f in _torch_to_thunder_function_map if is_hashable(f)})
 
 
 @functools.cache
@@ -115,7 +127,12 @@ def _named(path: str) -> Callable | None:
 
 def operation_of(acquisition: Acquisition, fn: Callable) -> Callable:
     """The interpreter's lookaside that runs `fn` on fakes and writes one composite bound symbol."""
-    wrapped_call = interpreter_needs_wrap(lambda *args, **kwargs: call(acquisition, fn, args, kwargs))
+    return on_proxies(lambda *args, **kwargs: call(acquisition, fn, args, kwargs))
+
+
+def on_proxies(function: Callable) -> Callable:
+    """The interpreter's lookaside that runs `function`, as it is, on the values of its arguments, with proxies for tensors."""
+    wrapped_call = interpreter_needs_wrap(function)
 
     def with_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
         recursively_proxy(*args, **kwargs)
@@ -138,7 +155,6 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     runtime = get_interpreterruntimectx()
     get_jit_ctx().computation_trace.set_current_source_location(*runtime.get_current_user_source_location())
     try:
-        acquisition.check_cache_option()
         return _call(acquisition, fn, args, kwargs)
     except (DynamicOutputShapeException, DataDependentOutputException) as e:
         raise acquisition.refuse(data_dependent_on_wrapper(f"what {e.func} returns depends on the values of a tensor")) from e

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
@@ -23,6 +23,7 @@ from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.trees import flat_tensors
 from thunder.core import dtypes
 from thunder.core.compile_data import get_compile_data
 
@@ -42,6 +43,24 @@ class Recorded:
     outputs: tuple[torch.Tensor, ...]
     result: Any
     is_in_place: bool = False
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """The tensors among its arguments."""
+        return flat_tensors((self.args, self.kwargs))
+
+
+def needed(
+    log: Sequence[Recorded], results: Iterable[torch.Tensor], always: Callable[[Callable], bool] = lambda func: False
+) -> list[Recorded]:
+    """The recorded operations that `results` depend on, and those whose function is `always` needed."""
+    wanted = {id(t) for t in results}
+    kept = []
+    for recorded in reversed(log):
+        if always(recorded.func) or any(id(t) in wanted for t in recorded.outputs):
+            kept.append(recorded)
+            wanted.update(map(id, recorded.inputs))
+    return kept[::-1]
 
 
 class Step:
@@ -67,7 +86,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
+        tensors = flat_tensors((args, kwargs))
         wrapper = next((t for t in tensors if is_wrapper(t)), None)
         if wrapper is not None:
             self.has_met_wrappers = True
@@ -108,7 +127,7 @@ class Recorder(TorchDispatchMode):
         last = self.log[-1] if self.log else None
         if last is None or not any(t is out for out in last.outputs):
             return False
-        return not any(isinstance(v, torch.Tensor) for v in tree_flatten((last.args, last.kwargs))[0])
+        return not last.inputs
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
@@ -137,8 +156,8 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
-        outputs = tuple(v for v in tree_flatten(result)[0] if isinstance(v, torch.Tensor))
-        inputs = {id(v) for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)}
+        outputs = flat_tensors(result)
+        inputs = set(map(id, flat_tensors((args, kwargs))))
         if outputs and all(id(t) in inputs for t in outputs):
             return  # nothing happened: a cast to the same dtype, contiguous() of a contiguous tensor
         self.log.append(Recorded(func, args, kwargs, outputs, result))
@@ -190,7 +209,7 @@ class Recorder(TorchDispatchMode):
 
     def _aliases_in_log(self, target: torch.Tensor) -> list[torch.Tensor]:
         storage = target.untyped_storage()._cdata
-        tensors = (t for r in self.log for t in tree_flatten((r.args, r.kwargs, r.outputs))[0] if isinstance(t, torch.Tensor))
+        tensors = (t for r in self.log for t in (*r.inputs, *r.outputs))
         return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
 
 

@@ -14,6 +14,7 @@ from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.subclass.gradients import Segment, Source, Structure
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.record import Recorded, Step
+from thunder_norm.tracing.translation import proxy_like
 from thunder.core.proxies import TensorProxy
 
 
@@ -43,8 +44,6 @@ class Refuse(Step):
         self.gradients = gradients
 
     def emit(self, *cotangents: TensorProxy) -> tuple[TensorProxy, ...]:
-        from thunder_norm.subclass.trace import proxy_like  # it imports what records
-
         error = self.error
 
         def run(*tensors: torch.Tensor) -> NoReturn:

@@ -20,11 +20,11 @@ import torch
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
 from thunder_norm.model_state.reachable import Place, Reachable, ways_to
-from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable, guard, guard_arguments
+from thunder_norm.tracing.translation import proxy_like
 from thunder.core import prims
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
@@ -319,7 +319,7 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
         if acquisition is not None and isinstance(value, TensorProxy) and not is_wrapper_of_call:
             keep = _keeping(acquisition, value)
             with tracectx(epilogue):
-                plain = trace.proxy_like(acquisition.kept(acquisition.fake_of(value)))
+                plain = proxy_like(acquisition.kept(acquisition.fake_of(value)))
                 found.append(bindable(_NAME, keep)(value, output=plain))
             value = plain
         if bsym.sym.id is prims.PrimIDs.PACK_BUFFER:

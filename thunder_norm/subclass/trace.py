@@ -24,9 +24,11 @@ from thunder_norm.subclass.autograd import gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.fallback import is_random
 from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.record import Recorded
+from thunder_norm.subclass.record import Recorded, needed
 from thunder_norm.tracing.recording import print_without_module
-from thunder.core import devices, dtypes, prims
+from thunder_norm.tracing.translation import proxy_like
+from thunder_norm.trees import flat_tensors
+from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -50,17 +52,6 @@ REBIND = Symbol(name="rebind", id="thunder_norm.rebind", is_prim=True, tags=(pri
 
 # ``(n,) = parameter_norm("fc.weight")``: the size given for a parameter; `boundary.lower` moves it to the prologue.
 LEAF = Symbol(name="parameter_norm", id="thunder_norm.parameter_norm", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
-
-
-def proxy_like(fake: torch.Tensor, *, name: str | None = None, requires_grad: bool = False) -> TensorProxy:
-    """A new plain proxy with the metadata of a fake."""
-    return TensorProxy(
-        name,
-        shape=tuple(fake.shape),
-        device=devices.to_device(fake.device),
-        dtype=dtypes.to_dtype(fake.dtype),
-        requires_grad=requires_grad,
-    )
 
 
 def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) -> None:
@@ -150,9 +141,9 @@ def write(
     Returns the result with proxies in place of fakes.
     """
     mutated = [x for x, leaves in before.values() if _leaf_ids(x) != tuple(i for i, _ in leaves)]
-    returned = [x for x in _tensors(result) if id(x) not in before or not is_wrapper(x)]
+    returned = [x for x in flat_tensors(result) if id(x) not in before or not is_wrapper(x)]
     outputs = _unique(leaf for x in [*returned, *mutated, *(x for x, _ in before.values())] for leaf in _leaves(x))
-    emit_composite(acquisition, operation, log, outputs, [t for x in _tensors(arguments) for t in _leaves(x)])
+    emit_composite(acquisition, operation, log, outputs, [t for x in flat_tensors(arguments) for t in _leaves(x)])
     if mutated or any(r.is_in_place for r in log):
         _rebind(acquisition)
     return _to_proxies(acquisition, result)
@@ -191,9 +182,9 @@ def emit_composite(
     if not outputs and not any(is_random(r.func) for r in log):
         return
     if not acquisition.autograd.is_running:  # the backward may use everything
-        log = _needed(log, outputs)
+        log = needed(log, outputs, is_random)
     produced = {id(t) for r in log for t in r.outputs}
-    used = {id(t): t for r in log for t in _tensors((r.args, r.kwargs)) if acquisition.fakes.proxy_of(t) is not None}
+    used = {id(t): t for r in log for t in r.inputs if acquisition.fakes.proxy_of(t) is not None}
     inputs = _unique([*(t for t in arguments if id(t) in used), *used.values()])
 
     wanted = {id(t) for t in outputs} | {id(t) for r in log for t in tree_flatten((r.args, r.kwargs))[0]}
@@ -210,30 +201,31 @@ def emit_composite(
     for t in (t for r in log for t in r.outputs if acquisition.autograd.is_running):
         acquisition.autograd.intermediates[id(t)] = (t, made[id(t)])
     for recorded in everything:
-        used_now = {id(t): acquisition.fakes.proxy_of(t) for t in _tensors((recorded.args, recorded.kwargs))}
+        used_now = {id(t): acquisition.fakes.proxy_of(t) for t in recorded.inputs}
         acquisition.autograd.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs}
 
 
 def _made_before(acquisition: Acquisition, log: Sequence[Recorded]) -> list[Recorded]:
     """The operations inside earlier composites whose results `log` uses; nothing was changed in place since, or they stay unknown."""
     known = {id(t) for r in log for t in r.outputs}
-    needed: list[Recorded] = []
+    earlier: list[Recorded] = []
 
     def visit(recorded: Recorded) -> None:
-        for t in _tensors((recorded.args, recorded.kwargs)):
+        for t in recorded.inputs:
             if id(t) in known or acquisition.fakes.proxy_of(t) is not None or id(t) not in acquisition.autograd.made_by:
                 continue
             maker, used_then = acquisition.autograd.made_by[id(t)]
-            inputs = _tensors((maker.args, maker.kwargs))
-            is_changed = any(acquisition.fakes.proxy_of(i) is not used_then[id(i)] for i in inputs) or _has_in_place_operations()
+            is_changed = (
+                any(acquisition.fakes.proxy_of(i) is not used_then[id(i)] for i in maker.inputs) or _has_in_place_operations()
+            )
             if not (is_changed or maker.is_in_place or is_random(maker.func)):
                 known.update(id(o) for o in maker.outputs)
                 visit(maker)
-                needed.append(maker)
+                earlier.append(maker)
 
     for recorded in log:
         visit(recorded)
-    return needed
+    return earlier
 
 
 def _has_in_place_operations() -> bool:
@@ -246,7 +238,7 @@ def _going_on(acquisition: Acquisition, log: Sequence[Recorded]) -> set[int]:
     reached = acquisition.beyond_no_grad()
     found = set()
     for recorded in log if reached else ():
-        if any(id(t) in reached for t in _tensors((recorded.args, recorded.kwargs))):
+        if any(id(t) in reached for t in recorded.inputs):
             found.add(id(recorded))
             reached = reached | {id(t) for t in recorded.outputs}
     return found
@@ -326,21 +318,6 @@ def keep_only(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbo
         wanted.update(p.name for p in bsym.flat_proxy_args)
         kept.append(bsym)
     return kept[::-1]
-
-
-def _needed(log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> list[Recorded]:
-    """The recorded operations that `outputs` depend on, and those that draw numbers: the next ones depend on them too."""
-    wanted = {id(t) for t in outputs}
-    kept = []
-    for recorded in reversed(log):
-        if is_random(recorded.func) or any(id(t) in wanted for t in recorded.outputs):
-            kept.append(recorded)
-            wanted.update(id(t) for t in tree_flatten((recorded.args, recorded.kwargs))[0] if isinstance(t, torch.Tensor))
-    return kept[::-1]
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [v for v in tree_flatten(tree)[0] if isinstance(v, torch.Tensor)]
 
 
 def _leaves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -13,10 +13,11 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.activity import propagate
-from thunder_norm.subclass.boundary_passes import Traces, pass_through_epilogue
+from thunder_norm.subclass.boundary_passes import Traces, pass_through_epilogue, results_and_received
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.trace import REBIND
 from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.locations import location_of
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
@@ -64,9 +65,7 @@ def write_back(traces: Traces, written: list[Written]) -> Traces:
     with tracectx(checked):
         check = bindable("check_unshared", lambda *tensors: check_unshared(len(targets), *tensors))
         checked.bound_symbols = [*body, check(*targets, *others, output=None), returned]
-    # the epilogue takes the results of the computation in their order, after what the prologue sends it
-    names = [p.name for p in computation.bound_symbols[-1].args[0]["output"]]
-    received = dict(zip(names, epilogue.args[len(returned.args[0][1]) :], strict=True))
+    received = {p.name: q for p, q in results_and_received(computation, epilogue)}
     values = [received.pop(w.value.name) for w in written]
     others = [p for p in received.values() if isinstance(p, TensorProxy)]
     return pass_through_epilogue(
@@ -93,11 +92,10 @@ def check_values(trace: TraceCtx, written: Sequence[Written]) -> None:
 
 
 def _refuse(bsym: BoundSymbol) -> None:
-    line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
     raise UnsupportedOpError(
         with_details(
             f"in-place {bsym.sym.name} on an input wrapper, of a value that depends on a tensor that requires grad",
-            at=f"{bsym.source_filename}:{line}",
+            at=location_of(bsym),
             why="what is written into an input has no derivative here",
             instead="use the out-of-place operation, detach the value, or run under torch.no_grad()",
         )

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from thunder_norm.tracing.guards import GuardError
+from thunder_norm.tracing.guards import GuardError, check_in_prologue
 from thunder.core import prims
 from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.trace import get_tracectx
 from thunder.extend import OperatorExecutor
 
 # Carries the operators; it is in no executor list.
@@ -52,9 +51,4 @@ def guard_arguments(ctx: Any, check: Callable[[tuple, dict], bool]) -> None:
         if not check(args, kwargs):
             raise GuardError("what an argument holds is other than when the trace was acquired")
 
-    def emit() -> None:
-        prologue = get_tracectx()
-        given, by_name = (b.output for b in prologue.bound_symbols if b.sym.name == "unpack_trivial")
-        prologue.bound_symbols.append(bindable("check_argument", run)(given, by_name, output=None))
-
-    ctx.add_constraint((emit,))
+    check_in_prologue(ctx, bindable("check_argument", run))

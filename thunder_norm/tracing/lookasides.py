@@ -58,6 +58,11 @@ def is_registered(fn: Callable) -> bool:
     return of_thunder_norm(fn) is not None or of_others(fn) is not None
 
 
+def is_pythons(fn: Callable) -> bool:
+    """Whether Python's own is called although a Thunder has an operation for it: that of its nightly takes two numbers and nothing else."""
+    return fn is max or fn is min
+
+
 def look_up(table: dict[Any, Callable], fn: Callable) -> Callable | None:
     """What a table has for `fn`, which may be an object that is not hashable."""
     try:

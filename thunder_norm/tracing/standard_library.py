@@ -15,6 +15,8 @@ from thunder.core.jit_ext import _general_jit_lookaside_map
 
 def is_known(fn: Callable) -> bool:
     """Whether Thunder has something of its own to call instead of `fn`."""
+    if lookasides.is_pythons(fn):
+        return False
     try:
         return fn in _general_jit_lookaside_map or default_lookaside(fn) is not None or lookasides.is_registered(fn)
     except TypeError:  # not hashable

@@ -5,11 +5,10 @@ what they write is transformed again by an outer transform; see `register_vjp`, 
 """
 
 from thunder_norm.functions.rules import (  # noqa: F401 - registers the rules
-    complex_parts,
     contractions,
     elementwise,
     indexing,
+    linear,
     neural,
     reductions,
-    shapes,
 )

@@ -16,9 +16,9 @@ import torch
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.batching import sample_ndim, sample_shape, tensors_of, to_sample_shape, with_sample_ndim
-from thunder_norm.functions.derivatives import of_operand, register_slopes
+from thunder_norm.functions.derivatives import complex_of, of_operand, register_slopes
 from thunder_norm.functions.programs import is_complex
-from thunder_norm.functions.registry import VjpRule, batching_rules, jvp_rules, register_jvp, vjp_rules
+from thunder_norm.functions.registry import VjpRule, batching_rules, decompositions, jvp_rules, register_jvp, vjp_rules
 from thunder_norm.tracing.torch_semantics import clamp
 import thunder.torch as ltorch
 from thunder import clang
@@ -103,6 +103,34 @@ def _frexp(x: TensorProxy) -> tuple:
 
 
 vjp_rules.add(prims.frexp, VjpRule(_frexp, lambda exponent, g, _: _frexp_slope(g, exponent)))
+
+
+@register_jvp(prims.abs)
+def absolute(primals, tangents):
+    """dy = sign(x) dx, 0 at 0; for complex numbers Re(conj(x) dx) / y, 0 at 0."""
+    (x,), (dx,) = primals, tangents
+    out = prims.abs(x)
+    if not is_complex(x):
+        return out, ltorch.mul(dx, ltorch.sign(x))
+    inner = ltorch.add(ltorch.mul(prims.real(x), prims.real(dx)), ltorch.mul(prims.imag(x), prims.imag(dx)))
+    return out, _over_size(inner, out)
+
+
+def _over_size(t: TensorProxy, size: TensorProxy) -> TensorProxy:
+    """t / size, 0 where that is 0, as all its derivatives are: nothing is divided by 0."""
+    is_zero = ltorch.eq(size, 0.0)
+    return ltorch.where(is_zero, 0.0, ltorch.true_divide(t, ltorch.where(is_zero, 1.0, size)))
+
+
+def _absolute_backward(saved: tuple, g: TensorProxy) -> TensorProxy:
+    """g sign(x); for complex numbers g x / y, 0 at 0."""
+    x, out = saved
+    if not is_complex(x):
+        return ltorch.mul(g, ltorch.sign(x))
+    return ltorch.mul(x, prims.convert_element_type(_over_size(g, out), x.dtype))
+
+
+vjp_rules.add(prims.abs, VjpRule(lambda x: ((out := prims.abs(x)), (x, out)), _absolute_backward))
 
 
 # -- of two or three ------------------------------------------------------------------------------------------------------
@@ -242,6 +270,15 @@ def _where_backward(saved: tuple, g: TensorProxy) -> tuple:
 
 
 vjp_rules.add(prims.where, VjpRule(lambda *args: (prims.where(*args), args), _where_backward))
+
+
+def _polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
+    """r (cos t + i sin t).  Torch 2.11's tangent of it has a wrong sign."""
+    return complex_of(ltorch.mul(abs, ltorch.cos(angle)), ltorch.mul(abs, ltorch.sin(angle)))
+
+
+decompositions.add(torch.polar, _polar)
+
 
 # The bits of a number as those of another type: no derivative.
 jvp_rules.add(prims.bitcast, lambda primals, tangents, **kwargs: (prims.bitcast(*primals, **kwargs), None))

@@ -242,6 +242,49 @@ def copy_with_setitem(axis_size: int, in_dims: tuple, a: TensorProxy, index: Any
     return prims.copy_with_setitem(a, (slice(None), *positions), value), 0
 
 
+def embedding(axis_size: int, in_dims: tuple, indices: TensorProxy, weight: TensorProxy, **kwargs: Any) -> Any:
+    """Rows of a table; tables of each sample's own are put one after the other."""
+    indices_dim, weight_dim = in_dims
+    if weight_dim is None:
+        return prims.embedding(indices, weight, **kwargs), 0
+    if kwargs.get("padding_idx") not in (None, -1) or kwargs.get("scale_grad_by_freq"):
+        return NotImplemented  # these say something about rows of one table
+    merged = ltorch.reshape(weight, (axis_size * weight.shape[1], weight.shape[2]))
+    return prims.embedding(_offset(axis_size, indices, indices_dim, weight.shape[1]), merged, **kwargs), 0
+
+
+def embedding_backward(
+    axis_size: int,
+    in_dims: tuple,
+    grad: TensorProxy,
+    indices: TensorProxy,
+    num_weights: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+) -> Any:
+    """The gradient of each sample's own table, one after the other."""
+    grad_dim, indices_dim, *_ = in_dims
+    if padding_idx not in (None, -1) or scale_grad_by_freq or sparse:
+        return NotImplemented
+    merged = prims.embedding_backward(
+        with_batch(axis_size, grad, grad_dim),
+        _offset(axis_size, indices, indices_dim, num_weights),
+        axis_size * num_weights,
+        padding_idx,
+        scale_grad_by_freq,
+        sparse,
+    )
+    return ltorch.reshape(merged, (axis_size, num_weights, merged.shape[-1])), 0
+
+
+def _offset(axis_size: int, indices: TensorProxy, dim: int | None, num_rows: int) -> TensorProxy:
+    """Indices into tables of `num_rows` rows, as indices into all of them one after the other."""
+    begin = ltorch.arange(axis_size, device=indices.device) * num_rows
+    shape = (axis_size, *(1,) * len(sample_shape(indices, dim)))
+    return ltorch.add(with_batch(axis_size, indices, dim), ltorch.reshape(begin, shape))
+
+
 def _dims_of_tensors(tree: Any, dims: Any) -> list[int | None]:
     """The batch dimension of each tensor in an index."""
     if isinstance(tree, TensorProxy):
@@ -276,6 +319,8 @@ batching_rules.add(prims.index_add, _index_add_or_copy(prims.index_add, prims.sc
 batching_rules.add(prims.index_copy, _index_add_or_copy(prims.index_copy, prims.scatter))
 batching_rules.add(prims.index_put, index_put)
 batching_rules.add(prims.copy_with_setitem, copy_with_setitem)
+batching_rules.add(prims.embedding, embedding)
+batching_rules.add(prims.embedding_backward, embedding_backward)
 
 
 # -- in other operations ----------------------------------------------------------------------------------------------

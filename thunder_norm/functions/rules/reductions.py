@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from thunder_norm.functions.backwards import softmax_backward
 from thunder_norm.functions.batching import shifted, with_batch
 from thunder_norm.functions.derivatives import conjugate, holomorphic, plus
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
+from thunder_norm.tracing.data_dependence import data_dependent
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.pytree import tree_map
 from thunder.core.symbol import Symbol
 
@@ -36,6 +36,8 @@ def _restored(value: TensorProxy, like: TensorProxy, dims: Sequence[int]) -> Ten
 
 def _from_mean(x: TensorProxy, dims: Sequence[int], correction: float) -> TensorProxy:
     """2 / (n - correction) (x - mean x), the gradient of the variance over `dims`: NaN where n is not larger than the correction."""
+    if isinstance(correction, NumberProxy) and correction.value is None:
+        raise data_dependent("the correction of a variance", "a derivative")
     n = math.prod(x.shape[d] for d in dims)
     mean = clang.true_divide(prims.sum(x, dims), n)
     return clang.mul(clang.sub(x, _restored(mean, x, dims)), 2.0 / (n - correction) if n > correction else math.nan)
@@ -334,7 +336,3 @@ def of_two(operation: Symbol) -> Callable:
         return NotImplemented if a.ndim == 1 else (operation(a, b, shifted(dim, a.ndim - 1), *args), 0)
 
     return rule
-
-
-for _operation in (ltorch.log_softmax_backward, softmax_backward):
-    batching_rules.add(_operation, of_two(_operation))

@@ -6,7 +6,9 @@ a GPT-2 with two layers some 10,000 are the program's.  Here are native equivale
 they know: they leave the same wrappers, provenances and guards behind, so that traces and prologues are the same to the character
 (`tests/test_native.py`), and call Thunder's own function for anything else.
 
-They stand in for Thunder's functions while a trace is acquired under a transform of ours, in any thread, and at no other time.
+They stand in for Thunder's functions while a trace is acquired under a transform of ours, in any thread, and at no other time; those
+of `passes` from then on until the program is compiled.  Passes leave the same operations too; but that the results of what an executor
+claims keep their names, where Thunder's pass numbers them anew.
 ``THUNDER_NORM_NATIVE=0`` in the environment, or `switched_off`, leaves everything to Thunder.
 """
 
@@ -17,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
-from thunder_norm.tracing.native import builtins, calls, elements, frames, values
+from thunder_norm.tracing.native import builtins, calls, elements, frames, passes, values
 from thunder_norm.tracing.replacement import Replacements
 
 REPLACEMENTS = Replacements(
@@ -41,6 +43,20 @@ def interpreter() -> Iterator[None]:
     values.forget_types()
     with REPLACEMENTS.in_place():
         yield
+
+
+@contextmanager
+def compiler() -> Iterator[None]:
+    """Use those of Thunder's passes meanwhile."""
+    if not _is_on:
+        yield
+        return
+    passes.forget_signatures()
+    try:
+        with passes.REPLACEMENTS.in_place():
+            yield
+    finally:
+        passes.forget_signatures()  # they keep their functions alive
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 from typing import Any
 
@@ -37,6 +38,7 @@ _LENGTHS = {
     list: SequenceWrapperMethods.__len__,
     tuple: SequenceWrapperMethods.__len__,
     dict: MutMappingWrapperMethods.__len__,
+    collections.OrderedDict: MutMappingWrapperMethods.__len__,
 }
 
 

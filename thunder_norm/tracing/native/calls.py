@@ -9,6 +9,7 @@ import torch
 
 from thunder_norm.tracing.attributes import in_classes
 from thunder_norm.tracing.native.elements import note_attribute
+from thunder_norm.tracing.native.inner import native_of
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, is_opaque, unwrap, wrap_const
@@ -78,8 +79,11 @@ def _store_attr(inst: Any, /, stack: InterpreterStack, co: Any, **state: Any) ->
 
 
 def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if type(unwrap(fn)) is not MethodType or hasattr(unwrap(fn), "__thunder_interpreter_orig_fn"):
-        return _original_dispatch(compilectx, runtimectx, fn, *args, **kwargs)
+    called = unwrap(fn)
+    if type(called) is not MethodType or hasattr(called, "__thunder_interpreter_orig_fn"):
+        inner = native_of(called)
+        found = None if inner is None else inner(called, *args, **kwargs)
+        return _original_dispatch(compilectx, runtimectx, fn, *args, **kwargs) if found is None else found
     method = fn if isinstance(fn, WrappedValue) else wrap_const(fn)
     function = thunders._interpret_call(getattr, method, wrap_const("__func__"))
     owner = thunders._interpret_call(getattr, method, wrap_const("__self__"))

@@ -1,0 +1,171 @@
+"""Gradients as torch computes them, where Thunder's are many times slower: of convolutions, and of attention on CPU.
+
+Thunder writes the gradients of a convolution as convolutions of permuted, padded tensors, and those of attention on CPU with the whole
+matrix of scores, which it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import thunder.torch as ltorch
+from thunder.core import devices, dtypes, prims
+from thunder.core.proxies import TensorProxy
+from thunder.extend import FusionExecutor, OperatorExecutor
+
+aten = torch.ops.aten
+# In no executor list: what is written here carries it.
+operations = OperatorExecutor("thunder_norm_gradients", version="1")
+
+ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
+_ATTENTION_DTYPES = (dtypes.float64, dtypes.float32, dtypes.bfloat16, dtypes.float16)
+
+
+def register(executor: FusionExecutor) -> None:
+    """Have programs with this executor use the gradients of this file."""
+    executor.register_supported(prims.PrimIDs.CONVOLUTION, grad_transform=_convolution)
+    executor.register_supported(ATTENTION, checker=_is_fast_attention, grad_transform=_attention)
+
+
+# -- convolutions ----------------------------------------------------------------------------------------------------------
+
+
+def _run_convolution_gradient(which: int) -> Callable[..., torch.Tensor]:
+    mask = [which == 0, which == 1, False]
+
+    def run(g: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, *how: Any) -> torch.Tensor:
+        return aten.convolution_backward(g, a, weight, None, *how, mask)[which]
+
+    return run
+
+
+def _like(which: int) -> Callable[..., TensorProxy]:
+    return lambda g, *rest: TensorProxy(like=rest[which], requires_grad=False)
+
+
+_input_gradient = operations.register_operator("convolution_input_gradient", meta=_like(0), fn=_run_convolution_gradient(0))
+_weight_gradient = operations.register_operator("convolution_weight_gradient", meta=_like(1), fn=_run_convolution_gradient(1))
+
+
+def _convolution(
+    a: TensorProxy,
+    weight: TensorProxy,
+    bias: TensorProxy | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> TensorProxy:
+    out = prims.convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    g = prims.get_grad(out)
+    spatial = weight.ndim - 2
+
+    def each(values: Sequence[int]) -> list[int]:
+        return [int(v) for v in (values if len(values) == spatial else tuple(values) * spatial)]
+
+    how = (each(stride), each(padding), each(dilation), bool(transposed), each(output_padding), int(groups))
+    prims.put_grad(a, _input_gradient(g, a, weight, *how))
+    prims.put_grad(weight, _weight_gradient(g, a, weight, *how))
+    if bias is not None:
+        over = [d for d in range(g.ndim) if d != 1] if g.ndim == weight.ndim else list(range(1, g.ndim))
+        prims.put_grad(bias, ltorch.sum(g, over))
+    return out
+
+
+# -- attention -------------------------------------------------------------------------------------------------------------
+
+
+def _is_fast_attention(
+    query: TensorProxy,
+    key: TensorProxy,
+    value: TensorProxy,
+    attn_mask: TensorProxy | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    **others: Any,
+) -> bool:
+    """Whether torch's CPU kernel takes this; a mask that may want a gradient of its own it does not."""
+    tensors = (query, key, value)
+    return (
+        not any(others.values())
+        and all(isinstance(t, TensorProxy) and t.ndim == 4 and t.device == devices.cpu and 0 not in t.shape for t in tensors)
+        and query.dtype in _ATTENTION_DTYPES
+        and query.dtype == key.dtype == value.dtype
+        and len({t.shape[3] for t in tensors}) == len({t.shape[1] for t in tensors}) == len({t.shape[0] for t in tensors}) == 1
+        and dropout_p == 0
+        and torch.backends.cuda.flash_sdp_enabled()
+        and (attn_mask is None or (attn_mask.dtype == dtypes.bool8 and not is_causal and attn_mask.ndim in (2, 4)))
+    )
+
+
+def _attention_meta(
+    query: TensorProxy, key: TensorProxy, value: TensorProxy, mask: TensorProxy | None, is_causal: bool, scale: float | None
+) -> tuple[TensorProxy, TensorProxy]:
+    precise = dtypes.float64 if query.dtype == dtypes.float64 else dtypes.float32
+    return TensorProxy(like=query, requires_grad=False), TensorProxy(
+        like=query, shape=tuple(query.shape[:3]), dtype=precise, requires_grad=False
+    )
+
+
+def _run_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
+
+
+def _attention_gradient_meta(
+    g: TensorProxy, query: TensorProxy, key: TensorProxy, value: TensorProxy, *rest: Any
+) -> tuple[TensorProxy, ...]:
+    return tuple(TensorProxy(like=t, requires_grad=False) for t in (query, key, value))
+
+
+def _run_attention_gradient(
+    g: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, ...]:
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        g, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=mask, scale=scale
+    )
+
+
+_attention_forward = operations.register_operator("attention", meta=_attention_meta, fn=_run_attention)
+_attention_gradient = operations.register_operator(
+    "attention_gradient", meta=_attention_gradient_meta, fn=_run_attention_gradient
+)
+
+
+def _attention(
+    query: TensorProxy,
+    key: TensorProxy,
+    value: TensorProxy,
+    attn_mask: TensorProxy | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> TensorProxy:
+    mask = attn_mask
+    if mask is not None:  # the kernel adds it
+        zeros = ltorch.zeros(mask.shape, dtype=query.dtype, device=query.device)
+        mask = ltorch.where(mask, zeros, float("-inf"))
+    out, logsumexp = _attention_forward(query, key, value, mask, bool(is_causal), scale)
+    g = prims.get_grad(out)
+    for t, gradient in zip(
+        (query, key, value), _attention_gradient(g, query, key, value, out, logsumexp, mask, bool(is_causal), scale), strict=True
+    ):
+        prims.put_grad(t, gradient)
+    return out

@@ -1,0 +1,230 @@
+"""From a Python function of tensors to a function that inductor made of it, for inputs like given ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from thunder_norm.errors import CompilerError, with_details
+
+Tensors = Sequence[torch.Tensor]
+Function = Callable[..., Tensors]
+Boxed = Callable[[list[torch.Tensor]], Tensors]
+
+
+class NotCompilable(Exception):
+    """The function is to run as it is: it draws numbers, writes into an argument, or its shapes depend on values."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """A result that shares memory: with an input, or with what the graph computes."""
+
+    of_input: bool
+    index: int
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    offset: int | None = None  # None: it is the very tensor
+
+    def made(self, inputs: Tensors, computed: Tensors) -> torch.Tensor:
+        base = inputs[self.index] if self.of_input else computed[self.index]
+        if self.offset is None:
+            return base
+        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the results come out of the inputs and of what a graph computes."""
+
+    views: tuple[_View, ...]
+    is_direct: bool  # what the graph computes is the results
+
+
+def compiled(function: Function, inputs: Tensors, keeps_strides: Sequence[bool], has_backward: bool) -> Boxed:
+    """A function of a list, which it empties, with the results of `function`.
+
+    Args:
+        function: of tensors, giving tensors.
+        inputs: the function is for inputs with the sizes, strides, dtypes and devices of these.
+        keeps_strides: the results that are to have the strides that torch gives them; those of others may be chosen.
+        has_backward: whether this is a part of a program that is differentiated.
+
+    Raises:
+        NotCompilable: it is to be called as it is.
+        CompilerError: a compiler is missing, or fails.
+    """
+    mode = FakeTensorMode()
+    with mode:
+        fakes = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
+        graph, plan = _traced(function, fakes)
+    _check_pure(graph)
+    call = _through_inductor(graph, fakes, mode, _with_strides(plan, keeps_strides), has_backward)
+    return call if plan.is_direct else _with_views(call, plan.views)
+
+
+def _with_views(call: Boxed, views: tuple[_View, ...]) -> Boxed:
+    def with_views(inputs: list[torch.Tensor]) -> Tensors:
+        given = list(inputs)
+        computed = call(inputs)
+        return [view.made(given, computed) for view in views]
+
+    return with_views
+
+
+def _traced(function: Function, fakes: Tensors) -> tuple[torch.fx.GraphModule, _Plan]:
+    """The graph of what is computed, in functional aten operations that inductor knows, and how the results come out of it."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    plans: list[_Plan] = []
+
+    def of_computed(*given: torch.Tensor) -> list[torch.Tensor]:
+        results = list(function(*given))
+        computed, plan = _planned(given, results)
+        plans.append(plan)
+        return computed
+
+    try:
+        graph = make_fx(of_computed, decomposition_table=select_decomp_table())(*fakes)
+        if _writing(graph):
+            graph = make_fx(torch.func.functionalize(of_computed), decomposition_table=select_decomp_table())(*fakes)
+            if plans[-1] != plans[0] or _writing(graph):
+                raise NotCompilable
+    except (DataDependentOutputException, DynamicOutputShapeException) as e:
+        raise NotCompilable from e
+    if not plans[0].views or all(view.of_input for view in plans[0].views):
+        raise NotCompilable  # nothing is computed
+    return graph, plans[0]
+
+
+def _planned(inputs: Tensors, results: Tensors) -> tuple[list[torch.Tensor], _Plan]:
+    """The tensors that have to be computed, none of which shares memory with another or an input, and how the results come out of them."""
+    owners = {_memory(t): i for i, t in enumerate(inputs)}
+    computed: list[torch.Tensor] = []
+    views: list[_View] = []
+    computed_at: dict[int, int] = {}
+    for t in results:  # what is no view comes first: others may be views of it
+        if _memory(t) not in owners and t._base is None and _memory(t) not in computed_at:
+            computed_at[_memory(t)] = len(computed)
+            computed.append(t)
+    for t in results:
+        memory = _memory(t)
+        if memory in owners:
+            views.append(_view_of(t, inputs[owners[memory]], True, owners[memory]))
+            continue
+        if memory not in computed_at:
+            computed_at[memory] = len(computed)
+            computed.append(t._base if t._base is not None else t)
+        views.append(_view_of(t, computed[computed_at[memory]], False, computed_at[memory]))
+    is_direct = [v.offset is None and not v.of_input and v.index == i for i, v in enumerate(views)]
+    return computed, _Plan(tuple(views), all(is_direct) and len(computed) == len(views))
+
+
+def _memory(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _view_of(t: torch.Tensor, base: torch.Tensor, of_input: bool, index: int) -> _View:
+    if t is base:
+        return _View(of_input, index)
+    if t.dtype is not base.dtype:
+        raise NotCompilable  # bits read as another dtype
+    return _View(of_input, index, tuple(t.size()), tuple(t.stride()), int(t.storage_offset()) - int(base.storage_offset()))
+
+
+def _writing(graph: torch.fx.GraphModule) -> bool:
+    return any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in graph.graph.nodes)
+
+
+def _check_pure(graph: torch.fx.GraphModule) -> None:
+    """Refuse what draws numbers: inductor would draw others, or in another order."""
+    for node in graph.graph.nodes:
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload):
+            if torch.Tag.nondeterministic_seeded in target.tags and not _has_no_dropout(node):
+                raise NotCompilable
+        elif node.op == "get_attr":
+            raise NotCompilable  # a tensor that stands in the function
+
+
+def _has_no_dropout(node: torch.fx.Node) -> bool:
+    """Whether an operation that may draw numbers has an argument that says it does not."""
+    values = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)) | dict(node.kwargs)  # type: ignore[union-attr]
+    return "dropout_p" in {a.name for a in node.target._schema.arguments} and not values.get("dropout_p", 0.0)  # type: ignore[union-attr]
+
+
+def _with_strides(plan: _Plan, keeps_strides: Sequence[bool]) -> list[int]:
+    """Which of what the graph computes is to have the strides that torch gives it: also what there are views of."""
+    kept = {
+        v.index for v, keep in zip(plan.views, keeps_strides, strict=True) if not v.of_input and (keep or v.offset is not None)
+    }
+    return sorted(kept)
+
+
+def _through_inductor(
+    graph: torch.fx.GraphModule, fakes: Tensors, mode: FakeTensorMode, with_strides: list[int], has_backward: bool
+) -> Boxed:
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx, config
+    from torch._inductor.virtualized import V
+
+    (output,) = graph.graph.find_nodes(op="output")
+    output.meta["original_output_strides"] = [tuple(n.meta["val"].stride()) for n in output.args[0]]
+    output.meta["user_visible_output_idxs"] = with_strides
+    # what the generated code would assert of its inputs is checked by the caller, in one call of C++
+    without_checks = config.patch(size_asserts=False, alignment_asserts=False, scalar_asserts=False)
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)), without_checks, _errors():
+        graph = compile_fx._recursive_joint_graph_passes(graph) or graph
+        made = compile_fx.compile_fx_inner(graph, list(fakes), is_inference=not has_backward)
+        call = getattr(made, "current_callable", None) or made
+        return call if getattr(made, "_boxed_call", False) else lambda given: made(given)  # type: ignore[operator]
+
+
+_MISSING = {
+    "InvalidCxxCompiler": (
+        "inductor found no C++ compiler",
+        "install g++ or clang++, or name one in the environment variable CXX",
+    ),
+    "TritonMissing": (
+        "Triton is not installed, which inductor needs for this device",
+        "install the triton that belongs to this torch",
+    ),
+    "GPUTooOldForTriton": ("this GPU is too old for Triton", "leave the executor out"),
+}
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:
+        for cause in _causes(e):
+            why, instead = _MISSING.get(type(cause).__name__, (None, None))
+            if why is not None:
+                raise CompilerError(
+                    with_details("a region cannot be compiled", why=why, instead=f"{instead}; or leave the executor out")
+                ) from e
+        raise CompilerError(
+            with_details(
+                "inductor cannot compile a region",
+                why=_first_line(e),
+                instead="leave the executor out, and report it with the trace",
+            )
+        ) from e
+
+
+def _causes(e: BaseException | None) -> Iterator[Any]:
+    while e is not None:
+        yield e
+        yield from (inner for inner in [getattr(e, "inner_exception", None)] if inner is not None)
+        e = e.__cause__ or e.__context__
+
+
+def _first_line(e: BaseException) -> str:
+    return next(iter(f"{type(e).__name__}: {e}".splitlines()))

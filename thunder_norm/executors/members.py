@@ -1,0 +1,157 @@
+"""Which operations of an execution trace may be part of a region, and which of them make nothing new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from thunder.core import devices, dtypes
+from thunder.core.prims import OpTags
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.distributed import prims as dist_prims
+from thunder.executors.torchex import ex as torch_ex
+
+# Executors that run an operation by calling torch: Thunder's, ours for what Thunder has no symbol for, and that of `gradients`.
+_RUN_BY_TORCH = ("torch", "thunder_norm_aten", "thunder_norm_gradients")
+
+# They change an argument, ask for a value, draw numbers, are not determined, or give the same object where others change it.
+_NEVER = frozenset(
+    "copy_ item update_aliases shape uniform uniform_philox randn rand randint bernoulli multinomial_helper normal poisson empty "
+    "empty_like rand_like randn_like randint_like randperm rrelu alpha_dropout feature_alpha_dropout feature_dropout dropout1d "
+    "dropout2d dropout3d gumbel_softmax fractional_max_pool2d fractional_max_pool3d get_and_update_rng_state_impl as_strided "
+    "tensor_from_sequence instance_norm nonzero unique masked_select native_dropout native_batch_norm cudnn_batch_norm "
+    "_native_batch_norm_legit is_nonzero torch_compile bitcast".split()
+)
+_TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
+
+# They give a tensor that shares memory with their first argument, or may: dropout where it leaves out nothing.
+_VIEWS = frozenset(
+    "shallow_copy permute expand unsqueeze squeeze reshape torch_prims_reshape_impl view view_as transpose getitem __getitem__ select "
+    "split chunk tensor_split unbind unfold diagonal movedim flatten slice_prim_impl narrow swapaxes swapdims expand_as broadcast_to "
+    "unflatten contiguous dropout real imag atleast_1d atleast_2d atleast_3d t mT".split()
+)
+# of aten: the overload is part of our symbol's name
+_ATEN_VIEWS = tuple(
+    f"aten_{name}_"
+    for name in "view _unsafe_view permute expand unsqueeze squeeze reshape transpose select slice split unbind unfold diagonal t "
+    "detach alias as_strided".split()
+)
+_CONSTANTS = frozenset(
+    "arange full full_like ones ones_like zeros zeros_like".split()
+)  # may go where there is no tensor to begin with
+
+_DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+_DEVICES = ("cpu", "cuda")
+
+
+def _of_processes() -> Iterator[str]:
+    """The names of the operations by which processes talk to each other, as torch runs them."""
+    for symbol in vars(dist_prims).values():
+        found = torch_ex.implmap.get(getattr(symbol, "id", None))
+        if found is not None and found.symbol is not None:
+            yield found.symbol.name
+
+
+_COLLECTIVES = frozenset(_of_processes())
+
+
+def may_be_in_region(bsym: BoundSymbol) -> bool:
+    """Whether inductor may compile this operation together with others, and give what torch gives."""
+    symbol = bsym.sym
+    if symbol.executor is None or symbol.executor.name not in _RUN_BY_TORCH or symbol.is_fusion:
+        return False
+    name = symbol.name
+    if name in _NEVER or name in _COLLECTIVES or has_tags(bsym, _TAGS) or _draws_or_updates(bsym) or _is_never_of_aten(name):
+        return False
+    outs = [p for p in bsym.flat_outs if p is not None]
+    if not outs or any(type(p) is not TensorProxy for p in (*outs, *bsym.flat_proxy_args)):
+        return False
+    tensors = [*outs, *bsym.flat_proxy_args]
+    if not bsym.flat_proxy_args and name not in _CONSTANTS:
+        return False
+    return all(map(_is_usual, tensors)) and _device_of(tensors) is not None
+
+
+def _is_never_of_aten(name: str) -> bool:
+    """Whether a symbol of ours stands for an operation of aten that is to stay as it is: ``aten_<name>_<overload>``."""
+    return name.startswith("aten_") and any(name.startswith(f"aten_{never}_") for never in _NEVER)
+
+
+def _draws_or_updates(bsym: BoundSymbol) -> bool:
+    """Whether these arguments have an operation draw numbers, or update statistics."""
+    arguments = dict(zip(_PARAMETERS.get(bsym.sym.name, ()), bsym.args, strict=False)) | bsym.kwargs
+    if bsym.sym.name == "dropout":
+        return arguments.get("p", 0.5) != 0.0 and arguments.get("training", True) is not False
+    if bsym.sym.name == "batch_norm":
+        return arguments.get("training", True) is not False
+    return bool(arguments.get("dropout_p", 0.0))
+
+
+_PARAMETERS = {
+    "dropout": ("input", "p", "training"),
+    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training"),
+    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p"),
+}
+
+
+def _is_usual(p: TensorProxy) -> bool:
+    """Whether inductor has code for such a tensor."""
+    shape_is_known = all(type(n) is int for n in p.shape)
+    return shape_is_known and dtypes.to_torch_dtype(p.dtype) in _DTYPES and device_name(p).partition(":")[0] in _DEVICES
+
+
+def device_name(p: TensorProxy) -> str:
+    """The device of a tensor, as a word."""
+    return str(devices.to_torch_device(p.device))
+
+
+def _device_of(tensors: list[TensorProxy]) -> str | None:
+    """The one device of an operation; scalars may come from the CPU."""
+    found = {device_name(p) for p in tensors if p.ndim or not device_name(p).startswith("cpu")} or {device_name(tensors[0])}
+    return found.pop() if len(found) == 1 else None
+
+
+def region_device(bsym: BoundSymbol) -> str:
+    """Where an operation of a region runs."""
+    device = _device_of([p for p in (*bsym.flat_proxy_outs, *bsym.flat_proxy_args) if isinstance(p, TensorProxy)])
+    assert device is not None
+    return device
+
+
+def is_view(bsym: BoundSymbol) -> bool:
+    """Whether an operation that may be in a region computes nothing, or copies at most: then each that needs it does it again."""
+    name = bsym.sym.name
+    return len(bsym.flat_proxy_args) == 1 and (name in _VIEWS or name.startswith(_ATEN_VIEWS))
+
+
+def is_constant(bsym: BoundSymbol) -> bool:
+    """Whether an operation makes a tensor out of numbers alone."""
+    return not bsym.flat_proxy_args
+
+
+def changes_memory(bsym: BoundSymbol) -> bool:
+    """Whether an operation has to stay in its place among all that come before it: others may see what it does."""
+    return not has_tags(bsym, {OpTags.RANDOM_OP}) and (
+        has_tags(bsym, {OpTags.DONT_DCE, OpTags.IN_PLACE}) or bsym.sym.name == "copy_"
+    )
+
+
+def target_of(bsym: BoundSymbol) -> Any:
+    """The tensor that an operation writes into."""
+    return bsym.args[1] if bsym.sym.name == "copy_" and len(bsym.args) > 1 else None

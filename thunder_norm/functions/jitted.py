@@ -1,0 +1,253 @@
+"""Programs of a user's ``thunder.jit``: `SubclassTransform`, and gradients by our rules.
+
+Thunder differentiates a jitted program itself.  Where its gradients are wrong, for real numbers only, or there are none: an operation
+on complex numbers, or one that Thunder has no gradient for (round, lerp), becomes one of our own, which consists of it, so that
+executors run it as before, and is differentiated as `grad` would.  In-place operations on what the program made become operations that
+make new tensors: Thunder's backward would read what was written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_norm.functions.functionalization import without_mutations
+from thunder_norm.functions.opaque import is_opaque
+from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
+from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.functions.transformed import compiles
+from thunder_norm.subclass import boundary, boundary_passes, interception, values
+from thunder_norm.subclass.acquisition import Acquisition, Phase
+from thunder_norm.subclass.broadcast import broadcast_scalars
+from thunder_norm.subclass.cleanup import without_copies
+from thunder_norm.subclass.differentiation import differentiate
+from thunder_norm.subclass.mutations import check_mutations
+from thunder_norm.subclass.random_ops import check_random
+from thunder_norm.subclass.replaced import returning_current
+from thunder_norm.subclass.trace import OperationId
+from thunder_norm.tracing import compilation
+from thunder_norm.tracing.recording import print_without_module, scope
+from thunder_norm.tracing.torch_semantics import clamp
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.core.langctxs import Languages, langctx
+from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, from_trace, tracectx
+from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
+
+# -- the transform that interprets tensor wrapper subclasses ------------------------------------------------------------
+
+
+@compiles(torch.Tensor)
+class SubclassTransform(interception.Interpreting):
+    """Interpret every traceable wrapper subclass while the trace is acquired.
+
+    ``thunder.jit(f, transforms=[SubclassTransform()])`` accepts instances of any class made with
+    ``torch.Tensor._make_wrapper_subclass`` that has ``__torch_dispatch__``, ``__tensor_flatten__`` and
+    ``__tensor_unflatten__``: as arguments, as parameters and buffers, constructed inside, and as results.  The computation
+    runs on their inner tensors.
+
+    Gradients are PyTorch's where a wrapper requires grad itself: torch's formulas, dispatched to the class again, and the
+    backward of every ``torch.autograd.Function`` on the way.  Where no wrapper does, gradients flow into inner tensors that
+    require grad, which eager mode has not; a program may not have both.
+
+    Raises (when the jitted function is called):
+        UnsupportedSubclassError: a class does not follow the protocol.
+        UnsupportedOpError: an operation on a wrapper has no place in a trace.
+        DataDependentError: the program needs the value of a tensor.
+    """
+
+    def acquired(self, found: Any) -> None:
+        """Have a program on plain tensors that is to be differentiated be one without in-place operations."""
+        acquisition = interception.finished_acquisition()
+        if acquisition is not None and not acquisition.has_wrappers and torch.is_grad_enabled():
+            found.computation_trace = functional(found.computation_trace)
+
+    def transform_traces_pre_prologue(
+        self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, *, executors_list: Any
+    ):
+        """Lower wrappers to their inner tensors; see `thunder_norm.subclass.boundary`."""
+        acquisition = interception.take_acquisition()
+        if acquisition is None:  # another transform of ours has done it
+            return prologue_trace, computation_trace, epilogue_trace
+        acquisition.phase = Phase.FINISHED
+        acquisition.refused.check(acquisition.has_wrappers)
+        values.check_numbers(computation_trace)
+        traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
+        joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
+        prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
+        if acquisition.has_wrappers:
+            compilation.forget_earlier_traces()  # the first trace users see is the program on plain tensors
+            if torch.is_grad_enabled():
+                check_mutations(computation)
+                check_random(computation)
+                computation = with_missing_gradients(computation, executors_list[0])
+            traces = prologue, broadcast_scalars(computation), epilogue
+            if torch.is_grad_enabled() and not acquisition.is_transformed:
+                traces = boundary_passes.detach_inactive(traces)
+            return boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
+        if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
+            computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0]))
+        return boundary_passes.check_what_leaves((prologue, computation, epilogue))
+
+    def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
+        """Tidy up the program that runs; leave those without wrappers alone."""
+        computation_trace = super().transform_trace_post_optimization(computation_trace, **kwargs)
+        return without_copies(computation_trace) if interception.is_interpreted() else computation_trace
+
+    def transform_lowered(self, acquisition: Acquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
+        """What a derived transform does once there are only plain tensors left."""
+        return traces
+
+
+# -- gradients by our rules ---------------------------------------------------------------------------------------------
+
+
+def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
+    """The same computation, whose operations on complex numbers, and those without a gradient of Thunder's, have gradients of ours.
+
+    Args:
+        trace: a computation that Thunder is going to differentiate.
+        executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
+    """
+    if not any(map(_is_concerned, trace.bound_symbols)):
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = with_gradients(trace.bound_symbols, executor, new)
+    return new
+
+
+def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx) -> list[BoundSymbol]:
+    """The same operations; those that Thunder would not differentiate right, or not at all, have gradients of ours.
+
+    `trace` knows the names of what is new.
+    """
+    found: list[BoundSymbol] = []
+    for bsym in bsyms:
+        if not _is_concerned(bsym):
+            found.append(bsym)
+        elif (
+            isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
+        ):  # of a wrapper: what it does to one inner tensor is its own
+            found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
+        elif _asks_for_what_may_be_unused(bsym):
+            found += _with_a_dimension_between(bsym, executor, trace)
+        else:
+            found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor))
+    return found
+
+
+def functional(trace: TraceCtx) -> TraceCtx:
+    """A computation that Thunder is going to differentiate, without copies into what it made: they would be in its backward's way."""
+    if not any(isinstance(p, TensorProxy) and p.requires_grad for p in trace.args):
+        return trace
+    with tracectx(from_trace(trace)):
+        return without_mutations(trace, keeps_foreign=True)
+
+
+def _is_concerned(bsym: BoundSymbol) -> bool:
+    if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
+        return False
+    tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
+    is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
+    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym)
+
+
+_NO_OPERATIONS = frozenset(
+    {prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UPDATE_ALIASES, prims.PrimIDs.COPY_, prims.PrimIDs.ITEM}
+)
+
+
+def _has_another_gradient(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's gradient is not torch's.
+
+    It is NaN for products with a zero, 0 to the power of 0 and atan2(0, 0), 0 where clamp meets its bounds, and left out for the values
+    of ``index_put``.
+    """
+    if bsym.sym.id is prims.PrimIDs.POW:
+        return isinstance(bsym.args[1], TensorProxy)
+    if bsym.sym.id in (prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id):
+        return True
+    return _is_taken_apart(bsym) and any(map(_has_another_gradient, bsym.subsymbols))
+
+
+def _is_taken_apart(bsym: BoundSymbol) -> bool:
+    """Whether Thunder differentiates what the operation consists of."""
+    return not bsym.sym.is_prim and _get_gradfn_and_executor(bsym)[0] is None
+
+
+def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's gradient fails: of several results without dimensions, or of what it had registered for torch to run.
+
+    Of the latter it does for tensors given by name (``pos_weight``) or in a list (``hstack``, which then has no gradient, silently), for
+    None among the results (attention without its weights), and for integers without dimensions among them (``cholesky_ex``).
+    """
+    if _asks_for_what_may_be_unused(bsym):
+        return True
+    if not is_opaque(bsym):
+        return False
+    in_lists = [a for a in bsym.args if isinstance(a, Sequence) and not isinstance(a, str)]
+    if any(map(is_differentiable, flat_proxies((in_lists, bsym.kwargs)))):
+        return True
+    outs = bsym.output if isinstance(bsym.output, Sequence) else (bsym.output,)
+    return any(map(is_differentiable, outs)) and not all(map(is_differentiable, outs))
+
+
+def _asks_for_what_may_be_unused(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's rule asks for the cotangents of several results, one of them without dimensions.
+
+    Of a result that nothing uses Thunder writes ``zeros(*shape)``, which is then ``torch.zeros()``, an error.
+    """
+    if not is_opaque(bsym) and bsym.sym.id is not prims.PrimIDs.VAR_MEAN:
+        return _is_taken_apart(bsym) and any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
+    outs = [p for p in bsym.flat_proxy_outs if is_differentiable(p)]
+    return len(outs) > 1 and any(p.ndim == 0 for p in outs)
+
+
+def _lacks_gradient(bsym: BoundSymbol) -> bool:
+    """Whether Thunder's differentiation would come to a primitive that it has no rule for, be it that there is no gradient (isfinite)."""
+    if bsym.sym.id in _NO_OPERATIONS or bsym.sym.id in augmented_forward_impls or _get_gradfn_and_executor(bsym)[0] is not None:
+        return False
+    if not any(map(is_differentiable, bsym.flat_proxy_args)) or not bsym.flat_proxy_outs:
+        return False
+    return any(map(_lacks_gradient, bsym.subsymbols)) if bsym.subsymbols else bsym.sym.is_prim
+
+
+def _with_a_dimension_between(bsym: BoundSymbol, executor: Any, trace: TraceCtx) -> list[BoundSymbol]:
+    """The operation with one dimension in place of none in its results, then what takes it away: nobody asks for that unless it is used."""
+    outs = flat_proxies(bsym.output)
+    with tracectx(trace), langctx(Languages.TORCH):
+        with scope(trace) as made:
+            between = [ltorch.reshape(p, (1,)) if p.ndim == 0 else p for p in outs]
+        with scope(trace) as taken_away:
+            again = {variableify(ltorch.reshape(b, ())): p for b, p in zip(between, outs, strict=True) if b is not p}
+    whole = _with_gradient(bsym.sym.name, [bsym, *made], between, executor)
+    return [whole, *(b.from_bsym_swap_proxies(again) for b in taken_away)]
+
+
+def _with_gradient(name: str, bsyms: Sequence[BoundSymbol], outs: Sequence[TensorProxy], executor: Any) -> BoundSymbol:
+    """Operations, the first of which uses all that they do, as one with a gradient of ours."""
+    inputs = list({p.name: p for p in flat_proxies((bsyms[0].args, bsyms[0].kwargs))}.values())
+    program = flat_program(inputs, bsyms, outs)
+
+    @langctx(Languages.TORCH)
+    def meta(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+        return replayed(program, args)
+
+    @langctx(Languages.TORCH)
+    def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+        results, pullback = evaluate_vjp(renewed_program(program), args, list(map(is_differentiable, args)))
+        cotangents = [prims.get_grad(r) if is_differentiable(r) else None for r in results]
+        for a, g in zip(args, pullback(cotangents), strict=True):
+            if g is not None:
+                prims.put_grad(a, g)
+        return results
+
+    symbol = Symbol(
+        name=name, meta=meta, id=f"thunder_norm.{name}.{len(executor.implmap)}", _bind_postprocess=print_without_module
+    )
+    executor.register_implementation(symbol, execution_transform=meta, grad_transform=joint)
+    return bsyms[0].from_bsym(sym=symbol, args=tuple(inputs), kwargs={}, output=tuple(outs), subsymbols=list(bsyms))

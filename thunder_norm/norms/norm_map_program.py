@@ -1,0 +1,118 @@
+"""One program of a norm map: acquired, or built again from data, and how it is called."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from thunder_norm.core.context import Mode, perturbations_recorded, records_program
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.norms import norm_map_trace
+from thunder_norm.norms.higher_order import RunCompiled, Scalars
+from thunder_norm.norms.outputs import described, differ
+from thunder_norm.norms.saving import norm_maps
+from thunder_norm.norms.sizes import Sizes
+from thunder_norm.norms.transform import normed
+import thunder
+
+
+@dataclass
+class Program:
+    """One acquired norm map, for one choice of kinds: a compiled function of scalars."""
+
+    entry: Any
+    plan: norm_map_trace.Plan
+    static_epilogue_inputs: tuple
+    scalars: Scalars | None  # the same computation on numbers
+
+    @staticmethod
+    def acquire(model: Callable, inputs: list[Any], spec: TreeSpec, policy: norm_map_trace.Given, mode: Mode) -> Program:
+        """Trace the model with `inputs` in place of its arguments."""
+        transform = norm_map_trace.NormMapTransform(policy, mode, inputs)
+        jitted = thunder.jit(model, transforms=[transform])
+        run = normed(jitted)
+
+        args, kwargs = tree_unflatten(inputs, spec)
+        entry, static = norm_map_trace.capture(jitted, lambda: run(*args, **kwargs), transform.planned)
+        return Program(entry, transform.plan, static, Scalars.of(entry))
+
+    def encoded(self) -> dict:
+        """The program as JSON.
+
+        Raises:
+            SavedFileError: it has what cannot be saved.
+        """
+        return norm_maps.encode_program(self.entry, self.plan, self.static_epilogue_inputs)
+
+    def encoded_for(self, tensors: Mapping[str, torch.Tensor]) -> dict | None:
+        """The same, for use on these tensors; None if it cannot be saved, or reads others."""
+        if any(tensors.get(name) is not t for name, t in norm_maps.tensors_read([self.plan]).items()):
+            return None
+        return norm_maps.or_none(self.encoded)
+
+    @staticmethod
+    def decoded(data: dict, tensors: Mapping[str, torch.Tensor]) -> Program:
+        """The program that `encoded` made this JSON of."""
+        entry, plan, scalars = norm_maps.decode_program(data, tensors)
+        return Program(entry, plan, (), scalars)
+
+    def copied(self, memo: dict[int, Any]) -> Program:
+        """The same program on the copies of the tensors that it reads."""
+        sources = copy.deepcopy(self.plan.sources, memo)
+        return replace(self, plan=replace(self.plan, sources=sources))
+
+    @property
+    def trace(self) -> Any:
+        """The last computation trace."""
+        return self.entry.computation_traces[-1]
+
+    def generalize(self, variant: Program, other: Any) -> None:
+        """Learn from an acquisition at other sizes which output dimensions follow, and that no norm does.
+
+        Raises:
+            NormMismatchError: a norm depends on the size of a dynamic dimension.
+        """
+        if self.plan.fingerprint != variant.plan.fingerprint:
+            raise NormMismatchError(
+                f"the norm depends on the size of the dynamic dimension {other.name!r}: leave it out of dynamic_shapes"
+            )
+        if differ(self._returned(), variant._returned()):
+            raise NormMismatchError(
+                f"what the model returns beside norms depends on the size of the dynamic dimension {other.name!r}: leave it out of "
+                "dynamic_shapes"
+            )
+        for own, theirs in zip(self.plan.outputs, variant.plan.outputs, strict=True):
+            own.learn(theirs, other)
+
+    def _returned(self) -> Any:
+        epilogue = functools.partial(self.entry.epilogue_fn, *self.static_epilogue_inputs)
+        return described(epilogue, self.plan.outputs, self.plan.num_results)
+
+    def inputs(self, leaves: list[Any], given: Sizes | None) -> list[torch.Tensor]:
+        """What the compiled computation takes, in order; under `torch.no_grad` only perturbations have a derivative."""
+        pool = [] if given is None else [*given.norm_sizes, *given.perturbation_sizes]
+        found = [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
+        if records_program():
+            return found
+        return [t if moves else t.detach() for t, moves in zip(found, self.plan.moves, strict=True)]
+
+    def __call__(self, leaves: list[Any], given: Sizes | None, sizes: dict[str, int]) -> Any:
+        """Run on the scalars of the arguments."""
+        with perturbations_recorded():
+            inputs = self.inputs(leaves, given)
+            if self.scalars is not None:
+                result = self.scalars(self.plan.replay, inputs)
+            elif self.entry.backward_fn is None:
+                result = self.entry.computation_fn(*inputs)
+            else:
+                result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
+            if not records_program():
+                result = [t if moves else t.detach() for t, moves in zip(result, self.plan.moved, strict=True)]
+        with norm_map_trace.sizes_of_call(sizes):
+            return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)

@@ -1,0 +1,146 @@
+"""Programs that were traced and are ready to be called again.
+
+``thunder.jit`` looks, in each call, for a program whose prologue accepts it.  From the second call on that program is found here, by a
+function of fewer calls (`prologue`), and runs without what Thunder puts around it where that has no effect: no gradients are recorded
+and no autocast is on.  Whatever is not found here goes Thunder's way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _contextlib
+
+from thunder_norm.tracing.calls.differentiated import InOneNode, has_small_results
+from thunder_norm.tracing.calls.prologue import Inputs, shortened
+from thunder_norm.tracing.calls.replaced import Watched
+from thunder.core.module import ThunderModule
+from thunder.core.options import CACHE_OPTIONS
+
+_MOST_FORMS = 4  # of the tensors that one program is called with: other dispatch keys, other classes of parameters
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A program with what accepts a call of it."""
+
+    entry: Any  # Thunder's
+    position: int  # in Thunder's cache
+    inputs: Inputs
+    called: Any  # the entry that Thunder's call goes on with
+
+
+def short_calls(find: Callable, cd: Callable[[], Any], cs: Callable[[], Any]) -> Callable:
+    """Thunder's search for the program of a call, preceded by one among those that are ready.
+
+    Args:
+        find: Thunder's: from arguments to a cache entry, its inputs, and what the prologue gives to the epilogue.
+        cd: gives the compile data.
+        cs: gives the compile stats.
+    """
+    ready: tuple[_Ready, ...] = ()
+    watched = Watched(cd().fn) if isinstance(cd().fn, torch.nn.Module) else None
+    tried: dict[int, tuple[Any, int]] = {}  # entries of Thunder's by their id, and how often they were made ready
+
+    def found(*args: Any, **kwargs: Any) -> Any:
+        nonlocal ready
+        if watched is not None and not watched.is_unchanged():
+            watched.follow(_jitted(cd()))
+        stats = cs()
+        for n, r in enumerate(ready):
+            try:
+                inputs = r.inputs(args, kwargs)
+            except Exception:  # noqa: BLE001 - what a prologue raises says no
+                continue
+            if inputs is None:
+                continue
+            cache = stats.interpreter_cache
+            if r.position >= len(cache) or cache[r.position] is not r.entry:
+                ready = ()  # somebody emptied it
+                tried.clear()
+                break
+            if n:
+                ready = (r, *ready[:n], *ready[n + 1 :])
+            _note_hit(stats, r.entry)
+            cd().is_grad_enabled = torch.is_grad_enabled()
+            return r.called, *inputs
+        misses = stats.cache_misses
+        result = find(*args, **kwargs)
+        entry = result[0]
+        if stats.cache_misses == misses and _can_be_ready(cd(), stats):
+            _, times = tried.get(id(entry), (entry, 0))
+            if times < _MOST_FORMS:
+                tried[id(entry)] = entry, times + 1
+                new = _made_ready(entry, cd(), stats, args, kwargs)
+                ready = ready if new is None else (new, *ready)
+        return result
+
+    return found
+
+
+def _note_hit(stats: Any, entry: Any) -> None:
+    """What Thunder notes when it finds a program."""
+    stats.cache_hits += 1
+    stats.last_traces = entry.computation_traces
+    stats.last_prologue_traces = entry.prologue_traces
+    stats.last_prologue = entry.prologue_fn
+    stats.last_interpreted_instructions = stats.last_interpreter_log = None
+    stats.last_prologue_transformation_start = stats.last_prologue_transformation_stop = 0
+    stats.last_computation_transformation_start = stats.last_computation_transformation_stop = 0
+
+
+def _can_be_ready(cd: Any, stats: Any) -> bool:
+    """Whether such a call, in the state that the process is in, is one that can be found here."""
+    return (
+        cd.cache_option is CACHE_OPTIONS.CONSTANT_VALUES
+        and not (getattr(cd.fn, "use_ddp", False) or getattr(cd.fn, "use_fsdp", False))
+        and not torch._C._is_any_autocast_enabled()
+        and not torch._C._len_torch_function_stack()
+    )
+
+
+def _made_ready(entry: Any, cd: Any, stats: Any, args: tuple, kwargs: dict) -> _Ready | None:
+    """The program that Thunder found, with a shorter prologue, unless it cannot have one."""
+    position = next((n for n, e in enumerate(stats.interpreter_cache) if e is entry), None)
+    module = _jitted(cd)
+    if position is None or (module is not None and type(module) is not ThunderModule):
+        return None
+    inputs = shortened(entry.prologue_traces[-1], module, args, kwargs)
+    if inputs is None:
+        return None
+    bare = functools.partial(_bare, with_grad=torch.is_grad_enabled())
+    called = entry._replace(computation_fn=bare(entry.computation_fn), epilogue_fn=bare(entry.epilogue_fn))
+    if entry.backward_fn is not None and torch.is_grad_enabled() and not entry.return_none_instead_of_grads:
+        connects = not {"is_differentiable_outputs", "thunderfx_disable_split_autograd"} & cd.compile_options.keys()
+        if connects and has_small_results(entry.computation_traces[-1]):
+            called = called._replace(backward_fn=InOneNode(entry.backward_fn))
+    return _Ready(entry, position, inputs, called)
+
+
+def _jitted(cd: Any) -> Any:
+    """What ``thunder.jit`` gave for a module."""
+    return cd._thunder_module_map.get(id(cd.fn))
+
+
+def _bare(fn: Callable, with_grad: bool) -> Callable:
+    """A function of Thunder's without its decorators ``torch.no_grad()`` and ``no_autocast``, for calls without autocast."""
+    inner = getattr(fn, "__wrapped__", None)
+    if inner is None or fn.__code__.co_filename != _contextlib.__file__ or inner.__code__.co_name != "no_autocast_fn":
+        return fn
+    bare = inner.__wrapped__
+    if not with_grad:
+        return bare
+    set_grad_enabled = torch._C._set_grad_enabled
+
+    def without_grad(*args: Any) -> Any:
+        set_grad_enabled(False)
+        try:
+            return bare(*args)
+        finally:
+            set_grad_enabled(True)
+
+    return without_grad

@@ -1,0 +1,90 @@
+"""Parameters, buffers and modules that a user has replaced in a model since it was jitted.
+
+A ``ThunderModule`` keeps what the model held when it was made, and goes on with that.  Eager goes on with what the model holds, and so do
+calls here: what was replaced is put where Thunder looks for it, unless a transform has put something of its own there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from thunder_norm.errors import TransformError, with_details
+from thunder.core.module import ThunderModule
+
+_MISSING = object()
+
+
+@dataclass
+class _Entry:
+    """What stands in a model under a name."""
+
+    table: dict[str, Any]  # of the module that holds it
+    key: str
+    value: Any
+    name: str
+
+
+class Watched:
+    """What a model held when it was jitted, and when it was looked at since."""
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._look()
+
+    def _look(self) -> None:
+        self._entries = {
+            kind: [
+                _Entry(table, key, value, f"{prefix}.{key}" if prefix else key)
+                for prefix, module in self._model.named_modules(remove_duplicate=False)
+                for table in (getattr(module, kind),)
+                for key, value in table.items()
+                if value is not None
+            ]
+            for kind in _OVERRIDES
+        }
+        self._places = [(e.table, e.key, e.value) for entries in self._entries.values() for e in entries]
+
+    def is_unchanged(self) -> bool:
+        """Whether the model holds what it held; asked in each call."""
+        for table, key, value in self._places:  # noqa: SIM110 - a generator takes twice as long
+            if table.get(key) is not value:
+                return False
+        return True
+
+    def follow(self, jitted: ThunderModule) -> None:
+        """Have the jitted model use what the model holds now.
+
+        Raises:
+            TransformError: a transform had put something else in its place.
+        """
+        before = {kind: {e.name: e.value for e in entries} for kind, entries in self._entries.items()}
+        self._look()
+        for kind, entries in self._entries.items():
+            now = {e.name: e.value for e in entries}
+            used = getattr(jitted, _OVERRIDES[kind])
+            for name in [n for n in used if n in before[kind] and now.get(n) is not before[kind][n]]:
+                if used[name] is before[kind][name]:
+                    _put(used, name, now.get(name, _MISSING))
+                elif used[name] is not now.get(name):
+                    raise TransformError(
+                        with_details(
+                            f"{name} of the model was replaced after a transform of thunder.jit had put another in its place",
+                            why="what the transform made of it is not made again",
+                            instead="call thunder.jit again, or copy the values into the old one (with torch.no_grad(): p.copy_(...))",
+                        )
+                    )
+        jitted._module_cache = dict(self._model.named_modules())
+
+
+# Where a ThunderModule keeps what a module keeps.
+_OVERRIDES = {"_parameters": "_overrides_parameters", "_buffers": "_overrides_buffers", "_modules": "_module_cache"}
+
+
+def _put(used: dict[str, Any], name: str, value: Any) -> None:
+    if value is _MISSING:
+        del used[name]
+    else:
+        used[name] = value

@@ -1,0 +1,79 @@
+"""``thunder.core.jit_ext``: what the interpreter calls and makes of the program's values, from its inputs to its results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_norm.tracing import aliases, attributes, guards, lookasides, named_results, standard_library
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
+from thunder_norm.tracing.hooks.participants import functions_inside, leader, thunders_proxy
+from thunder_norm.tracing.hooks.replaced import replaces
+from thunder.core import jit_ext
+from thunder.core.interpreter import WrappedValue
+from thunder.core.trace import TraceCtx
+
+_original_process = jit_ext.process_recorded_modifications
+_original_value = jit_ext.build_value_from_wrapped
+
+
+@replaces(jit_ext, "proxy", "x", "name", "history", lines="JitCtx.proxify: p = proxy(uvalue, name=...)")
+def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
+    """What stands for an input tensor, which is fixed there."""
+    asked = leader() if isinstance(x, torch.Tensor) else None
+    if asked is None:
+        return thunders_proxy(x, name, history)
+    aliases.note(x, history)
+    return asked.proxy(x, name, history)
+
+
+@replaces(
+    jit_ext, "general_jit_lookaside", "fn", "args", "kwargs", lines="thunder_general_jit: fn_lookaside=general_jit_lookaside"
+)
+def _lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    """What is called instead of a function.
+
+    Registered lookasides are looked up by function, after Thunder's own, in every compilation; constructors of unknown classes and
+    unknown functions never get there.
+    """
+    stack = functions_inside(jit_ext.get_jit_ctx())
+    if not stack:
+        return _found(fn, args, kwargs, False)
+    return stack[-1](fn, args, lambda: _found(fn, args, kwargs, True))
+
+
+def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
+    asked = leader()
+    if asked is not None:
+        guards.note_call(fn, args)
+        about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
+        return about_python or named_results.with_fields(asked.lookaside(fn, args, kwargs), fn)
+    if is_inside:
+        return named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)
+    return lookasides.of_thunder_norm(fn) or thunders_lookaside(fn, *args, **kwargs)
+
+
+@replaces(
+    jit_ext,
+    "process_recorded_modifications",
+    "ctx",
+    "epilogue_trace",
+    lines="thunder_general_jit: process_recorded_modifications(ctx, epilogue_trace)",
+)
+def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
+    """What the program writes into objects is only known, and the epilogue still open, at this place."""
+    asked = leader()
+    process = functools.partial(_original_process, ctx, epilogue)
+    process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
+    guards.add(ctx, functools.partial(bindable, "check_surroundings"))
+
+
+@replaces(jit_ext, "build_value_from_wrapped", "wrapped_v", lines="thunder_general_jit: res = build_value_from_wrapped(")
+def _value(wrapped_v: WrappedValue) -> Any:
+    """What the program makes and returns is looked at there, and only tuples, lists, dicts and dataclasses are known."""
+    asked = leader()
+    return _original_value(wrapped_v) if asked is None else asked.result(wrapped_v, _original_value)

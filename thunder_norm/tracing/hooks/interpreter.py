@@ -1,0 +1,51 @@
+"""``thunder.core.interpreter``: single steps of the interpretation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thunder_norm.tracing import generators
+from thunder_norm.tracing.hooks.participants import has_part
+from thunder_norm.tracing.hooks.replaced import replaces
+from thunder.core import interpreter
+
+_original_is_capsule = interpreter.is_pycapsule
+_original_make_generator = interpreter.make_generator
+_original_stop_iteration_error = interpreter._stopiteration_error_intrinsic
+
+
+@replaces(interpreter, "is_pycapsule", "x", lines="_call_dispatch: not is_pycapsule(slf)")
+def _is_capsule(x: Any) -> bool:
+    """Whether the ``__self__`` of a function in C is no object that it is a method of.
+
+    Thunder asks whether a type is a capsule: pybind11's functions, whose ``__self__`` is a record of it, are called as methods of that
+    record, which aborts the process.
+    """
+    return _original_is_capsule(x) or (type(x).__module__ == "pybind11_builtins" and has_part())
+
+
+@replaces(
+    interpreter,
+    "make_generator",
+    "frame",
+    "compilectx",
+    "runtimectx",
+    lines="_run_frame: return make_generator(frame, compilectx, runtimectx)",
+)
+def _make_generator(frame: Any, compilectx: Any, runtimectx: Any) -> Any:
+    """What stands for a generator; what is thrown into Thunder's own passes the generator by."""
+    make = generators.make_generator if has_part() else _original_make_generator
+    return make(frame, compilectx, runtimectx)
+
+
+@replaces(
+    interpreter,
+    "_stopiteration_error_intrinsic",
+    "exc",
+    lines="_call_intrinsic_1_handler: intrinsics_1 = {... INTRINSIC_STOPITERATION_ERROR: _stopiteration_error_intrinsic}",
+)
+def _stop_iteration_error(exc: Any) -> Any:
+    """What leaves a generator, from Python 3.12 on; Thunder asserts that it is an ``Exception``, which a ``GeneratorExit`` is not."""
+    if has_part() and not isinstance(interpreter.unwrap(exc), Exception):
+        return exc
+    return _original_stop_iteration_error(exc)

@@ -1,0 +1,127 @@
+"""``thunder``: calls of a jitted function, the acquisition of its trace, and what comes right after it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing import aliases, guards, native, whereabouts
+from thunder_norm.tracing.calls.differentiated import InOneNode, connect
+from thunder_norm.tracing.calls.ready import short_calls
+from thunder_norm.tracing.hooks.participants import Participant, leading, participants
+from thunder_norm.tracing.hooks.replaced import replaces
+import thunder
+from thunder.core.compile_data import get_cache_option
+from thunder.core.options import CACHE_OPTIONS, SHARP_EDGES_OPTIONS
+from thunder.core.trace import TraceCtx
+
+_original_acquire = thunder.thunder_general_jit
+_original_alias_updates = thunder.insert_alias_updates
+_original_with_cache_info = thunder._with_cache_info_ctx
+_original_connect = thunder.connect_to_autograd
+
+
+@replaces(
+    thunder,
+    "thunder_general_jit",
+    "fn",
+    "args",
+    "kwargs",
+    "sharp_edges",
+    "ad_hoc_executor",
+    lines="acquire_initial_trace: thunder_general_jit(fn",
+)
+def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
+    """The acquisition of a trace, with what we need around it: nobody is told that one begins or fails."""
+    ours = participants()
+    if not ours:
+        return _original_acquire(fn, args, kwargs, **options)
+    _check_cache_option()
+    with ExitStack() as stack:
+        stack.enter_context(whereabouts.shown())
+        stack.enter_context(guards.noted(fn, args, kwargs))
+        if options.get("sharp_edges") is SHARP_EDGES_OPTIONS.ALLOW:  # otherwise Thunder speaks of values of its own helpers too
+            stack.enter_context(native.interpreter())
+        asked = leading(ours)
+        stack.enter_context(asked.surrounding(fn, args, kwargs))
+        stack.enter_context(aliases.noted())
+        found = _original_acquire(fn, args, kwargs, **options)
+        aliases.guard(found.prologue_trace, found.computation_trace)
+        asked.acquired(found)
+        return found
+
+
+def _check_cache_option() -> None:
+    """Refuse traces that are to serve other sizes and numbers.
+
+    Raises:
+        UnsupportedOpError: the function was jitted with ``cache="symbolic values"``.
+    """
+    if get_cache_option() is CACHE_OPTIONS.SYMBOLIC_VALUES:
+        raise UnsupportedOpError(
+            with_details(
+                'a transform of thunder_norm in thunder.jit(..., cache="symbolic values")',
+                why="Thunder does not guard what control flow asks of sizes and numbers: a call with others would take the branches of the first",
+                instead='use cache="constant values" (the default) or cache="no caching"',
+            )
+        )
+
+
+@replaces(
+    thunder,
+    "insert_alias_updates",
+    "computation_trace",
+    "alias_tensor_indices",
+    lines="apply_transforms_and_build_cache_entry: insert_alias_updates(",
+)
+def _alias_updates(computation_trace: TraceCtx, alias_tensor_indices: list[list[int]]) -> TraceCtx:
+    """What is written in place, with the names that it has afterwards; ours are the inputs that share memory.
+
+    Thunder takes tensors of one storage for one tensor in any program that writes something in place.
+    """
+    own = aliases.indices(computation_trace) if participants() else None
+    return _original_alias_updates(computation_trace, alias_tensor_indices if own is None else own)
+
+
+@replaces(thunder, "_with_cache_info_ctx", "fn", lines="jit: @_with_cache_info_ctx, around its search for a program")
+def _with_cache_info(fn: Callable) -> Callable:
+    """A call of a jitted function, from arguments to a program and its inputs; `fn` is what ``thunder.jit`` is about to return.
+
+    Each call of Thunder's builds a key, makes contexts and runs the prologue check by check (`calls`).
+    """
+    find = _original_with_cache_info(fn)
+    around = inspect.getclosurevars(fn).nonlocals
+    if not {"weakref_cd", "weakref_cs"} <= around.keys() or not any(
+        isinstance(t, Participant) for t in around["weakref_cd"]().transforms
+    ):
+        return find
+
+    def compiling(*args: Any, **kwargs: Any) -> Any:
+        with native.compiler():
+            return find(*args, **kwargs)
+
+    return short_calls(compiling, around["weakref_cd"], around["weakref_cs"])
+
+
+@replaces(
+    thunder,
+    "connect_to_autograd",
+    "backward_fn",
+    "flat_args",
+    "flat_output",
+    "saved_tensors",
+    "saved_other",
+    "return_none_instead_of_grads",
+    "disable_split_autograd",
+    "is_differentiable_outputs",
+    lines="maybe_connect_to_autograd: connect_to_autograd(backward_fn=cache_entry.backward_fn, ...",
+)
+def _connect_to_autograd(*, backward_fn: Callable, **parts: Any) -> None:
+    """The history of a program's results: two nodes of torch's autograd, with a random tensor between them, where one is enough."""
+    if isinstance(backward_fn, InOneNode):
+        connect(backward_fn, parts["flat_args"], parts["flat_output"], parts["saved_tensors"], parts["saved_other"])
+    else:
+        _original_connect(backward_fn=backward_fn, **parts)

@@ -1,0 +1,38 @@
+"""What is called instead of a function on plain tensors: what a user registered, what we have, what Thunder has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thunder_norm.tracing import lookasides, torch_semantics
+from thunder.core import jit_ext
+from thunder.core.interpreter import default_lookaside
+
+_IS_OF_USER = "_thunder_norm_is_of_user"  # of a lookaside
+
+thunders_lookaside = jit_ext.general_jit_lookaside
+
+
+def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    """What is called instead of `fn` on plain tensors where we have a part: ours, or Thunder's, with the results that torch has."""
+    own = _of_user(fn) or lookasides.of_thunder_norm(fn) or torch_semantics.lookaside(fn, args) or lookasides.of_others(fn)
+    if own is None and lookasides.is_pythons(fn):
+        return default_lookaside(fn, *args, **kwargs)
+    return own or thunders_lookaside(fn, *lookasides.shown_to_thunder(fn, args), **kwargs)
+
+
+def _of_user(fn: Callable) -> Callable | None:
+    found = lookasides.look_up(jit_ext._general_jit_lookaside_map, fn)
+    return found if hasattr(found, _IS_OF_USER) else None
+
+
+def register_for_all(fn: Callable, lookaside: Callable) -> None:
+    """Have every compilation call `lookaside` instead of `fn`, also those without a transform of ours."""
+    setattr(lookaside, _IS_OF_USER, True)
+    jit_ext.register_general_jit_lookaside(fn)(lookaside)
+
+
+def is_replaced_for_all(fn: Callable) -> bool:
+    """Whether Thunder, a user or we have something to call instead of `fn`."""
+    return fn in jit_ext._general_jit_lookaside_map or lookasides.is_registered(fn)

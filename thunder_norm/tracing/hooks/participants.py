@@ -1,0 +1,127 @@
+"""Who has a part in a compilation: transforms of ours in its list, and functions that are being transformed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from thunder_norm.tracing import whereabouts
+from thunder_norm.tracing.hooks.lookups import lookaside_for
+from thunder_norm.tracing.hooks.replaced import install
+from thunder_norm.tracing.saved_tensors import releasing_saved
+from thunder.core import jit_ext
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import WrappedValue
+from thunder.core.trace import TraceCtx
+from thunder.core.transform_common import Transform
+
+_LEADER = "_thunder_norm_leader"  # of a JitCtx: the participant that is asked
+_FUNCTIONS = "_thunder_norm_functions"  # of a JitCtx: what to ask inside each function that is being transformed
+_original_proxy = jit_ext.proxy
+
+
+class Participant(Transform):
+    """A transform of ours.  Making one puts the hooks in place; of those in a compilation's list one, the leader, is asked.
+
+    The leader is the most derived of those that interpret subclasses, or else the first.
+    """
+
+    interprets_subclasses = False
+    goes_inside = False  # whether function transforms differentiate inner tensors of wrappers that do not require grad
+
+    def __init__(self) -> None:
+        install()
+
+    def begin(self, trace: TraceCtx) -> None:
+        """Called once in each compilation, for every participant, when the trace that is being acquired is known."""
+
+    def surrounding(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        """A context that the acquisition of the program of `fn` runs in."""
+        return nullcontext()
+
+    def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
+        """What stands for an input tensor."""
+        return thunders_proxy(x, name, history)
+
+    def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+        """What the interpreter calls instead of `fn`; None has it interpret or run `fn`."""
+        return lookaside_for(fn, *args, **kwargs)
+
+    def write_epilogue(self, ctx: jit_ext.JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
+        """Have the epilogue write what the program has put into objects; ``process()`` is what Thunder writes."""
+        process()
+
+    def result(self, value: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
+        """What the epilogue returns for a value in the result; ``find(value)`` is what Thunder has for it."""
+        return find(value)
+
+    def acquired(self, found: Any) -> None:
+        """Called with the traces just acquired, before any transform."""
+
+    def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
+        """The program that runs, forward or backward; a backward lets go of what was saved for nothing."""
+        return releasing_saved(computation_trace)
+
+
+def participants() -> list[Participant]:
+    """The transforms of ours in use for the current compilation."""
+    return [t for t in getattr(get_compile_data(), "transforms", None) or () if isinstance(t, Participant)]
+
+
+def leader() -> Participant | None:
+    """The participant to ask in the acquisition at hand; None if there is none."""
+    ctx = jit_ext.get_jit_ctx()
+    found = getattr(ctx, _LEADER, False)
+    if found is False:
+        ours = participants()
+        found = leading(ours) if ours else None
+        setattr(ctx, _LEADER, found)
+        whereabouts.follow()
+        for t in ours:
+            t.begin(ctx.computation_trace)
+    return found
+
+
+def leading(ours: list[Participant]) -> Participant:
+    """The leader of participants."""
+    interpreting = [t for t in ours if t.interprets_subclasses]
+    return max(interpreting, key=lambda t: len(type(t).__mro__)) if interpreting else ours[0]
+
+
+@contextmanager
+def inside_function(ask: Callable[[Callable, tuple, Callable[[], Any]], Any]) -> Iterator[None]:
+    """The function of a function transform is being interpreted: ``ask(fn, args, find)`` says what is called instead of `fn`.
+
+    ``find()`` is what would be called otherwise.
+    """
+    ctx = jit_ext.get_jit_ctx()
+    stack = getattr(ctx, _FUNCTIONS, None)
+    if stack is None:
+        stack = []
+        setattr(ctx, _FUNCTIONS, stack)
+    stack.append(ask)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def functions_inside(ctx: jit_ext.JitCtx | None) -> list[Callable]:
+    """What to ask inside each function that is being transformed, the innermost last."""
+    return getattr(ctx, _FUNCTIONS, ())
+
+
+def has_part() -> bool:
+    """Whether a participant is in the compilation at hand, or a function is being transformed."""
+    if participants():
+        return True
+    ctx = jit_ext._jit_ctx.get(None)
+    return bool(functions_inside(ctx))
+
+
+def thunders_proxy(x: Any, name: str | None, history: Any) -> Any:
+    """What Thunder has for an input."""
+    return _original_proxy(x, name=name, history=history)

@@ -1,0 +1,201 @@
+"""Bound symbols, copied and renamed without being taken apart where nothing of them changes; and dead code, by the names of proxies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from thunder_norm.tracing.replacement import Replacement
+import thunder
+from thunder.core import prims, trace_interpreter, transform_common
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, Variable, variableify
+from thunder.core.pytree import tree_flatten, tree_flatten_with_dataclass, tree_map, tree_unflatten
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
+from thunder.executors import passes, torch_compile
+from thunder.transforms import autodiff
+
+_original_swap = BoundSymbol.from_bsym_swap_proxies
+_FIELDS = tuple(f.name for f in dataclasses.fields(BoundSymbol) if f.name not in ("tags", "_line_no"))
+_CACHED = frozenset(name for name, v in vars(BoundSymbol).items() if isinstance(v, functools.cached_property)) - {"rhs"}
+# What arguments and results are found out from does not change with these.
+_BESIDE = frozenset({"header", "source_filename", "source_positions", "_call_ctx", "_import_ctx", "_object_ctx", "_executor"})
+_MAKES_NOTHING = frozenset({prims.PrimIDs.COMMENT, prims.PrimIDs.PRINT, prims.PrimIDs.RETURN})
+
+
+def from_bsym(self: BoundSymbol, **changes: Any) -> BoundSymbol:
+    """A copy with these changes; what was found out of arguments and results is kept where they are."""
+    new, state = object.__new__(BoundSymbol), self.__dict__
+    to = new.__dict__
+    for name in _FIELDS:
+        to[name] = state[name]
+    if _BESIDE.issuperset(changes):
+        to.update({name: found for name, found in state.items() if name in _CACHED})
+    to.update(changes)
+    to["args"] = tuple(to["args"])
+    if "tags" not in changes:
+        to["tags"] = self.tags.copy()
+    to.setdefault("_line_no", None)
+    if new.sym._bind_postprocess:
+        new.sym._bind_postprocess(new)
+    return new
+
+
+def _is_touched(bsym: BoundSymbol, swap_map: dict[Variable, Proxy]) -> bool:
+    """Whether anything that the symbol or its subsymbols name is in the map."""
+    return (
+        any(v in swap_map for v in bsym.flat_variableified_proxy_args)
+        or any(v in swap_map for v in bsym.flat_variableified_proxy_outs)
+        or any(_is_touched(s, swap_map) for s in bsym.subsymbols)
+    )
+
+
+def _from_bsym_swap_proxies(
+    self: BoundSymbol,
+    swap_map: dict[Variable, Proxy],
+    skip_inputs: bool = False,
+    skip_output: bool = False,
+    skip_subsymbols: bool = False,
+) -> BoundSymbol:
+    if not swap_map:
+        return self
+    if any(isinstance(p, CollectionProxy) for p in (*self.flat_proxy_args, *self.flat_proxy_outs)):
+        return _original_swap(self, swap_map, skip_inputs, skip_output, skip_subsymbols)
+    changes: dict[str, Any] = {}
+    if not skip_inputs and any(v in swap_map for v in self.flat_variableified_proxy_args):
+        changes["args"], changes["kwargs"] = _swapped(self.args, swap_map), _swapped(self.kwargs, swap_map)
+    if not skip_output and any(v in swap_map for v in self.flat_variableified_proxy_outs):
+        changes["output"] = _swapped(self.output, swap_map)
+    if skip_subsymbols or not any(_is_touched(s, swap_map) for s in self.subsymbols):
+        new = self.from_bsym(**changes)
+        new.subsymbols = list(self.subsymbols)
+        return new
+    subsymbols = [s.from_bsym_swap_proxies(swap_map, skip_inputs, skip_output) for s in self.subsymbols]
+    return self.from_bsym(subsymbols=subsymbols, **changes)
+
+
+def _swapped(tree: Any, swap_map: dict[Variable, Proxy]) -> Any:
+    if isinstance(tree, Proxy):
+        return _last(tree, swap_map)
+    if type(tree) is tuple and all(isinstance(x, Proxy) for x in tree):
+        return tuple([_last(p, swap_map) for p in tree])
+    leaves, spec = tree_flatten_with_dataclass(tree)
+    return tree_unflatten([_last(x, swap_map) if isinstance(x, Proxy) else x for x in leaves], spec)
+
+
+def _last(proxy: Proxy, swap_map: dict[Variable, Proxy]) -> Proxy:
+    """What stands for the proxy in the end."""
+    seen = set()
+    while (variable := Variable(proxy)) in swap_map and (following := swap_map[variable]) is not proxy:
+        if proxy.name in seen:
+            raise RuntimeError(f"Detected a cycle while swapping; the cycle includes {sorted(seen)}")
+        seen.add(proxy.name)
+        proxy = following
+    return proxy
+
+
+# -- dead code ----------------------------------------------------------------------------------------------------------
+
+
+def dce(trace: TraceCtx, needed_proxies: set[Variable] | None = None) -> TraceCtx:
+    """The trace without what nothing needs of it; `needed_proxies` are needed too, and all that are found are added there."""
+    started = time.perf_counter_ns()
+    producers = _producers(trace.bound_symbols)
+    needed = {p.name for p in tree_flatten(trace.output)[0] if isinstance(p, Proxy)}
+    found = [] if needed_proxies is None else [v.proxy for v in needed_proxies]
+    needed.update(p.name for p in found)
+    kept = []
+    for bsym in reversed(trace.bound_symbols):
+        is_needed = _is_to_stay(bsym)
+        for p in bsym.flat_proxy_outs:
+            if p.name in needed and ((made := producers[p.name]) is bsym or made == bsym):
+                is_needed = True
+                break
+        if is_needed:
+            transform_common._remove_noop_subsymbols(bsym)
+            kept.append(bsym)
+            found += bsym.flat_proxy_args
+            needed.update(p.name for p in bsym.flat_proxy_args)
+    if needed_proxies is not None:
+        needed_proxies.update(variableify(p) for p in (*found, *tree_flatten(trace.output)[0]) if isinstance(p, Proxy))
+    new = from_trace(trace)
+    new.bound_symbols = _without_repeated_numbers(reversed(kept))
+    milliseconds = (time.perf_counter_ns() - started) // 1000000
+    new.set_provenance(TraceProvenance(f"Dead Code Elimination (took {milliseconds} milliseconds)"))
+    return new
+
+
+def _is_to_stay(bsym: BoundSymbol) -> bool:
+    tag = prims.OpTags.DONT_DCE
+    return tag in (bsym.sym.tags or ()) or tag in bsym.tags or any(_is_to_stay(s) for s in bsym.subsymbols)
+
+
+def _producers(bsyms: Iterable[BoundSymbol]) -> dict[str, BoundSymbol]:
+    """For each name the first symbol that gives it and does not take it."""
+    found: dict[str, BoundSymbol] = {}
+    for bsym in bsyms:
+        if bsym.sym.id in _MAKES_NOTHING:
+            continue
+        for p in bsym.flat_proxy_outs:
+            if p.name not in found and all(p.name != a.name for a in bsym.flat_proxy_args):
+                found[p.name] = bsym
+    return found
+
+
+def _without_repeated_numbers(bsyms: Iterable[BoundSymbol]) -> list[BoundSymbol]:
+    """Numbers that are given again are constants; what gives nothing else is not there again."""
+    seen: set[str] = set()
+
+    def kept(x: Any) -> Any:
+        if not isinstance(x, NumberProxy):
+            return x
+        if x.name in seen:
+            return x.value
+        seen.add(x.name)
+        return x
+
+    new = []
+    for bsym in bsyms:
+        if all(isinstance(x, NumberProxy) and x.name in seen for x in bsym.flat_outs):
+            continue
+        if any(isinstance(x, NumberProxy) for x in bsym.flat_outs):
+            new.append(bsym.from_bsym(output=tree_map(kept, bsym.output)))
+        else:
+            new.append(bsym.from_bsym())
+    return new
+
+
+# -- containers of proxies ----------------------------------------------------------------------------------------------
+
+_original_safe_map_flat = trace_interpreter.safe_map_flat
+
+
+def _safe_map_flat(f: Any, *args: Sequence) -> Any:
+    if all(type(a) is list and len(a) == len(args[0]) and all(isinstance(x, TensorProxy) for x in a) for a in args):
+        return tuple(map(f, *args))
+    return _original_safe_map_flat(f, *args)
+
+
+def _tree_map(f: Any, tree: Any, *rests: Any) -> Any:
+    if rests:
+        return tree_map(f, tree, *rests)
+    if isinstance(tree, TensorProxy):
+        return f(tree)
+    if type(tree) is tuple and all(isinstance(x, TensorProxy) for x in tree):
+        return tuple(map(f, tree))
+    return tree_map(f, tree)
+
+
+REPLACEMENTS = (
+    Replacement(BoundSymbol, "from_bsym", from_bsym, "BoundSymbol.from_bsym, of which everything is found out again"),
+    Replacement(BoundSymbol, "from_bsym_swap_proxies", _from_bsym_swap_proxies, "the same, of what the map has nothing of too"),
+    Replacement(trace_interpreter, "safe_map_flat", _safe_map_flat, "safe_map_flat of lists of tensors"),
+    *(
+        Replacement(module, "dce", dce, "dce, which goes through maps of proxies")
+        for module in (thunder, passes, autodiff, torch_compile)
+    ),
+    Replacement(trace_interpreter, "tree_map", _tree_map, "tree_map of one tensor or a tuple of tensors"),
+)

@@ -1,0 +1,30 @@
+"""Torch's values for Thunder's, and Thunder's for torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder.core import devices, dtypes
+from thunder.core.proxies import NumberProxy, TensorProxy
+
+
+def for_torch(value: Any) -> Any:
+    """Torch's dtype, device or number for Thunder's, anything else as it is."""
+    if isinstance(value, dtypes.dtype):
+        return dtypes.to_torch_dtype(value)
+    if isinstance(value, NumberProxy):
+        return value.value
+    return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
+
+
+def empty_for(proxy: TensorProxy) -> torch.Tensor:
+    """A tensor with the metadata of a proxy, its values undefined."""
+    return torch.empty(tuple(proxy.shape), dtype=for_torch(proxy.dtype), device=for_torch(proxy.device))
+
+
+def proxy_like(t: torch.Tensor, *, requires_grad: bool = False) -> TensorProxy:
+    """A new plain proxy with the metadata of a tensor."""
+    device, dtype = devices.to_device(t.device), dtypes.to_dtype(t.dtype)
+    return TensorProxy(shape=tuple(t.shape), device=device, dtype=dtype, requires_grad=requires_grad)
