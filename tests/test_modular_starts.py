@@ -254,7 +254,9 @@ def test_a_model_without_data_knows_its_table_of_rotations():
     on_meta.register_buffer("frequencies", model.frequencies)
     expected = ModularNorm(model, ids).sensitivities
     assert expected["head.weight"] == pytest.approx(1.0)  # a rotation of each pair
-    assert ModularNorm(on_meta, ids).sensitivities == pytest.approx(expected)
+    for m, i in ((on_meta, ids), (on_meta, ids.to("meta")), (model, ids.to("meta"))):
+        assert ModularNorm(m, i).sensitivities == pytest.approx(expected)
+    assert on_meta.frequencies is model.frequencies and not model.frequencies.is_meta
 
 
 def test_values_that_nobody_has_are_refused():

@@ -24,6 +24,8 @@ from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import call_with, canonical_dims, tensor_names
 from thunder_norm.norms.sensitivity import sensitivities
 
+Values = list[tuple[torch.Tensor, torch.Tensor]]  # tensors on meta that stand for others, each with that
+
 
 @dataclass(frozen=True)
 class UnitNorms:
@@ -56,13 +58,15 @@ class UnitNorms:
 
     @staticmethod
     def _of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
-        tensors = _stand_ins(model, args, kwargs)
         is_untouched = _is_on_meta(args, kwargs)
-        args, kwargs = _of_norm_1(model, args, kwargs, is_meta=any(t.device.type == "meta" for t in tensors.values()))
-        norms, found, outputs = _run(model, args, kwargs, mode, tensors, {})
+        tensors, values = _stand_ins(model, args, kwargs)
+        is_meta = any(t.is_meta for t in tensors.values())
+        args, kwargs = _of_norm_1(model, args, kwargs, values if is_meta else None)
+        program = _Program(model, args, kwargs, mode, tensors, values)
+        norms, found, outputs = program.run({})
         frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors)
         if frozen:
-            norms, found, outputs = _run(model, args, kwargs, mode, tensors, frozen)
+            norms, found, outputs = program.run(frozen)
         names = [name for name, _ in model.named_parameters()]
         return UnitNorms(
             {name: norms.get(name) or _default(tensors[name]) for name in names},
@@ -71,23 +75,36 @@ class UnitNorms:
         )
 
 
-def _run(
-    model: torch.nn.Module,
-    args: tuple,
-    kwargs: dict,
-    mode: Mode,
-    tensors: dict[str, torch.Tensor],
-    given: Mapping[str, NormedTensor],
-) -> tuple[dict[str, NormSpec], dict[str, float], Any]:
-    """One run: norms of the parameters that are used, sensitivities to them, outputs."""
-    outputs, environment = run_eagerly(
-        model, args, kwargs, policy=given or "unit", mode=mode, tensors=tensors, perturbed=True, otherwise="unit"
-    )
-    names = {id(tensors[name]): name for name, _ in model.named_parameters()}  # a tied one may have been noted under another
-    leaves = {names[id(tensors[k])]: leaf for k, leaf in environment.lifted.items() if id(tensors[k]) in names}
-    _check_known(model, outputs)
-    found = {name: s.item() for name, s in sensitivities(outputs, leaves).items()}
-    return {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs
+@dataclass(frozen=True)
+class _Program:
+    """What is run: a model with tensors in place of its own, and arguments."""
+
+    model: torch.nn.Module
+    args: tuple
+    kwargs: dict
+    mode: Mode
+    tensors: dict[str, torch.Tensor]
+    values: Values
+
+    def run(self, given: Mapping[str, NormedTensor]) -> tuple[dict[str, NormSpec], dict[str, float], Any]:
+        """One run: norms of the parameters that are used, sensitivities to them, outputs."""
+        outputs, environment = run_eagerly(
+            self.model,
+            self.args,
+            self.kwargs,
+            policy=given or "unit",
+            mode=self.mode,
+            tensors=self.tensors,
+            perturbed=True,
+            otherwise="unit",
+            values=self.values,
+        )
+        tensors = self.tensors
+        names = {id(tensors[name]): name for name, _ in self.model.named_parameters()}  # a tied one may have another name there
+        leaves = {names[id(tensors[k])]: leaf for k, leaf in environment.lifted.items() if id(tensors[k]) in names}
+        _check_known(self.model, outputs)
+        found = {name: s.item() for name, s in sensitivities(outputs, leaves).items()}
+        return {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs
 
 
 def _check_known(model: torch.nn.Module, outputs: Any) -> None:
@@ -130,13 +147,13 @@ def _is_on_meta(args: tuple, kwargs: dict) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in given)
 
 
-def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, torch.Tensor]:
-    """Tensors to run with: the parameters' data and copies of buffers, which the model may change.
+def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[dict[str, torch.Tensor], Values]:
+    """Tensors to run with, the parameters' data and copies of buffers, which the model may change; and what those on meta stand for.
 
-    On meta if any input is, or if any parameter is sharded: no rank has its data.
+    On meta if any of them or any input is, or if any parameter is sharded: no rank has its data.
     """
     names = tensor_names(model)
-    is_meta = _is_on_meta(args, kwargs) or any(map(is_spread, names.values()))
+    is_meta = _is_on_meta(args, kwargs) or any(is_spread(t) or t.is_meta for t in names.values())
     buffers = {id(b) for b in model.buffers()}
 
     def stand_in(t: torch.Tensor) -> torch.Tensor:
@@ -147,11 +164,14 @@ def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, t
         return t.detach().clone() if id(t) in buffers else t.detach()
 
     made = {id(t): stand_in(t) for t in names.values()}
-    return {name: made[id(t)] for name, t in names.items()}
+    with_data = {id(t): t for t in names.values() if is_meta and id(t) in buffers and not t.is_meta and not is_spread(t)}
+    return {name: made[id(t)] for name, t in names.items()}, [(made[i], t.detach()) for i, t in with_data.items()]
 
 
-def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, is_meta: bool) -> tuple[tuple, dict]:
-    """The arguments, on meta if the model is, floating tensors with norm 1; if norms are given, they alone count.
+def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, values: Values | None) -> tuple[tuple, dict]:
+    """The arguments, floating tensors with norm 1; if norms are given, they alone count.
+
+    With `values` on meta, as the model is: what other tensors (indices, masks) stand for is added to them.
 
     Raises:
         NormMismatchError: a NormedTensor without a backing.
@@ -163,13 +183,20 @@ def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, is_meta: bool)
             raise NormMismatchError(
                 f"an example argument needs a shape: {type(x).__name__}(..., backing=...), which may be on meta"
             )
-    leaves = [_on_meta(x) if is_meta else x for x in leaves]
+    if values is not None:
+        given, leaves = leaves, [_on_meta(x) for x in leaves]
+        values += [(y, x) for x, y in zip(given, leaves, strict=True) if _is_plain(x) and not x.is_meta]
     leaves = [_constant(x) if isinstance(x, NormedTensor) else x for x in leaves]
     if not is_given:
         plain = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()}
         norms = _natural_norms(model, leaves, spec, plain)
         leaves = [norms[i].around(x, 1.0) if i in norms else x for i, x in enumerate(leaves)]
     return tree_unflatten(leaves, spec)
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether it is a tensor that gets no norm of its own: indices, masks."""
+    return isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and not x.is_floating_point()
 
 
 def _on_meta(x: Any) -> Any:

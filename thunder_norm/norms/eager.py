@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +67,7 @@ def run_eagerly(
     tensors: Mapping[str, torch.Tensor] | None = None,
     perturbed: bool = False,
     otherwise: Otherwise = "measured",
+    values: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> tuple[Any, EagerEnvironment]:
     """Run a model in normed mode in plain PyTorch; its result, and everything that was seen on the way.
 
@@ -80,12 +81,14 @@ def run_eagerly(
         tensors: tensors to run with in place of the model's own parameters and buffers.
         perturbed: whether lifted parameters carry a perturbation_size that requires grad.
         otherwise: what holds for parameters that a mapping does not name.
+        values: buffers and arguments on meta that stand for tensors with data, each with that tensor.
 
     Raises:
         MissingNormRuleError: an operation has no rule.
         NormMismatchError: the uses of a parameter disagree about its norm, and none fits all.
     """
-    run = _Run(model, args, kwargs, policy, mode, {**tensor_names(model), **(tensors or {})}, otherwise, sensitivity)
+    own = {**tensor_names(model), **(tensors or {})}
+    run = _Run(model, args, kwargs, policy, mode, own, otherwise, sensitivity, values)
     result, environment = run(perturbed=perturbed)
     chosen = run.choose(environment)
     if not chosen:
@@ -139,6 +142,7 @@ class _Run:
     tensors: Mapping[str, torch.Tensor]
     otherwise: Otherwise
     sensitivity: context.Sensitivity = "global"
+    values: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     @functools.cached_property
     def surroundings(self) -> Surroundings:
@@ -153,7 +157,13 @@ class _Run:
         surroundings: Surroundings | None = None,
     ) -> tuple[Any, EagerEnvironment]:
         lifting = EagerLifting(
-            self.tensors, self.policy, self.model, perturbed=perturbed, otherwise=self.otherwise, inferred=inferred
+            self.tensors,
+            self.policy,
+            self.model,
+            perturbed=perturbed,
+            otherwise=self.otherwise,
+            inferred=inferred,
+            values=self.values,
         )
         environment = EagerEnvironment(lifting)
         with (
@@ -186,7 +196,8 @@ class _Run:
         """The same program on detached parameters, and on copies of buffers, which it may change."""
         buffers = dict(self.model.named_buffers(remove_duplicate=False))
         copies = {id(t): t.detach().clone() if name in buffers else t.detach() for name, t in self.tensors.items()}
-        return replace(self, tensors={name: copies[id(t)] for name, t in self.tensors.items()})
+        values = [(copies.get(id(t), t), value) for t, value in self.values]
+        return replace(self, tensors={name: copies[id(t)] for name, t in self.tensors.items()}, values=values)
 
     def _with_norms(self, environment: EagerEnvironment) -> RunWith:
         """The program with inputs and parameters of norm 1 but for those given."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class EagerLifting(Lifting):
         perturbed: give every lifted parameter a perturbation_size that requires grad.
         otherwise: what holds for parameters a mapping does not name, "measured" or "unit".
         inferred: the norms chosen for parameters whose uses disagree.
+        values: tensors on meta that stand for others, each with what it stands for.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class EagerLifting(Lifting):
         perturbed: bool = False,
         otherwise: Otherwise = "measured",
         inferred: Mapping[str, NormSpec] | None = None,
+        values: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
     ):
         super().__init__(policy, otherwise, named_annotations(model), inferred)
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -48,6 +50,8 @@ class EagerLifting(Lifting):
         self.tensors = {name: t for t_id, name in self.names.items() for t in (tensors[name],) if id(t) == t_id}
         self.perturbed = perturbed
         self.constants = Constants()
+        for t, value in values:
+            self.constants.know(t, value)
         self.lifted: dict[str, NormedTensor] = {}  # each parameter as it was lifted first
         self.wanted_of_sources: dict[int, dict[str, NormSpec]] = {}  # of tensors made from parameters: what is wanted of those
         self._wanted_now: dict[str, NormSpec] | None = None  # the same, while one is lifted
@@ -108,7 +112,13 @@ class EagerLifting(Lifting):
         return self._cache[key]
 
     def _lift_constant(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
-        return kind._wrap(t, context.measured(kind, self.constants.value(t), dims).norm_size, None, dims)
+        return self._measured(t, kind, dims)
+
+    def _measured(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        """A tensor with the norm of its data, or of what it stands for."""
+        value = self.constants.value(t)
+        normed = context.measured(kind, value, dims)
+        return normed if value is t else kind._wrap(t, normed.norm_size, None, dims)
 
     def _lift_parameter(self, t: torch.Tensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         own = self.stated(name, t) or NormSpec(kind, dims)
@@ -118,13 +128,13 @@ class EagerLifting(Lifting):
         elif size == "unit":
             normed = own.around(t, 1.0)
         else:
-            normed = context.measured(kind, t, dims)  # exactly, in what is wanted
+            normed = self._measured(t, kind, dims)  # exactly, in what is wanted
         first = self.lifted.get(name)
         if first is None:
             first = self.lifted[name] = (
                 normed
                 if isinstance(normed, own.kind) and normed.elem_dims == own.elem_dims
-                else context.measured(own.kind, t, own.elem_dims)
+                else self._measured(t, own.kind, own.elem_dims)
             )
             if self.perturbed:
                 first.perturbation_size = torch.zeros((), dtype=NORM_DTYPE, requires_grad=True)
@@ -146,7 +156,7 @@ class EagerLifting(Lifting):
         """A tensor made from parameters alone: measured if they are, with the perturbation that theirs give it."""
         is_measured = self.is_measured(t)
         if is_measured and not self.perturbed:
-            return context.measured(kind, t, dims)
+            return self._measured(t, kind, dims)
         outer, wanted = self._wanted_now, {} if self._wanted_now is None else self._wanted_now
         self._wanted_now = wanted
         try:
@@ -156,7 +166,7 @@ class EagerLifting(Lifting):
         self.wanted_of_sources[id(t)] = dict(wanted)
         if not is_measured:
             return normed
-        return kind._wrap(t, context.measured(kind, t, dims).norm_size, normed.perturbation_size, dims)
+        return kind._wrap(t, self._measured(t, kind, dims).norm_size, normed.perturbation_size, dims)
 
 
 def _memory(t: torch.Tensor) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.eager import chosen_norms
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, refuse_mutation
-from thunder_norm.norms.plain_operations import LiftingEnvironment
+from thunder_norm.norms.plain_operations import LiftingEnvironment, run_plainly
 from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.norms.traced_lifting import TracedLifting
 from thunder_norm.subclass import trace
@@ -150,6 +150,8 @@ class NormAcquisition(Acquisition):
                 if any(self.lifting.matters(t) for t in tensors):
                     refuse_mutation(fn, args, kwargs, location_of_user())
                 return environment.derive(fn, args, kwargs)
+            if not registry.has_rule(fn) and not any(self.lifting.concerns(t) for t in tensors):
+                return run_plainly(environment, fn, args, kwargs, tensors)
             return dispatch.run_registered(fn, args, kwargs)
 
     # -- lifting ------------------------------------------------------------------------------------------------------

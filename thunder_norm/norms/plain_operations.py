@@ -112,7 +112,7 @@ class Functions(TorchFunctionMode):
             return environment.derive(func, args, kwargs)
         if any(concerns) and has_rule:
             return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
-        return _of_others(environment, func, args, kwargs, tensors)
+        return run_plainly(environment, func, args, kwargs, tensors)
 
 
 _DEEP_COPIES = frozenset({torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__})
@@ -136,10 +136,10 @@ class Operations(TorchDispatchMode):
             return environment.derive(func, args, kwargs)
         if any(map(known.concerns, tensors)) and registry.has_rule(func):
             return dispatch.torch_dispatch(func, args, kwargs)
-        return _of_others(environment, func, args, kwargs, tensors)
+        return run_plainly(environment, func, args, kwargs, tensors)
 
 
-def _of_others(
+def run_plainly(
     environment: LiftingEnvironment, func: Callable, args: tuple, kwargs: dict, tensors: Sequence[torch.Tensor]
 ) -> Any:
     """An operation that is run plainly, also on tensors that are not parameters."""
