@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.real_mode import renumbered
 from tests import native_drawn, native_objects, native_programs
 from tests.native_programs import PROGRAMS, an_error_of_the_program, closures
 from tests.seeds import seeded
@@ -38,18 +39,11 @@ def acquired(make_transforms, function, *args):
 def texts(jitted):
     """The first and last traces and prologues, without times and without what is numbered in a process: guards and fusions of ours.
 
-    In the last ones tensors are numbered as they come: an executor that claims an operation natively leaves its result the name it has.
+    In the last ones tensors are numbered as they come.
     """
     traces = (thunder.last_prologue_traces(jitted), thunder.last_traces(jitted))
     written = "\n".join(text for of_one in traces for text in (str(of_one[0]), renumbered(str(of_one[-1]))))
     return re.sub(r"# Constructed by .*|(NormFusion|check_\w+?_|flatten_\w+?_)\d+(?=\()", r"\1", written).splitlines()
-
-
-def renumbered(text):
-    tensors = dict.fromkeys(re.findall(r'\b(t\d+|\w+(?=: "\w+ \w+\[))', text))
-    numbers = {name: f"t{i}" for i, name in enumerate(tensors)}
-    # but for the user's lines, which are comments with their path
-    return re.sub(r"(?m)^ *# /.*|\b\w+\b", lambda found: numbers.get(found[0], found[0]), text)
 
 
 def both(make_transforms, function, *args):
