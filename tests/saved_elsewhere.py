@@ -1,10 +1,8 @@
-"""What a norm map gives, to the last bit, here and in another process: ``python -m tests.saved_elsewhere CALLS RESULTS``."""
+"""What a norm map gives, to the last bit, here and in another process."""
 
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from tests.ranks import run_ranks
 from thunder_norm import NormedTensor, load_norm_map
 from thunder_norm.norms.norm_map import NormMap
-
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def is_normed(x: Any) -> bool:
@@ -55,15 +52,11 @@ def bits(t: torch.Tensor) -> tuple:
 
 def elsewhere(calls: Sequence[tuple[Path, Sequence[Any], Mapping[str, Any] | None]], folder: Path) -> list[list[Any]]:
     """What saved norm maps give in another process."""
-    given, results = folder / "calls", folder / "results"
-    given.write_bytes(pickle.dumps(list(calls)))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.saved_elsewhere", str(given), str(results)], cwd=_ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return pickle.loads(results.read_bytes())
+    (folder / "calls").write_bytes(pickle.dumps(list(calls)))
+    run_ranks(1, _see, folder)
+    return pickle.loads((folder / "results").read_bytes())
 
 
-if __name__ == "__main__":
-    wanted = pickle.loads(Path(sys.argv[1]).read_bytes())
-    Path(sys.argv[2]).write_bytes(pickle.dumps([seen(load_norm_map(path), args, state) for path, args, state in wanted]))
+def _see(folder: Path) -> None:
+    calls = pickle.loads((folder / "calls").read_bytes())
+    (folder / "results").write_bytes(pickle.dumps([seen(load_norm_map(path), args, state) for path, args, state in calls]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from thunder_norm import (
 )
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, SavedFileError
 from thunder_norm.norms.function_of_sizes import function_of_sizes
+from thunder_norm.norms.norm_map import NormMap
 from thunder_norm.transforms import grad, vmap
 
 
@@ -101,15 +103,22 @@ CASES: dict[str, tuple[Any, dict, list[tuple[tuple, Any]]]] = {
 _SLOW = ("typical", "dynamic", "frozen")
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in _SLOW)) for c in CASES])
-def test_a_loaded_norm_map_gives_what_the_saved_one_gives(case, tmp_path, monkeypatch):
+@functools.cache
+def _made(case: str) -> tuple[nn.Module, NormMap, list[list[Any]]]:
+    """The model of a case, its norm map, called already, and what the calls give."""
     make, options, calls = CASES[case]
     torch.manual_seed(seeded(1))
     model = make()
     norm_map = build_norm_map(model, *EXAMPLE, **options)
     for args, norms in calls:
         norm_map(*args, normed_state_dict=norms)
-    want = [seen(norm_map, *call) for call in calls]
+    return model, norm_map, [seen(norm_map, *call) for call in calls]
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in _SLOW)) for c in CASES])
+def test_a_loaded_norm_map_gives_what_the_saved_one_gives(case, tmp_path, monkeypatch):
+    calls = CASES[case][2]
+    model, norm_map, want = _made(case)
     path = tmp_path / "map"
     norm_map.save(path)
     acquired = count_acquisitions(monkeypatch)
@@ -132,15 +141,11 @@ def test_a_loaded_norm_map_gives_what_the_saved_one_gives(case, tmp_path, monkey
 @pytest.mark.slow
 def test_in_another_process(tmp_path):
     calls, want = [], []
-    for i, (make, options, given_calls) in enumerate(CASES.values()):
-        torch.manual_seed(seeded(1))
-        norm_map = build_norm_map(make(), *EXAMPLE, **options)
-        for args, norms in given_calls:
-            norm_map(*args, normed_state_dict=norms)
+    for i, (case, (_, _, given_calls)) in enumerate(CASES.items()):
+        _, norm_map, found = _made(case)
         norm_map.save(tmp_path / f"map {i}")
-        for args, norms in given_calls:
-            calls.append((tmp_path / f"map {i}", args, norms))
-            want.append(seen(norm_map, args, norms))
+        calls += [(tmp_path / f"map {i}", args, norms) for args, norms in given_calls]
+        want += found
     assert elsewhere(calls, tmp_path) == want
 
 

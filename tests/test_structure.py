@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,7 +59,9 @@ def _imported(name: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name.startswith("thunder_norm"))
 
 
-_IMPORTS = {name: set(_imported(name)) - {name} for name in _MODULES}
+@functools.cache
+def _imports() -> dict[str, set[str]]:
+    return {name: set(_imported(name)) - {name} for name in _MODULES}
 
 
 def _room(module: str) -> str:
@@ -72,7 +75,7 @@ def test_every_room_has_its_place():
 def test_rooms_import_from_those_below_them():
     height = {room: i for i, layer in enumerate(_LAYERS) for room in layer}
     wrong = []
-    for module, imported in _IMPORTS.items():
+    for module, imported in _imports().items():
         for other in imported if _room(module) else ():
             pair = _room(module), _room(other)
             if pair[0] != pair[1] and (not pair[1] or height[pair[1]] >= height[pair[0]] or pair in _NOT_BETWEEN):
@@ -81,7 +84,7 @@ def test_rooms_import_from_those_below_them():
 
 
 def test_no_modules_import_each_other():
-    remaining = {m: {o for o in imported if o != "thunder_norm"} for m, imported in _IMPORTS.items() if m != "thunder_norm"}
+    remaining = {m: {o for o in imported if o != "thunder_norm"} for m, imported in _imports().items() if m != "thunder_norm"}
     while free := {m for m, imported in remaining.items() if not imported & remaining.keys()}:
         for m in free:
             del remaining[m]
