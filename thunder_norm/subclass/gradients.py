@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class Structure:
     spec: WrapperSpec | None
     leaves: tuple[torch.Tensor, ...]  # fakes
     carried: tuple[torch.Tensor, ...]  # fakes of what autograd hands on for each of them; see `encoding`
+    _carriers: tuple[torch.Tensor, ...] | None = field(default=None, compare=False, repr=False)  # in every call these, detached
 
     @staticmethod
     def of(t: torch.Tensor, what: str) -> Structure:
@@ -48,20 +50,35 @@ class Structure:
 
     def decoded(self) -> torch.Tensor:
         """A fake of the gradient that is computed from what is carried."""
-        return self._wrapped(tuple(decode(c, f.dtype) for c, f in zip(self.carried, self.leaves, strict=True)))
+        return self._wrapped(self._decoded(self.carried))
 
     def build(self, carried: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
         """The gradient from what was handed on; None if there is none, zeros where some are missing."""
-        if all(t is None for t in carried):
-            return None
-        given = (_zeros(f) if t is None else t for t, f in zip(carried, self.carried, strict=True))
-        gradient = self._wrapped(tuple(decode(t, f.dtype) for t, f in zip(given, self.leaves, strict=True)))
+        for t in carried:
+            if t is None:
+                if all(t is None for t in carried):
+                    return None
+                carried = tuple([_zeros(f) if t is None else t for t, f in zip(carried, self.carried, strict=True)])
+                break
+        gradient = self._wrapped(carried if self.is_carried_as_it_is else self._decoded(carried))
         if self.spec is not None:
             check_inner(gradient, self.spec.names, f"the gradient of {self.what}")
         return gradient
 
+    @functools.cached_property
+    def is_carried_as_it_is(self) -> bool:
+        """Whether what is handed on are the inner tensors themselves."""
+        return all(f.is_floating_point() or f.is_complex() for f in self.leaves)
+
+    def _decoded(self, carried: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return tuple([decode(t, f.dtype) for t, f in zip(carried, self.leaves, strict=True)])
+
     def _wrapped(self, leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return leaves[0] if self.spec is None else self.spec.build(leaves)
+
+    @functools.cached_property
+    def _expected(self) -> list[tuple]:
+        return [_metadata(f)[:2] for f in self.leaves]
 
     def open(self, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What is handed on of a gradient that comes in.
@@ -70,13 +87,15 @@ class Structure:
             UnsupportedOpError: it is of another class than the trace was made for.
         """
         cls = torch.Tensor if self.spec is None else self.spec.cls
-        if is_wrapper(t) and type(t) is cls:
+        if self.spec is not None and self.spec.matches(t):
+            leaves = self.spec.leaves(t)
+        elif is_wrapper(t) and type(t) is cls:
             leaves = WrapperSpec.of(t).leaves(t)
         elif not is_wrapper(t) and self.spec is None:
             leaves = (t,)
         else:
             leaves = ()
-        if [_metadata(x)[:2] for x in leaves] != [_metadata(f)[:2] for f in self.leaves]:
+        if [(tuple(x.shape), x.dtype) for x in leaves] != self._expected:
             raise UnsupportedOpError(
                 with_details(
                     f"the gradient of {self.what} is a {type(t).__name__}",
@@ -85,11 +104,17 @@ class Structure:
                     instead="compute the loss inside the jitted function",
                 )
             )
-        return tuple(map(encode, leaves))
+        return leaves if self.is_carried_as_it_is else tuple(map(encode, leaves))
 
     def carriers(self) -> tuple[torch.Tensor, ...]:
         """Tensors without data, of the metadata of what is carried."""
-        return tuple(torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.carried)
+        if self._carriers is None:
+            with torch.inference_mode(False):
+                made = tuple([torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.carried])
+            if any(type(t) is not torch.Tensor for t in made):  # under a mode that makes fake tensors
+                return made
+            object.__setattr__(self, "_carriers", made)
+        return tuple([t.detach() for t in self._carriers])  # autograd connects those that it is given
 
 
 def _zeros(fake: torch.Tensor) -> torch.Tensor:
