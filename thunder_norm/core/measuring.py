@@ -135,7 +135,8 @@ class _OperatorNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """From the singular vectors; through the decomposition where a graph is asked for, in which they depend on the tensor."""
         (t,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or ctx.found.value == 0:  # at zero no vectors are better than others: the decomposition says which
+        is_zero = ctx.found.value == 0  # there no vectors are better than others: the decomposition says which
+        if torch.is_grad_enabled() or is_zero:
             with torch.enable_grad():
                 at = t if t.requires_grad else t.detach().requires_grad_()
                 norm = _by_decomposition(at, ctx.elem_dims, ctx.groups)

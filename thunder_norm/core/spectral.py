@@ -74,15 +74,15 @@ def _of_small(matrices: torch.Tensor) -> Top:
 
 
 def _of_large(matrices: torch.Tensor, start: torch.Tensor | None) -> Top:
-    best: tuple[float, int, torch.Tensor] | None = None
+    largest, best = -math.inf, None
     for i, matrix in enumerate(matrices):
         gram = _gram(matrix)
-        if best is not None and _factorized(gram, best[0]) is not None:
-            continue  # it has none above the largest so far
-        best = *_top_eigenpair(gram, start), i
-        best = best[0], best[2], best[1]
-    theta, index, vector = best
-    return Top(math.sqrt(theta), index, vector)
+        if best is not None and _factorized(gram, largest) is not None:
+            continue  # it has no eigenvalue above the largest so far
+        largest, vector = _top_eigenpair(gram, start)
+        best = Top(math.sqrt(largest), i, vector)
+    assert best is not None  # there is at least one
+    return best
 
 
 # -- the Gram matrix --------------------------------------------------------------------------------------------------
