@@ -74,15 +74,12 @@ def _of_small(matrices: torch.Tensor) -> Top:
 
 
 def _of_large(matrices: torch.Tensor, start: torch.Tensor | None) -> Top:
-    largest, best = -math.inf, None
-    for i, matrix in enumerate(matrices):
-        gram = _gram(matrix)
-        if best is not None and _factorized(gram, largest) is not None:
-            continue  # it has no eigenvalue above the largest so far
-        largest, vector = _top_eigenpair(gram, start)
-        best = Top(math.sqrt(largest), i, vector)
-    assert best is not None  # there is at least one
-    return best
+    grams = map(_gram, matrices)
+    index, (largest, vector) = 0, _top_eigenpair(next(grams), start)
+    for i, gram in enumerate(grams, 1):
+        if _factorized(gram, largest) is None:  # else it has no eigenvalue above the largest so far
+            index, (largest, vector) = i, _top_eigenpair(gram, start)
+    return Top(math.sqrt(largest), index, vector)
 
 
 # -- the Gram matrix --------------------------------------------------------------------------------------------------
