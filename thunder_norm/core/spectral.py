@@ -27,7 +27,7 @@ _SMALL = 64  # sides up to which all eigenvalues are computed, of many matrices 
 _MAX_STEPS = 320  # of Lanczos' method; then all eigenvalues are computed
 _CHECKED_EVERY = 8
 _LEAF = 96  # sides of blocks on the diagonal that are computed whole
-_CHUNK = 1 << 22  # numbers that are converted to float64 at once
+_CHUNK = 1 << 19  # numbers that are converted to float64 at once: few enough for the cache
 
 
 class Top(NamedTuple):
