@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.measuring import operator_norm, takes_any_precision
 from thunder_norm.core.running import runner
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
@@ -99,12 +100,10 @@ class RMSToRMSTensor(NormedTensor):
         return self.shape[self.elem_dims[1]]
 
     @classmethod
+    @takes_any_precision
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        entry = t.abs().amax()
-        is_finite = entry < math.inf
-        # no algorithm takes NaN or infinite entries: the norm is then theirs
-        largest = runner().run_real(torch.linalg.matrix_norm, (torch.where(is_finite, t, 0.0), 2, elem_dims), {}).amax()
-        return torch.where(is_finite, largest, entry) * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])
+        largest = runner().run_real(operator_norm, (t, elem_dims), {})
+        return largest * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])
 
 
 class RMSToRMSConvTensor(RMSToRMSTensor):
@@ -140,12 +139,12 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
         return math.prod(self.shape) // (self.out_features * self.in_features)
 
     @classmethod
+    @takes_any_precision
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        out_dim, in_dim = elem_dims
-        taps = t.numel() // (t.shape[out_dim] * t.shape[in_dim])
-        per_tap = t.movedim((out_dim, in_dim), (-2, -1))
-        blocks = per_tap.unflatten(-2, (cls.groups, t.shape[out_dim] // cls.groups)).movedim(-3, 0)
-        return RMSToRMSTensor.measure(blocks, (-2, -1)) * taps
+        out_features, in_features = (t.shape[d] for d in elem_dims)
+        taps = t.numel() // (out_features * in_features)
+        largest = runner().run_real(operator_norm, (t, elem_dims, cls.groups), {})
+        return largest * (taps * math.sqrt(in_features * cls.groups / out_features))
 
 
 def _sqrt(square: torch.Tensor) -> torch.Tensor:

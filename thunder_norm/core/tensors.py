@@ -156,7 +156,8 @@ class NormedTensor(torch.Tensor):
         if t.numel() == 0:
             size = torch.zeros((), dtype=NORM_DTYPE, device=t.device)
         else:
-            size = cls.measure(t.float() if t.dtype.itemsize < 4 else t, dims).to(NORM_DTYPE)
+            is_coarse = t.dtype.itemsize < 4 and not getattr(cls.measure, "takes_any_precision", False)
+            size = cls.measure(t.float() if is_coarse else t, dims).to(NORM_DTYPE)
         self = cls._wrap(t, size, None, dims)
         self._is_leaf_value = True
         return self

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.measuring import operator_norm
 from thunder_norm.errors import SavedFileError, with_details
 from thunder_norm.subclass import fallback
 from thunder_norm.subclass.aten import WRITTEN
@@ -139,13 +140,15 @@ _FIND: dict[Any, Callable[..., Symbol | None]] = {
 }
 
 
-# -- functions of torch that Thunder has no symbol for -------------------------------------------------------------------
+# -- functions that Thunder has no symbol for -----------------------------------------------------------------------------
+
+_OWN: dict[str, Callable] = {"thunder_norm.operator_norm": operator_norm}
 
 
 @functools.cache
 def _functions() -> dict[str, Callable]:
-    """Those that torch lets tensor subclasses override: functions of tensors, not of files or processes; none that works in place."""
-    found = {}
+    """Ours, and those that torch lets tensor subclasses override: of tensors, not of files or processes; none that works in place."""
+    found = dict(_OWN)
     for functions in torch.overrides.get_overridable_functions().values():
         for function in functions:
             name = torch.overrides.resolve_name(function) or ""
@@ -159,7 +162,8 @@ def _name_of_function(function: Callable) -> str | None:
     if isinstance(function, torch._ops.OpOverload):
         name = str(function)
         return name if _overload(name) is function else None
-    name = torch.overrides.resolve_name(function)
+    own = next((name for name, f in _OWN.items() if f is function), None)
+    name = torch.overrides.resolve_name(function) if own is None else own
     return name if name is not None and _functions().get(name) == function else None
 
 
