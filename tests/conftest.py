@@ -17,7 +17,9 @@ import pytest
 import torch
 from torch._subclasses import fake_tensor
 
+import thunder_norm  # noqa: F401 - Thunder cannot be imported before it
 from tests.seeds import SHIFT, named_seed, seeded, shift_operator_database
+from thunder.transforms import autocast
 
 # The tensors of the tests are small, and pytest-xdist already uses the cores.
 torch.set_num_threads(int(os.environ.get("THUNDER_NORM_THREADS") or 1))
@@ -68,6 +70,7 @@ def _process_state() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "swapped parameters": torch.__future__.get_swap_module_params_on_conversion(),
         "anomaly detection": torch.is_anomaly_enabled(),
+        "autocast in traces": autocast._autocast_enabled,
     }
 
 

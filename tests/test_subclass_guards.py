@@ -12,8 +12,10 @@ from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, _thunder
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, VersionError
 from thunder_norm.tracing import hooks
+from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
+from thunder.transforms import autocast
 
 
 def two(*shape, dtype=torch.float32):
@@ -193,3 +195,25 @@ def test_functions_with_and_without_the_transform_in_turns_and_in_threads():
         thread.join()
     if errors:
         raise errors[0]
+
+
+def test_autocast_is_left_out_in_the_thread_that_says_so_alone():
+    """What two threads leave out at the same time is back when both are done, in whatever order."""
+    entered, other_left, states = threading.Event(), threading.Event(), {}
+
+    def work() -> None:
+        with disable_autocast():
+            states["inside"] = autocast.is_autocast_enabled()
+            entered.set()
+            other_left.wait(10)
+        states["after"] = autocast.is_autocast_enabled()
+
+    jit(lambda x: x + 1)(two(2))  # the first use
+    thread = threading.Thread(target=work)
+    with disable_autocast():
+        thread.start()
+        assert entered.wait(10)
+    assert autocast.is_autocast_enabled()
+    other_left.set()
+    thread.join()
+    assert states == {"inside": False, "after": True} and autocast.is_autocast_enabled()

@@ -19,6 +19,7 @@ from thunder_norm.subclass.broadcast import broadcast_scalars_of
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tracing import hooks, lookasides
+from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
 from thunder_norm.tracing.recording import scope
@@ -28,7 +29,6 @@ from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, has_tags
-from thunder.transforms.autocast import disable_autocast
 
 
 @lookasides.for_our(Transformed.__call__)

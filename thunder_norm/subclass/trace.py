@@ -25,6 +25,7 @@ from thunder_norm.subclass.fallback import is_random
 from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, needed
+from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
@@ -33,7 +34,6 @@ from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.update_aliases import _is_inplace_op
-from thunder.transforms.autocast import disable_autocast
 
 
 class OperationId(NamedTuple):

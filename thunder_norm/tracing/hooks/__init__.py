@@ -1,6 +1,6 @@
 """Every change made to Thunder, in one place: put there by the first use of a transform, inert in compilations without one.
 
-A file for each part of Thunder: `jit` (``thunder``), `interpretation` (``thunder.core.jit_ext``), `interpreter`, `promotion`
+A file for each part of Thunder: `autocast`, `jit` (``thunder``), `interpretation` (``thunder.core.jit_ext``), `interpreter`, `promotion`
 (``thunder.core.utils``), `proxies` and `symbols`; `replaced` puts things in place, `participants` says who has a part, `lookups` what
 is called instead of a function.
 
@@ -28,7 +28,8 @@ are made.
 from __future__ import annotations
 
 import thunder_norm.tracing.libraries  # noqa: F401 - has lookasides
-from thunder_norm.tracing.hooks import interpretation, interpreter, jit, promotion, symbols  # noqa: F401 - have what is replaced
+from thunder_norm.tracing.hooks import autocast, interpretation, interpreter, jit, promotion, symbols  # noqa: F401 - have what is replaced
+from thunder_norm.tracing.hooks.autocast import disable_autocast
 from thunder_norm.tracing.hooks.lookups import is_replaced_for_all, lookaside_for, register_for_all
 from thunder_norm.tracing.hooks.participants import Participant, inside_function, leader, thunders_proxy
 from thunder_norm.tracing.hooks.proxies import torch_functions_on_proxies
@@ -38,6 +39,7 @@ __all__ = [
     "REPLACED",
     "Participant",
     "check_patch_points",
+    "disable_autocast",
     "first_use",
     "inside_function",
     "install",
