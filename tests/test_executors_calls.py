@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.seeds import seeded
 from thunder_norm import executors
 from thunder_norm.errors import CompilerError
-from thunder_norm.executors import calls
+from thunder_norm.executors import calls, graphs
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -185,6 +185,21 @@ def test_results_have_eagers_strides():
     for found, expected in zip(jit(f)(x), f(x), strict=True):
         assert found.stride() == expected.stride()
         assert_close(found, expected)
+
+
+def test_inductors_cache_is_used_and_tells_graphs_apart_by_which_results_keep_strides():
+    """A convolution has its channels last where nobody asks for strides; the code for both is the same but for that."""
+
+    def f(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.conv2d(x.relu(), weight)]
+
+    inputs = torch.randn(2, 16, 9, 9), torch.randn(32, 16, 3, 3)
+    hits = lambda: torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]  # noqa: E731
+    for keeps_strides in ((False,), (True,), (False,), (True,)):
+        before = hits()
+        (found,) = graphs.compiled(f, inputs, keeps_strides, False)(list(inputs))
+        assert_close(found, f(*inputs)[0], check_stride=keeps_strides[0])
+    assert hits() == before + 1
 
 
 def test_modes_that_listen_see_every_operation():

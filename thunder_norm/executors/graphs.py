@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from thunder_norm.errors import CompilerError, with_details
 
@@ -60,7 +61,8 @@ def compiled(function: Function, inputs: Tensors, keeps_strides: Sequence[bool],
         NotCompilable: it is to be called as it is.
         CompilerError: a compiler is missing, or fails.
     """
-    mode = FakeTensorMode()
+    # inductor's cache of graphs asks for the symbols of sizes, of which there are none
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False))
     with mode:
         fakes = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
         graph, plan = _traced(function, fakes)
@@ -177,6 +179,7 @@ def _through_inductor(
     (output,) = graph.graph.find_nodes(op="output")
     output.meta["original_output_strides"] = [tuple(n.meta["val"].stride()) for n in output.args[0]]
     output.meta["user_visible_output_idxs"] = with_strides
+    _name_in_key(graph, with_strides)
     # what the generated code would assert of its inputs is checked by the caller, in one call of C++
     without_checks = config.patch(size_asserts=False, alignment_asserts=False, scalar_asserts=False)
     with V.set_fake_mode(mode), tracing(TracingContext(mode)), without_checks, _errors():
@@ -184,6 +187,14 @@ def _through_inductor(
         made = compile_fx.compile_fx_inner(graph, list(fakes), is_inference=not has_backward)
         call = getattr(made, "current_callable", None) or made
         return call if getattr(made, "_boxed_call", False) else lambda given: made(given)  # type: ignore[operator]
+
+
+def _name_in_key(graph: torch.fx.GraphModule, with_strides: list[int]) -> None:
+    """Have inductor's cache tell graphs apart by which results keep their strides: its keys have the code, not what is noted at nodes."""
+    for node in graph.graph.find_nodes(op="placeholder")[:1]:
+        node._rename("_".join([node.name, "keeping", *map(str, with_strides)]))
+        node.target = node.name
+    graph.recompile()
 
 
 _MISSING = {
