@@ -1,11 +1,12 @@
-"""Gradients as torch computes them, where Thunder's are many times slower: of convolutions, and of attention on CPU.
+"""Gradients as torch computes them, where Thunder's are many times slower: of convolutions, batch norms, and attention on CPU.
 
-Thunder writes the gradients of a convolution as convolutions of permuted, padded tensors, and those of attention on CPU with the whole
-matrix of scores, which it keeps.
+Thunder writes the gradients of a convolution as convolutions of permuted, padded tensors, those of a batch norm operation by operation,
+each with what it needs of the forward, and those of attention on CPU with the whole matrix of scores, which it keeps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +15,15 @@ import torch
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.utils import get_computation_dtype
 from thunder.extend import FusionExecutor, OperatorExecutor
 
 aten = torch.ops.aten
 # In no executor list: what is written here carries it.
 operations = OperatorExecutor("thunder_norm_gradients", version="1")
 
+BATCH_NORM = "torch.batch_norm"  # so it calls torch.nn.functional.batch_norm
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 _ATTENTION_DTYPES = (dtypes.float64, dtypes.float32, dtypes.bfloat16, dtypes.float16)
 
@@ -27,6 +31,7 @@ _ATTENTION_DTYPES = (dtypes.float64, dtypes.float32, dtypes.bfloat16, dtypes.flo
 def register(executor: FusionExecutor) -> None:
     """Have programs with this executor use the gradients of this file."""
     executor.register_supported(prims.PrimIDs.CONVOLUTION, grad_transform=_convolution)
+    executor.register_supported(BATCH_NORM, checker=_is_plain_batch_norm, grad_transform=_batch_norm)
     executor.register_supported(ATTENTION, checker=_is_fast_attention, grad_transform=_attention)
 
 
@@ -48,6 +53,38 @@ def _like(which: int) -> Callable[..., TensorProxy]:
 
 _input_gradient = operations.register_operator("convolution_input_gradient", meta=_like(0), fn=_run_convolution_gradient(0))
 _weight_gradient = operations.register_operator("convolution_weight_gradient", meta=_like(1), fn=_run_convolution_gradient(1))
+
+
+def _run_convolution_gradients(
+    g: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, *how: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return aten.convolution_backward(g, a, weight, None, *how, [True, True, False])[:2]
+
+
+_both_gradients = operations.register_operator(
+    "convolution_gradients",
+    meta=lambda *args: (_like(0)(*args), _like(1)(*args)),
+    fn=_run_convolution_gradients,
+)
+
+
+def together(bsyms: Sequence[BoundSymbol]) -> list[BoundSymbol]:
+    """The operations, with both gradients of a convolution computed by one where both are wanted: they read the same tensors."""
+    found: dict[tuple, dict[str, int]] = {}
+    for i, bsym in enumerate(bsyms):
+        if bsym.sym is _input_gradient or bsym.sym is _weight_gradient:
+            tensors, how = bsym.args[:3], bsym.args[3:]
+            found.setdefault((*(t.name for t in tensors), str(how)), {})[bsym.sym.name] = i
+    pairs = [of_one for of_one in found.values() if len(of_one) == 2]
+    second = {max(of_one.values()) for of_one in pairs}
+    made = {
+        min(of_one.values()): _both(*(bsyms[of_one[s.name]] for s in (_input_gradient, _weight_gradient))) for of_one in pairs
+    }
+    return [made.get(i, bsym) for i, bsym in enumerate(bsyms) if i not in second]
+
+
+def _both(of_input: BoundSymbol, of_weight: BoundSymbol) -> BoundSymbol:
+    return of_input.from_bsym(sym=_both_gradients, output=(of_input.output, of_weight.output), subsymbols=())
 
 
 def _convolution(
@@ -74,6 +111,65 @@ def _convolution(
     if bias is not None:
         over = [d for d in range(g.ndim) if d != 1] if g.ndim == weight.ndim else list(range(1, g.ndim))
         prims.put_grad(bias, ltorch.sum(g, over))
+    return out
+
+
+# -- batch norms -----------------------------------------------------------------------------------------------------------
+
+
+def _is_plain_batch_norm(
+    a: TensorProxy,
+    running_mean: TensorProxy | None = None,
+    running_var: TensorProxy | None = None,
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    training: bool = False,
+    *rest: Any,
+    **others: Any,
+) -> bool:
+    """Whether the formulas below are all there is to it: nobody differentiates the running statistics."""
+    statistics = (running_mean, running_var)
+    is_given = all(isinstance(t, TensorProxy) for t in statistics)
+    return (bool(training) or is_given) and not any(isinstance(t, TensorProxy) and t.requires_grad for t in statistics)
+
+
+def _batch_norm(
+    a: TensorProxy,
+    running_mean: TensorProxy | None = None,
+    running_var: TensorProxy | None = None,
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> TensorProxy:
+    """For ``y = (a - m) r weight + bias``, with mean m and ``r = (v + eps)^-1/2`` over all dimensions but the second, of n numbers each.
+
+    ``da = r weight (g - sum g / n - (a - m) r^2 sum(g (a - m)) / n)``, without the sums if m and v are given;
+    ``dweight = r sum(g (a - m))``; ``dbias = sum g``.  Source: Ioffe and Szegedy, 2015; ``aten.native_batch_norm_backward``.
+    """
+    precise = get_computation_dtype(a.dtype)
+    dims, shape = (0, *range(2, a.ndim)), (1, -1, *(1,) * (a.ndim - 2))
+    if training:  # before the running statistics are written
+        variance, mean = ltorch.var_mean(ltorch.to(a, precise), dim=dims, correction=0, keepdim=False)
+    else:
+        variance, mean = ltorch.to(running_var, precise), ltorch.to(running_mean, precise)
+    r = ltorch.rsqrt(variance + eps)
+    # what ltorch.batch_norm consists of, which a region takes; the symbol itself would be claimed as one operation of torch's
+    out = ltorch._native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    g = ltorch.to(prims.get_grad(out), precise)
+    centred = ltorch.to(a, precise) - ltorch.reshape(mean, shape)
+    of_g, of_product = ltorch.sum(g, dims), ltorch.sum(g * centred, dims)
+    scale = r if weight is None else r * ltorch.to(weight, precise)
+    inner = g
+    if training:
+        n = math.prod(a.shape) / a.shape[1]
+        inner = g - ltorch.reshape(of_g / n, shape) - centred * ltorch.reshape(r * r * of_product / n, shape)
+    prims.put_grad(a, ltorch.to(inner * ltorch.reshape(scale, shape), a.dtype))
+    if weight is not None:
+        prims.put_grad(weight, ltorch.to(r * of_product, weight.dtype))
+    if bias is not None:
+        prims.put_grad(bias, ltorch.to(of_g, bias.dtype))
     return out
 
 

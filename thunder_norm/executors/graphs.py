@@ -82,6 +82,7 @@ def _with_views(call: Boxed, views: tuple[_View, ...]) -> Boxed:
 
 def _traced(function: Function, fakes: Tensors) -> tuple[torch.fx.GraphModule, _Plan]:
     """The graph of what is computed, in functional aten operations that inductor knows, and how the results come out of it."""
+    import torch._inductor.lowering  # which some of these decompositions take for imported
     from torch._inductor.decomposition import select_decomp_table
 
     plans: list[_Plan] = []

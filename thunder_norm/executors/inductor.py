@@ -38,7 +38,7 @@ class InductorExecutor(FusionExecutor):
         """The trace with regions in it."""
         started = time.perf_counter_ns()
         trace = _transform_for_operator_executor_execution(trace, get_always_executors())
-        items = partitioned(trace.bound_symbols)
+        items = partitioned(gradients.together(trace.bound_symbols))
         regions = [item for item in items if isinstance(item, Region)]
         elsewhere = _used_outside(items)
         has_backward = any(r.is_backward for r in regions)
