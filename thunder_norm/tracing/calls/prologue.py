@@ -6,9 +6,10 @@ state of the process that only Thunder's own call looks at): then the call goes 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ class _Writer:
         self._checked: set[str] = set()
         self._fetched: set[Any] = set()
         self._roots: set[str] = set()
+        self._functions: set[str] = set()
+        self._jitted: set[str] = set()
 
     def constant(self, value: Any) -> str:
         name = f"_constant{len(self.constants)}"
@@ -164,16 +167,24 @@ class _Writer:
             return True
         return False
 
+    def unpack_function(self, bsym: BoundSymbol) -> bool:
+        self._functions.add(bsym.output.name)
+        return False
+
     def unpack_module(self, bsym: BoundSymbol) -> bool:
-        if self.module is None:
-            return False
-        self.lines.append(f"{bsym.output.name} = {self.constant(weakref.ref(self.module))}()")
+        """The module that was jitted; of one that the program has from elsewhere, what Thunder has for it."""
+        (model,) = bsym.args
+        if self.module is not None and model.name in self._functions:
+            self._jitted.add(bsym.output.name)
+            self.lines.append(f"{bsym.output.name} = {self.constant(weakref.ref(self.module))}()")
+        else:
+            self.lines.append(f"{bsym.output.name} = _thunder_module({model.name})")
         return True
 
     def unpack_of_module(self, bsym: BoundSymbol) -> bool:
         """All parameters of the module, or all buffers, or all modules in it, are fetched where the first of them is."""
         source, kind = bsym.args[0], bsym.sym.id
-        if self.module is None or not isinstance(source, Proxy):
+        if not isinstance(source, Proxy) or source.name not in self._jitted:
             return False
         if (source.name, kind) not in self._fetched:
             self._fetched.add((source.name, kind))
@@ -208,6 +219,7 @@ _WRITERS: dict[Any, Callable[[_Writer, BoundSymbol], bool]] = {
     "check_plain_tensors": _Writer.check_guarded,
     PrimIDs.UNPACK_CACHE_INFO: _Writer.unpack_state,
     PrimIDs.UNPACK_GETITEM: _Writer.unpack_item,
+    PrimIDs.UNPACK_FUNCTION_OBJ: _Writer.unpack_function,
     PrimIDs.UNPACK_THUNDER_MODULE: _Writer.unpack_module,
     PrimIDs.UNPACK_TRIVIAL: _Writer.nothing,
     **dict.fromkeys(_TABLES, _Writer.unpack_of_module),
@@ -229,12 +241,15 @@ class _TensorCheck:
         return self.check(*tensors)
 
 
-def shortened(trace: TraceCtx, module: ThunderModule | None, args: tuple, kwargs: dict) -> Inputs | None:
+def shortened(
+    trace: TraceCtx, module: ThunderModule | None, modules: Mapping[int, ThunderModule], args: tuple, kwargs: dict
+) -> Inputs | None:
     """What a prologue gives to computation and epilogue, by a function that returns None where it cannot say that it accepts the arguments.
 
     Args:
         trace: the prologue as it runs.
         module: what ``thunder.jit`` gave for a module.
+        modules: Thunder's table of such, by the id of the module.
         args: arguments of a call that the prologue has accepted; the tensors that it takes are what others are compared with.
         kwargs: the same, by name.
 
@@ -252,6 +267,7 @@ def shortened(trace: TraceCtx, module: ThunderModule | None, args: tuple, kwargs
         return None
     names = trace.python_ctx() | writer.constants
     names["__function_obj"] = trace.fn
+    names["_thunder_module"] = functools.partial(_thunder_module, modules)
     names |= {
         "get_default_dtype": torch.get_default_dtype,
         "is_grad_enabled": torch.is_grad_enabled,
@@ -267,6 +283,12 @@ def shortened(trace: TraceCtx, module: ThunderModule | None, args: tuple, kwargs
         return None
     names.update((name, check.check) for name, check in checks.items())  # without a call of Python in between
     return inputs
+
+
+def _thunder_module(modules: Mapping[int, ThunderModule], model: torch.nn.Module) -> Any:
+    """As ``thunder.core.module.get_thunder_module``, which asks for the compile data that is current."""
+    found = modules.get(id(model))
+    return model if found is None or found._model is not model else found
 
 
 def _accepted(inputs: Inputs, args: tuple, kwargs: dict) -> tuple | None:

@@ -109,7 +109,7 @@ def _made_ready(entry: Any, cd: Any, stats: Any, args: tuple, kwargs: dict) -> _
     module = _jitted(cd)
     if position is None or (module is not None and type(module) is not ThunderModule):
         return None
-    inputs = shortened(entry.prologue_traces[-1], module, args, kwargs)
+    inputs = shortened(entry.prologue_traces[-1], module, cd._thunder_module_map, args, kwargs)
     if inputs is None:
         return None
     bare = functools.partial(_bare, with_grad=torch.is_grad_enabled())

@@ -1,0 +1,197 @@
+"""Which way a call of a jitted program goes, the short one or Thunder's, and that both are right."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from thunder_norm.errors import TransformError, UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+
+def goes_thunders_way(jitted: Callable, *args: torch.Tensor) -> bool:
+    """Whether Thunder's own prologue runs in a call."""
+    stats = thunder.compile_stats(jitted)
+    before = stats.last_prologue_execution_start
+    hits = stats.cache_hits
+    jitted(*args)
+    assert stats.cache_hits == hits + 1
+    return stats.last_prologue_execution_start != before
+
+
+def jitted_after(calls: int, *args: torch.Tensor) -> Callable:
+    jitted = thunder.jit(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), transforms=[NormTransform()])
+    for _ in range(calls):
+        jitted(*args)
+    return jitted
+
+
+def test_the_third_call_is_short():
+    x = torch.randn(3, 4)
+    jitted = jitted_after(1, x)
+    assert [goes_thunders_way(jitted, x) for _ in range(3)] == [True, False, False]
+
+
+def test_each_of_several_programs_is_short():
+    sizes = [torch.randn(n, 4) for n in (1, 2, 5)]
+    jitted = jitted_after(0)
+    for x in (*sizes, *sizes):
+        jitted(x)
+    assert not any(goes_thunders_way(jitted, x) for x in (*sizes, *reversed(sizes)))
+    assert thunder.cache_misses(jitted) == 3
+
+
+def test_other_forms_of_a_tensor_are_learnt():
+    x = torch.randn(3, 4)
+    jitted = jitted_after(3, x)
+    assert [goes_thunders_way(jitted, torch._neg_view(x)) for _ in range(2)] == [True, False]
+    assert not goes_thunders_way(jitted, x)
+
+
+def test_a_mode_goes_thunders_way():
+    x = torch.randn(3, 4)
+    jitted = jitted_after(3, x)
+    with torch.device("cpu"):
+        assert goes_thunders_way(jitted, x)
+    assert not goes_thunders_way(jitted, x)
+
+
+def test_a_module_from_elsewhere_keeps_its_own_parameters():
+    """Of the same class and names as the jitted one: each is read where it is."""
+    other = nn.Linear(4, 4)
+
+    class Both(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + other(x)
+
+    x, model = torch.randn(3, 4), Both(4, 4)
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    for _ in range(4):
+        torch.testing.assert_close(jitted(x), model(x))
+    assert not goes_thunders_way(jitted, x)
+    other.weight = nn.Parameter(torch.randn(4, 4))
+    torch.testing.assert_close(jitted(x), model(x))
+
+
+def test_functions_that_close_over_modules_are_short():
+    x, model = torch.randn(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    jitted = thunder.jit(lambda x: model(x) * 2, transforms=[NormTransform()])
+    for _ in range(3):
+        torch.testing.assert_close(jitted(x), model(x) * 2)
+    assert not goes_thunders_way(jitted, x)
+    model[0].bias = nn.Parameter(torch.randn(4))
+    torch.testing.assert_close(jitted(x), model(x) * 2)
+    model[0] = nn.Linear(4, 4, bias=False)
+    torch.testing.assert_close(jitted(x), model(x) * 2)
+
+
+def test_autocast_is_another_program():
+    x = torch.randn(3, 4)
+    jitted = jitted_after(3, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert jitted(x).dtype == torch.bfloat16
+    assert jitted(x).dtype == torch.float32 and thunder.cache_misses(jitted) == 2
+
+
+def test_a_cache_that_was_emptied_is_filled_again():
+    x = torch.randn(3, 4)
+    jitted = jitted_after(3, x)
+    thunder.compile_stats(jitted).interpreter_cache.clear()
+    torch.testing.assert_close(jitted(x), jitted._model(x))
+    assert thunder.cache_misses(jitted) == 2
+
+
+def test_a_trace_for_all_sizes_is_refused():
+    """Thunder's would take the first call's branch in each: ``x * 2`` for five rows."""
+    jitted = thunder.jit(lambda x: x * 3 if x.shape[0] > 3 else x * 2, transforms=[NormTransform()], cache="symbolic values")
+    with pytest.raises(UnsupportedOpError, match="symbolic values"):
+        jitted(torch.ones(2, 4))
+
+
+def test_a_plain_program_is_as_thunder_has_it():
+    x = torch.randn(3, 4)
+    NormTransform()
+    jitted = thunder.jit(nn.Linear(4, 4))
+    for _ in range(3):
+        jitted(x)
+    assert goes_thunders_way(jitted, x)
+
+
+def test_what_a_transform_put_in_is_not_forgotten():
+    class Doubling(thunder.core.transform_common.Transform):
+        def transform_module(self, model):
+            model._overrides_parameters["0.weight"] = nn.Parameter(model._overrides_parameters["0.weight"].detach() * 2)
+
+    x, model = torch.randn(3, 4), nn.Sequential(nn.Linear(4, 4))
+    doubled = copy.deepcopy(model)
+    doubled[0].weight.data *= 2
+    jitted = thunder.jit(model, transforms=[Doubling(), NormTransform()])
+    for _ in range(4):
+        torch.testing.assert_close(jitted(x), doubled(x))
+    model[0].bias = doubled[0].bias = nn.Parameter(torch.randn(4))
+    torch.testing.assert_close(jitted(x), doubled(x))
+    model[0].weight = nn.Parameter(torch.randn(4, 4))
+    with pytest.raises(TransformError, match="0.weight of the model was replaced after a transform"):
+        jitted(x)
+
+
+# -- gradients ------------------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_a_short_call():
+    x, model = torch.randn(3, 4, requires_grad=True), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    leaves = [x, *model.parameters()]
+    for _ in range(4):
+        y = jitted(x)
+        found = [torch.autograd.grad(y.square().sum(), leaves, retain_graph=True) for _ in range(2)]
+    expected = torch.autograd.grad(model(x).square().sum(), leaves)
+    for gradients in found:
+        torch.testing.assert_close(gradients, expected)
+    with pytest.raises(RuntimeError, match="once_differentiable|not have been used"):
+        torch.autograd.grad(torch.autograd.grad(y.square().sum(), x, create_graph=True)[0].sum(), x)
+
+
+def test_results_that_are_inputs_views_or_large():
+    def f(x, w):
+        y = x * w
+        return x, y, y[0], y.view(-1), (y, 3), torch.cat([y] * 3)
+
+    def run(call):
+        x, w = (torch.arange(1.0, 13.0).view(3, 4).requires_grad_() for _ in range(2))
+        results = call(x, w)
+        a, b, c, d, (e, number), g = results
+        assert a is x and number == 3
+        torch.autograd.backward([(t * (i + 1)).sum() for i, t in enumerate((a, b, c, d, e, g))])
+        return x.grad, w.grad
+
+    expected = run(f)
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(4):
+        torch.testing.assert_close(run(jitted), expected)
+
+    large = torch.ones(2**22 + 1, requires_grad=True)  # more than 2**24 bytes: Thunder's two nodes
+    jitted = thunder.jit(lambda x: x * 3, transforms=[SubclassTransform()])
+    for _ in range(4):
+        (gradient,) = torch.autograd.grad(jitted(large).sum(), large)
+        assert torch.equal(gradient, torch.full_like(large, 3))
+    assert not goes_thunders_way(jitted, large)
+
+
+def test_nothing_of_a_short_call_stays():
+    x = torch.randn(3, 4, requires_grad=True)
+    jitted = thunder.jit(lambda x: (x * 2).sin().view(-1), transforms=[SubclassTransform()])
+    for _ in range(4):
+        y = jitted(x)
+    y.sum().backward()
+    gone = weakref.ref(y)
+    del y
+    gc.collect()
+    assert gone() is None
