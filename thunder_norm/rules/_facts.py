@@ -77,9 +77,9 @@ def with_fact(result: NormedTensor, what: Any) -> NormedTensor:
     return result
 
 
-def unconditional(op: Callable, *args: Any) -> NormedTensor:
+def unconditional(op: Callable, *args: Any, **kwargs: Any) -> Any:
     """What the rules without a condition say."""
-    found = normed_op(op).find(args, {}, with_conditions=False)
+    found = normed_op(op).find(args, kwargs, with_conditions=False)
     if found is None:
         raise NormMismatchError("there is no norm rule for these kinds")
     rule, bound = found

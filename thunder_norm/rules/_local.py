@@ -34,11 +34,11 @@ def data(x: NormedTensor) -> torch.Tensor:
     return t.float() if t.dtype.itemsize < 4 else t
 
 
-def inverse_root(x: NormedTensor, dims: ed.Dims, eps: float, is_centred: bool, groups: int) -> torch.Tensor:
-    """Largest ``1 / sqrt(mean x^2 + eps)`` of a group, x minus its mean if `is_centred`: the norm of a normalization's Jacobian.
+def smallest_mean_square(x: NormedTensor, dims: ed.Dims, is_centred: bool, groups: int) -> torch.Tensor:
+    """Smallest ``mean x^2`` of a group, x minus its mean if `is_centred`: there a normalization's Jacobian is largest.
 
-    It is ``(P - x x^T / (N (r^2 + eps))) / sqrt(r^2 + eps)`` with a projection P, and of that norm if there is a direction
-    orthogonal to x.
+    It is ``(P - x x^T / (N (r^2 + eps))) / sqrt(r^2 + eps)`` with a projection P, of norm ``1 / sqrt(r^2 + eps)`` if there is a
+    direction orthogonal to x.
     """
     t = data(x)
     over = tuple(d % t.ndim for d in dims)
@@ -47,8 +47,7 @@ def inverse_root(x: NormedTensor, dims: ed.Dims, eps: float, is_centred: bool, g
         over = (t.ndim - 1,)
     if is_centred:
         t = t - t.mean(over, keepdim=True)
-    smallest = t.square().mean(over).amin()
-    return (smallest + eps).rsqrt().to(NORM_DTYPE)
+    return t.square().mean(over).amin().to(NORM_DTYPE)
 
 
 def softmax(x: NormedTensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,17 +21,43 @@ from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._local import data, inverse_root, is_local
+from thunder_norm.rules._local import data, is_local, smallest_mean_square
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times
 
 
-def normalized(input: RMSTensor, dims: ed.Dims, eps: float, is_centred: bool, groups: int = 1) -> RMSTensor:
-    """The rule's result for ``x / sqrt(mean x^2 + eps)`` over `dims` in `groups`, x minus its mean there if `is_centred`.
+@dataclass(frozen=True)
+class Divisor:
+    """What a normalization divides by, ``max(sqrt(q + eps) + shift, floor)`` at a mean square q; none is negative.
 
-    input: RMS over E (converted to E and `dims`, for free);  output: the same
-    Value:        n / sqrt(n^2 + eps), n = |x|   (concave in the mean square, hence also for a mean over several groups)
-    Sensitivity:  1 / sqrt(eps)                  (the Jacobian (I - x x^T / (N (r^2 + eps))) / sqrt(r^2 + eps) at x = 0)
-    Local:        1 / sqrt(r^2 + eps) of the group with the smallest mean square r^2 of the data (centred if x is)
+    With r^2 = q it is between its value at 0 and r plus that, and ``q / divisor(q)^2`` increases and is concave in q: its derivative
+    ``(eps / sqrt(q + eps) + shift) / divisor^3``, and ``1 / floor^2`` before, decreases.
+    """
+
+    eps: float
+    shift: float = 0.0
+    floor: float = 0.0
+
+    @property
+    def smallest(self) -> float:
+        """Its value at 0."""
+        return max(math.sqrt(self.eps) + self.shift, self.floor)
+
+    def at(self, mean_square: torch.Tensor) -> torch.Tensor:
+        """Its value."""
+        q = mean_square + self.eps
+        is_positive = q > 0
+        d = torch.where(is_positive, torch.where(is_positive, q, torch.ones_like(q)).sqrt(), q)  # no infinite slope at 0
+        d = d + self.shift if self.shift else d
+        return d.clamp(min=self.floor) if self.floor else d
+
+
+def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bool, groups: int = 1) -> RMSTensor:
+    """The rule's result for ``x / divisor(mean x^2)`` over `dims` in `groups`, x minus its mean there if `is_centred`.
+
+    input: RMS over E (converted to E and `dims`, for free);  output: the same;  g = divisor, sqrt(q + eps) mostly
+    Value:        n / g(n^2), n = |x|            (concave in the mean square, hence also for a mean over several groups)
+    Sensitivity:  1 / g(0), 1 / sqrt(eps) mostly (the Jacobian (I - x x^T g' / (N r g)) / g at x = 0)
+    Local:        1 / g(r^2) of the group with the smallest mean square r^2 of the data (centred if x is)
     Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom.  Mode "modula": 1.
     """
     elem_dims = tuple(sorted({*input.elem_dims, *dims}))
@@ -38,18 +65,19 @@ def normalized(input: RMSTensor, dims: ed.Dims, eps: float, is_centred: bool, gr
     count = ed.numel(input.shape, dims) // groups
     if count <= is_centred:  # a number minus itself
         return rms(n - n, elem_dims, sensitivity={"input": 0})
-    root = (n.square() + eps).sqrt()
-    lipschitz: Constant = 1 / math.sqrt(eps) if eps > 0 else math.inf
+    length = divisor.at(n.square())
+    size = n / length if divisor.smallest else (n > 0).to(n.dtype) + (n - n)  # a NaN stays one
+    lipschitz: Constant = 1 / divisor.smallest if divisor.smallest > 0 else math.inf
     freedom = count - is_centred
     if current_mode() == "modula":
         lipschitz = 1.0
     elif current_mode() == "typical" and freedom > 2:
-        lipschitz = math.sqrt((freedom - 1) / (freedom - 2)) / root
+        lipschitz = math.sqrt((freedom - 1) / (freedom - 2)) / length
     elif is_local(input):
-        return rms(n / root, elem_dims, sensitivity={"input": inverse_root(input, dims, eps, is_centred, groups)})
+        lipschitz = 1 / divisor.at(smallest_mean_square(input, dims, is_centred, groups))
     if isinstance(lipschitz, float) and math.isinf(lipschitz):
         raise NormMismatchError("a normalization with eps = 0 has no Lipschitz constant and may divide by zero: use eps > 0")
-    return rms(n / root, elem_dims, sensitivity={"input": lipschitz})
+    return rms(size, elem_dims, sensitivity={"input": lipschitz})
 
 
 def _affine(
@@ -100,7 +128,7 @@ def layer_norm(
     Sensitivity:  |g| / sqrt(eps) (attained at constant x),  v,  1
     """
     dims = tuple(range(-len(normalized_shape), 0))
-    return _affine(normalized(input, dims, eps, is_centred=True), weight, bias, input.shape, dims)
+    return _affine(normalized(input, dims, Divisor(eps), is_centred=True), weight, bias, input.shape, dims)
 
 
 @normed_op(torch.ops.aten.native_layer_norm.default).register_norm(**_LIFT_BIAS)
@@ -123,7 +151,7 @@ def rms_norm(
     """
     dims = tuple(range(-len(normalized_shape), 0))
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return _affine(normalized(input, dims, eps, is_centred=False), weight, None, input.shape, dims)
+    return _affine(normalized(input, dims, Divisor(eps), is_centred=False), weight, None, input.shape, dims)
 
 
 @normed_op(torch.ops.aten._fused_rms_norm.default).register_norm
@@ -152,7 +180,7 @@ def group_norm(
     Sensitivity:  |g| / sqrt(eps),  v,  1
     """
     dims = tuple(range(_channel(input), 0))
-    x = normalized(input, dims, eps, is_centred=True, groups=num_groups)
+    x = normalized(input, dims, Divisor(eps), is_centred=True, groups=num_groups)
     return _affine(x, weight, bias, input.shape, (_channel(input),))
 
 
@@ -172,7 +200,7 @@ def _native_group_norm(
 
 
 def _over_batch(input: RMSTensor, dims: ed.Dims, weight: LinfTensor | None, bias: RMSTensor | None, eps: float) -> RMSTensor:
-    return _affine(normalized(input, dims, eps, is_centred=True), weight, bias, input.shape, (_channel(input),), True)
+    return _affine(normalized(input, dims, Divisor(eps), is_centred=True), weight, bias, input.shape, (_channel(input),), True)
 
 
 def _fixed(

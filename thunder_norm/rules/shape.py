@@ -82,7 +82,7 @@ def _reshaped_entries(x: RMSToRMSTensor, shape: Sequence[int]) -> RMSTensor:
     return rms(entries.norm_size, dims, sensitivity={"input": c})
 
 
-def _inferred(shape: Sequence[int], numel: int) -> tuple[int, ...]:
+def inferred(shape: Sequence[int], numel: int) -> tuple[int, ...]:
     """`shape` with its -1 replaced by the size that is left."""
     if any(not isinstance(n, int) for n in shape):
         raise NormMismatchError(f"a view of another dtype, or a shape that is not of numbers: {tuple(shape)}")
@@ -100,7 +100,7 @@ def reshape(input: NormedTensor, *shape: Any, **named: Any) -> NormedTensor:
     Value:       n, sensitivity 1: see `reshaped` for elem_dims and for operators
     Source:      the entries of a merged group are at most averaged over more of them
     """
-    return reshaped(input, _inferred(sizes_of(shape, named), input.numel()))
+    return reshaped(input, inferred(sizes_of(shape, named), input.numel()))
 
 
 @normed_op(torch.Tensor.view_as).register_norm(allow_plain_tensors=True)
@@ -136,7 +136,7 @@ def ravel(input: NormedTensor) -> NormedTensor:
 def unflatten(input: NormedTensor, dim: int, sizes: Sequence[int]) -> NormedTensor:
     """One dimension as several: `reshape`."""
     dim %= input.ndim
-    return reshaped(input, (*input.shape[:dim], *_inferred(sizes, input.shape[dim]), *input.shape[dim + 1 :]))
+    return reshaped(input, (*input.shape[:dim], *inferred(sizes, input.shape[dim]), *input.shape[dim + 1 :]))
 
 
 # -- permutations ---------------------------------------------------------------------------------------------------------

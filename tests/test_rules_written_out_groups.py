@@ -1,0 +1,343 @@
+"""Normalizations in any spelling: the bound follows from what a program computes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.seeds import seeded
+from thunder_norm import build_norm_map, norm_report, rules  # noqa: F401
+from thunder_norm.audit import Ball, check, search
+from thunder_norm.core.context import norm_mode, norm_sensitivity
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.transforms import NormTransform
+
+EPS, SHIFT, FLOOR = 1e-3, 0.02, 0.3
+FEW = {"steps": 12, "seed": seeded(), "restarts": 4}
+Spelled = Callable[..., torch.Tensor]
+
+
+def _count(x, dims):
+    return math.prod(x.shape[d] for d in dims)
+
+
+def _moved_to_end(t, dims):
+    return t.movedim(dims, tuple(range(-len(dims), 0)))
+
+
+# -- a generator of spellings ---------------------------------------------------------------------------------------------
+
+MEANS: dict[str, Spelled] = {
+    "mean": lambda t, dims: t.mean(dims, keepdim=True),
+    "sum / n": lambda t, dims: t.sum(dims, keepdim=True) / _count(t, dims),
+    "sum * n**-1": lambda t, dims: _count(t, dims) ** -1 * torch.sum(t, dim=dims, keepdim=True),
+    "one after the other": lambda t, dims: _kept(t.mean(dims), t, dims),
+    "in double": lambda t, dims: t.double().mean(dims, keepdim=True),
+}
+SQUARES: dict[str, Spelled] = {
+    "pow": lambda t: t.pow(2),
+    "**": lambda t: t**2.0,
+    "square": lambda t: t.square(),
+    "t * t": lambda t: t * t,
+    "of the negative": lambda t: (-t).pow(2),
+    "halves": lambda t: (t / 2) ** 2 * 4,
+    "in double": lambda t: t.double().square(),
+    "of a copy": lambda t: t * t.clone(),
+}
+CENTRED: dict[str, Spelled] = {
+    "x - m": lambda x, m: x - m,
+    "-(m - x)": lambda x, m: -(m - x),
+    "add alpha": lambda x, m: torch.add(x, m, alpha=-1),
+    "shifted": lambda x, m: (x + 1.0) - (m + 1.0),
+    "2 x - 2 m": lambda x, m: (2 * x - 2 * m) * 0.5,
+}
+VARIANCES: dict[str, Spelled] = {
+    "var": lambda x, dims: x.var(dims, unbiased=False, keepdim=True),
+    "correction": lambda x, dims: torch.var(x, dims, correction=0, keepdim=True),
+    "std squared": lambda x, dims: x.std(dims, correction=0, keepdim=True) ** 2,
+    "var_mean": lambda x, dims: torch.var_mean(x, dims, correction=0, keepdim=True)[0],
+    "unbiased, corrected": lambda x, dims: x.var(dims, keepdim=True) * ((_count(x, dims) - 1) / _count(x, dims)),
+    "m2 - m1^2": lambda x, dims: x.square().mean(dims, keepdim=True) - x.mean(dims, keepdim=True) ** 2,
+}
+LENGTHS: dict[str, Spelled] = {
+    "norm": lambda t, dims: t.norm(dim=dims, keepdim=True) / math.sqrt(_count(t, dims)),
+    "vector_norm": lambda t, dims: torch.linalg.vector_norm(t, dim=dims, keepdim=True) * _count(t, dims) ** -0.5,
+}
+ROOTS: dict[str, Spelled] = {"sqrt": torch.sqrt, "pow": lambda q: q**0.5, "of 4 q": lambda q: (4 * q).sqrt() / 2}
+BEHIND: dict[str, Spelled] = {
+    "nothing": lambda r: r,
+    "shift": lambda r: r + SHIFT,
+    "shift before": lambda r: SHIFT + r,
+    "clamp": lambda r: r.clamp(min=FLOOR),
+    "clamp_min": lambda r: torch.clamp_min(r, FLOOR),
+}
+QUOTIENTS: dict[str, Spelled] = {
+    "/": lambda t, r: t / r,
+    "inverse": lambda t, r: t * (1 / r),
+    "reciprocal": lambda t, r: r.reciprocal() * t,
+    "** -1": lambda t, r: r**-1 * t,
+    "expanded": lambda t, r: t / r.expand_as(t),
+    "three halves": lambda t, r: (1.5 * t) / r / 1.5,
+}
+
+
+def _kept(m, t, dims):
+    """Dimensions of size 1 put back, in one of several ways."""
+    for d in sorted(d % t.ndim for d in dims):
+        m = m.unsqueeze(d)
+    return m
+
+
+@dataclass
+class Program:
+    """One spelling, and what it computes: x, minus its mean if `is_centred`, over max(sqrt(mean square + eps) + shift, floor)."""
+
+    seed: int
+
+    def __post_init__(self):
+        pick = random.Random(self.seed)
+        self.dims = pick.choice([(-1,), (-2, -1), (1,), (1, 2)])
+        self.is_centred = pick.random() < 0.6
+        self.is_length = not self.is_centred and pick.random() < 0.3
+        self.eps = pick.choice([EPS, 4 * EPS])
+        self.spelled = {
+            name: pick.choice(sorted(table))
+            for name, table in (
+                ("mean", MEANS), ("square", SQUARES), ("centred", CENTRED), ("variance", VARIANCES), ("root", ROOTS),
+                ("behind", BEHIND), ("quotient", QUOTIENTS), ("length", LENGTHS),
+            )
+        }  # fmt: skip
+        self.by_variance = self.is_centred and pick.random() < 0.5
+        if self.is_length and self.spelled["behind"] == "nothing":  # it needs something to be away from 0
+            self.spelled["behind"] = "shift"
+
+    def __repr__(self):
+        return f"{self.seed}: over {self.dims}, " + ", ".join(f"{k} {v!r}" for k, v in self.spelled.items())
+
+    def __call__(self, x):
+        say, dims = self.spelled, self.dims
+        t = CENTRED[say["centred"]](x, MEANS[say["mean"]](x, dims)) if self.is_centred else x
+        if self.is_length:
+            root = LENGTHS[say["length"]](t, dims)
+        else:
+            square = (
+                VARIANCES[say["variance"]](x, dims) if self.by_variance else MEANS[say["mean"]](SQUARES[say["square"]](t), dims)
+            )
+            root = ROOTS[say["root"]](square + self.eps)
+        return QUOTIENTS[say["quotient"]](t, BEHIND[say["behind"]](root))
+
+    def divisor(self, r):
+        """By hand: what x is divided by where its mean square is r^2."""
+        d = math.sqrt(r**2 + (0 if self.is_length else self.eps))
+        d += SHIFT if "shift" in self.spelled["behind"] else 0
+        return max(d, FLOOR) if "clamp" in self.spelled["behind"] else d
+
+    def by_hand(self, x):
+        """What it computes, in one way."""
+        t = x - x.mean(self.dims, keepdim=True) if self.is_centred else x
+        q = t.square().mean(self.dims, keepdim=True)
+        d = (q + (0 if self.is_length else self.eps)).sqrt()
+        d = d + SHIFT if "shift" in self.spelled["behind"] else d
+        return t / (d.clamp(min=FLOOR) if "clamp" in self.spelled["behind"] else d)
+
+
+PROGRAMS = [Program(seeded(i)) for i in range(120)]
+
+
+def normed(n, dims, shape=(2, 3, 4), kind=RMSTensor):
+    t = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(0)))
+    return kind(n, backing=t * (n / t.abs().amax()), elem_dims=() if kind is LinfTensor else dims, perturbation_size=1.0)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=repr)
+def test_bound_is_that_of_what_is_computed(program):
+    for kind in (RMSTensor, LinfTensor):
+        x = normed(0.7, program.dims, kind=kind)
+        y = program(x)
+        torch.testing.assert_close(y.backing, program.by_hand(x.backing), rtol=1e-9, atol=1e-12)
+        assert y.norm_size.item() == pytest.approx(0.7 / program.divisor(0.7), rel=1e-9)
+        assert y.perturbation_size.item() == pytest.approx(1 / program.divisor(0), rel=1e-9)
+
+
+@pytest.mark.parametrize("program", PROGRAMS[:12], ids=repr)
+def test_bound_holds(program):
+    check(program, [Ball("x", RMSTensor, (2, 3, 2), 0.4, elem_dims=program.dims)], tight=0, **FEW)
+
+
+@pytest.mark.parametrize("program", PROGRAMS[12:24], ids=repr)
+def test_local_sensitivity_is_that_of_the_smallest_group(program):
+    x = normed(0.7, program.dims)
+    with norm_sensitivity("local"):
+        y = program(x)
+    t = x.backing - x.backing.mean(program.dims, keepdim=True) if program.is_centred else x.backing
+    smallest = t.square().mean(program.dims).sqrt().amin().item()
+    assert y.perturbation_size.item() == pytest.approx(1 / program.divisor(smallest), rel=1e-6)
+
+
+@pytest.mark.parametrize("program", PROGRAMS[24:36], ids=repr)
+def test_typical_and_modula_modes_are_those_of_a_normalization(program):
+    with norm_mode("modula"):
+        y = program(normed(1.0, program.dims))
+    assert y.norm_size.item() == 1.0
+    assert y.perturbation_size.item() == pytest.approx(1.0)
+    with norm_mode("typical"):
+        y = program(normed(0.7, program.dims, shape=(4, 16, 9)))
+    assert y.perturbation_size.item() == pytest.approx(1 / program.divisor(0.7), rel=0.1)
+
+
+# -- programs with mistakes in them ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Mistaken(Program):
+    """A spelling of which a part is done to another tensor, over other dimensions, or put beside the wrong entries."""
+
+    def __call__(self, x):
+        pick = random.Random(self.seed + 1)
+        say, dims = self.spelled, self.dims
+        other = pick.choice([(-1,), (-2,), (-2, -1), dims])
+        source = pick.choice([x, x.flip(-1), x + 0.3, x.transpose(-1, -2), torch.relu(x), x])
+        t = CENTRED[say["centred"]](x, MEANS[say["mean"]](source, other)) if self.is_centred else pick.choice([x, source])
+        square = SQUARES[say["square"]](pick.choice([t, source]))
+        # without keepdim, on a cube, the numbers broadcast beside other entries than their group's
+        where = pick.choice([dims, other])
+        q = square.mean(where[0]) if pick.random() < 0.5 else MEANS[say["mean"]](square, where)
+        if pick.random() < 0.3:
+            q = q.transpose(-1, -2)
+        root = ROOTS[say["root"]](q * pick.choice([1, 3]) + self.eps * 100)
+        y = QUOTIENTS[say["quotient"]](pick.choice([t, source, t * 2 - x]), BEHIND[say["behind"]](root))
+        return y
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_programs_with_mistakes_are_sound_or_refused(seed):
+    program = Mistaken(seeded(seed))
+    ball = Ball("x", RMSTensor, (3, 3, 3), 0.4, elem_dims=random.Random(seed).choice([(-1,), program.dims, (-3, -2, -1)]))
+    try:
+        found = search(program, [ball], sensitivity=True, steps=8, restarts=2, seed=seeded(seed))
+    except NormMismatchError:
+        return
+    assert found.is_sound, (program, found)
+
+
+# -- other forms ----------------------------------------------------------------------------------------------------------
+
+
+def einsum(x):
+    return x * torch.rsqrt(torch.einsum("...d,...d->...", x, x)[..., None] / x.shape[-1] + EPS)
+
+
+def einsum_named(x):
+    return x / torch.sqrt(torch.einsum("abc, abc -> ab", x, x).unsqueeze(2) / x.shape[-1] + EPS)
+
+
+def viewed(x):
+    return x * (x.pow(2).mean(-1).reshape(*x.shape[:2], 1) + EPS).pow(-0.5)
+
+
+def squeezed(x):
+    return x / (x.norm(dim=-1, keepdim=True).squeeze(-1).div(x.shape[-1] ** 0.5).square() + EPS).sqrt()[:, :, None]
+
+
+def at_the_end(x):
+    return torch.mul(torch.reciprocal((x * x).mean((-1,), True).add(EPS).sqrt()), x)
+
+
+def detached(x):
+    return x / (x.detach().pow(2).mean(-1, keepdim=True) + EPS).sqrt()
+
+
+@pytest.mark.parametrize("call", [einsum, einsum_named, viewed, squeezed, at_the_end, detached], ids=lambda f: f.__name__)
+def test_other_ways_to_have_one_number_for_each_group(call):
+    y = call(normed(0.7, (-1,)))
+    assert y.norm_size.item() == pytest.approx(0.7 / math.sqrt(0.49 + EPS))
+    assert y.perturbation_size.item() == pytest.approx(1 / math.sqrt(EPS))
+
+
+def test_whole_tensor_and_leading_dimensions():
+    x = normed(0.7, (-3, -2, -1))
+    y = (x - x.mean()) / (x.std(unbiased=False) + SHIFT)
+    assert y.perturbation_size.item() == pytest.approx(1 / SHIFT)
+    x = normed(0.7, (-3,))
+    y = x / (x.square().mean(0) + EPS).sqrt()
+    assert y.perturbation_size.item() == pytest.approx(1 / math.sqrt(EPS))
+
+
+def test_low_precision_divisor_claims_its_rounding():
+    x = normed(0.7, (-1,))
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS).to(torch.bfloat16)
+    y = x * scale
+    assert 0.7 / math.sqrt(0.49 + EPS) < y.norm_size.item() < 1.005 * 0.7 / math.sqrt(0.49 + EPS)
+    assert RMSTensor.of(y.backing).norm_size <= y.norm_size
+
+
+def test_division_by_a_length_that_may_be_zero_is_refused_but_not_where_the_data_says_how_small_it_is():
+    def unguarded(x):
+        return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
+
+    x = normed(0.7, (-1,))
+    with pytest.raises(NormMismatchError, match="may be 0|may divide by zero"):
+        unguarded(x)
+    with norm_sensitivity("local"):
+        y = unguarded(x)
+    smallest = x.backing.std(-1, unbiased=False).amin().item() * math.sqrt(4 / 3)
+    assert y.norm_size.item() == pytest.approx(math.sqrt(3 / 4))
+    assert y.perturbation_size.item() == pytest.approx(1 / smallest)
+
+
+def test_lengths_and_variances_move_with_x():
+    """A length is 1-Lipschitz, whatever is computed of it; a root of a mean square alone has an infinite slope at 0."""
+    x = normed(0.7, (-1,))
+    y = (x * x).sum(-1, keepdim=True).sqrt()
+    assert y.norm_size.item() == pytest.approx(0.7 * 2)
+    assert y.perturbation_size.item() == pytest.approx(2)
+    y = (x.var(-1, unbiased=False) + EPS).sqrt()
+    assert y.perturbation_size.item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "call, balls",
+    [
+        (lambda x: (x * x).sum(-1).sqrt(), (2, 3)),
+        (lambda x: (x.square().mean((-2, -1)) + EPS).rsqrt(), (2, 3)),
+        (lambda x: (x.square().mean(-1) - x.mean(-1) ** 2 + EPS).sqrt(), (2, 3)),
+        (lambda x: x.mean(-1) ** 2 + x.square().mean(-1), (2, 3)),
+        (lambda x: (x.var(-1) + 1).clamp(min=1.1), (2, 3)),
+    ],
+)
+@pytest.mark.parametrize("dims", [(-1,), (-2,), (-2, -1)])
+def test_numbers_of_groups_are_bounded(call, balls, dims):
+    check(call, [Ball("x", RMSTensor, balls, 0.5, elem_dims=dims)], tight=0, **FEW)
+
+
+class Net(torch.nn.Module):
+    """A normalization between two layers."""
+
+    def __init__(self, f):
+        super().__init__()
+        self.a, self.f, self.b = torch.nn.Linear(8, 8), f, torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.b(self.f(self.a(x)))
+
+
+@pytest.mark.parametrize("program", [Program(seeded(200 + i)) for i in range(3)], ids=repr)
+def test_traced_eager_and_norm_map_agree(program):
+    import thunder
+
+    torch.manual_seed(seeded(1))
+    model, x = Net(program), torch.randn(4, 8, 8)
+    eager = norm_report(build_norm_map(model, x, parameters="measured"), RMSTensor.of(x))
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    torch.testing.assert_close(jitted(x), model(x))
+    traced = norm_report(jitted, RMSTensor.of(x))
+    on_meta = build_norm_map(model, torch.empty(4, 8, 8, device="meta"), parameters="measured")(RMSTensor.of(x))
+    assert list(traced)[-1].norm_size == pytest.approx(list(eager)[-1].norm_size, rel=1e-5)
+    assert float(on_meta.norm_size) == pytest.approx(list(eager)[-1].norm_size, rel=1e-5)
+    assert on_meta.norm_size >= RMSTensor.of(model(x), elem_dims=on_meta.elem_dims).norm_size
