@@ -78,8 +78,13 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
         _norm(lambda x: F.group_norm(x.unflatten(-1, (2, 8)), 1, eps=1e-5)),
         _norm(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)),
     ],
-    "powers.pow": [Sampled(lambda x: x**3, sizes=((0.5,), (2.0,))), Sampled(lambda x: x**4, sizes=((1.0,),))],
-    "mean_square._square": [Sampled(torch.square), Sampled(lambda x: x * x), Sampled(lambda x: x**2)],
+    "powers.pow": [
+        Sampled(lambda x: x**3, sizes=((0.5,), (2.0,))),
+        Sampled(lambda x: x**4, sizes=((1.0,),)),
+        Sampled(torch.square),
+        Sampled(lambda x: x * x),
+        Sampled(lambda x: x**2),
+    ],
     # the gain of the largest of several is 1: it moves with one of them
     "reductions._extremum": [Sampled(lambda x: x.amax(-1), ((9,),)), Sampled(lambda x: x.amin((-1, -2)), ((2, 3),))],
     "pooling._maximum": [

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm import L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.audit import Ball, Case
 
 aten = torch.ops.aten
@@ -68,6 +68,7 @@ CASES = [
     Case("alpha_dropout without training", lambda a: torch.alpha_dropout(a, 0.5, False), (x(3, 4),)),
     Case("feature_alpha_dropout without training", lambda a: torch.feature_alpha_dropout(a, 0.5, False), (x(3, 4),)),
     Case("as another dtype", lambda a: torch.ops.prims.convert_element_type.default(a, torch.float64), (x(3, 4),)),
+    Case("as another dtype, L2", lambda a: torch.ops.prims.convert_element_type.default(a, torch.float64), (x(3, 4, kind=L2Tensor),)),
     Case("distinct rows", lambda a: aten.unique_dim.default(a, 0)[0], (x(3, 4),), options={"sensitivity": False}),
     *[
         Case(f"{f.__name__}", lambda a, f=f, n=n: f(a, [2] * n, return_indices=True)[0], (ball,))

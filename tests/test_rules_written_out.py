@@ -59,6 +59,14 @@ def halved(x):
     return y * y.sigmoid() * 3
 
 
+def by_function(x):
+    return torch.mul(x, torch.mul(0.5, 1.0 + torch.erf(x / math.sqrt(2.0))))
+
+
+def of_half_the_gate(x):
+    return 2 * x * (torch.sigmoid(x) / 2)
+
+
 def tanh_gelu(x):
     return F.gelu(x, approximate="tanh")
 
@@ -70,6 +78,8 @@ ACTIVATIONS = [
     (by_square, tanh_gelu),
     (erf, F.gelu),
     (by_name, F.gelu),
+    (by_function, F.gelu),
+    (of_half_the_gate, F.silu),
     (scaled_erf, lambda x: F.gelu(x * 2)),
     (quick, lambda x: F.silu(x * 1.702) / 1.702),
     (swish, F.silu),

@@ -12,7 +12,7 @@ import torch
 
 from tests.seeds import seeded
 from thunder_norm import build_norm_map, norm_report, rules  # noqa: F401
-from thunder_norm.audit import Ball, check, search
+from thunder_norm.audit import Ball, Case, check, search
 from thunder_norm.core.context import norm_mode, norm_sensitivity
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError
@@ -258,6 +258,79 @@ def test_other_ways_to_have_one_number_for_each_group(call):
     y = call(normed(0.7, (-1,)))
     assert y.norm_size.item() == pytest.approx(0.7 / math.sqrt(0.49 + EPS))
     assert y.perturbation_size.item() == pytest.approx(1 / math.sqrt(EPS))
+
+
+def by_copies(x):
+    q = x.double().clone().square().mean(-1, keepdim=True) + EPS
+    return x.detach() / q.to(torch.float64).type(torch.float64).sqrt().contiguous()
+
+
+def by_views(x):
+    q = torch.squeeze(x.square().mean(-1, keepdim=True), -1).view(-1, 1).view_as(torch.empty(*x.shape[:-1], 1))
+    q = torch.rsub(torch.rsub(q, 1.0), 1.0 + EPS).reshape_as(q)[..., :]
+    return x * q.pow(-0.5).broadcast_to(x.shape)
+
+
+def by_difference(x):
+    y = torch.rsub(x.mean(-1, keepdim=True), x)
+    return y / (x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True).square() + EPS).sqrt().expand(x.shape)
+
+
+def by_parts(x):
+    variance, m = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return torch.sub(x, m, alpha=1) * torch.rsqrt(variance.type_as(x) - (-EPS)).expand(-1, x.shape[-1])
+
+
+def by_deviation(x):
+    deviation, m = torch.std_mean(x, -1, unbiased=False, keepdim=True)
+    return -(m - x) * torch.reciprocal(torch.clamp_min(deviation, 0.1))
+
+
+def by_length(x):
+    return x / torch.linalg.norm(x, dim=-1, keepdim=True).div(x.shape[-1] ** 0.5).clamp(min=0.1)
+
+
+def by_norm(x):
+    return x * (1 / (torch.norm(x, 2, -1).unsqueeze(0).squeeze(0)[:, None] * x.shape[-1] ** -0.5 + 0.1))
+
+
+def by_vector_norm(x):
+    return x / (0.1 + torch.linalg.vector_norm(x, dim=(-1,)).reshape(-1, 1) / x.shape[-1] ** 0.5).expand_as(x)
+
+
+def by_half(x):
+    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt().bfloat16().float().half().double()
+
+
+def by_aten(x):
+    aten = torch.ops.aten
+    q = aten.alias(x).square().mean(-1, keepdim=True)
+    inverse = torch.rsqrt(torch.alias_copy(aten._to_copy(torch.ops.prims.convert_element_type(q, torch.float64))) + EPS)
+    return x * inverse
+
+
+WHOLE = [
+    by_copies, by_views, by_difference, by_parts, by_deviation, by_length, by_norm, by_vector_norm, by_aten, einsum, einsum_named,
+]  # fmt: skip
+CASES = [
+    Case(f.__name__, f, (Ball("x", RMSTensor, (1, 2, 3) if "einsum" in f.__name__ else (2, 3), 0.4),), 0.0, FEW)
+    for f in (*WHOLE, by_half)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_bound_of_each_way_holds(case):
+    case.check(seeded())
+
+
+@pytest.mark.parametrize("call", WHOLE[:-2], ids=lambda f: f.__name__)
+def test_each_way_has_the_bound_of_the_whole(call):
+    y = call(normed(0.7, (-1,), shape=(3, 4)))
+    shift, floor, eps = ((0.1, 0, 0), (0, 0.1, 0), (0, 0, EPS))[
+        0 if call in (by_norm, by_vector_norm) else 1 if call in (by_deviation, by_length) else 2
+    ]
+    assert y.norm_size.item() == pytest.approx(0.7 / max(math.sqrt(0.49 + eps) + shift, floor))
+    assert y.perturbation_size.item() == pytest.approx(1 / max(math.sqrt(eps) + shift, floor))
 
 
 def test_whole_tensor_and_leading_dimensions():
