@@ -13,7 +13,7 @@ from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.constants import Constants
 from thunder_norm.norms.inference import NormSpec
-from thunder_norm.norms.lifting import Lifting, Otherwise
+from thunder_norm.norms.lifting import Lifting, Otherwise, memory_of
 from thunder_norm.norms.parameters import Derived, Policy, derived_norm
 
 
@@ -76,8 +76,8 @@ class EagerLifting(Lifting):
         if self._num_indexed != len(self.derived) + 1:
             self._num_indexed = len(self.derived) + 1
             originals = [*self.tensors.values(), *(t for t, _ in self.derived.values())]
-            self._by_memory = {_memory(v): v for v in reversed(originals)}
-        return self._by_memory.get(_memory(t), t)
+            self._by_memory = {memory_of(v): v for v in reversed(originals)}
+        return self._by_memory.get(memory_of(t), t)
 
     def copied(self, func: Callable, t: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """A deep copy; of a parameter, or of a tensor made from parameters, it is made from that."""
@@ -167,10 +167,3 @@ class EagerLifting(Lifting):
         if not is_measured:
             return normed
         return kind._wrap(t, self._measured(t, kind, dims).norm_size, normed.perturbation_size, dims)
-
-
-def _memory(t: torch.Tensor) -> tuple[Any, ...]:
-    """Where a tensor's entries are, and in which order."""
-    if t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
-        return (id(t),)
-    return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype

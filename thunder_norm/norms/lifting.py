@@ -135,8 +135,18 @@ class Lifting:
     # -- what was made from parameters --------------------------------------------------------------------------------
 
     def remember(self, fn: Callable, args: tuple, kwargs: dict, result: Any) -> None:
-        """Note the results of an operation on parameters alone."""
-        self.derived |= {id(t): (t, made) for t, made in derivations(fn, args, kwargs, result)}
+        """Note the results of an operation on parameters alone; a view of a view that has all of a tensor again is that tensor."""
+        for t, made in derivations(fn, args, kwargs, result):
+            whole = self._seen_again(t, made)
+            self.derived[id(t)] = t, made if whole is None else Derived(torch.clone, (whole,), {})
+
+    def _seen_again(self, t: torch.Tensor, made: Derived | None) -> torch.Tensor | None:
+        """The tensor, of those that t was made from one after the other, that has the same entries in the same memory."""
+        while made is not None and len(sources := made.sources()) == 1:
+            if memory_of(sources[0]) == memory_of(t):
+                return sources[0]
+            made = self.derived.get(id(sources[0]), (None, None))[1]
+        return None
 
     def check_known(self, t: torch.Tensor, location: Location) -> None:
         """Refuse a tensor whose values depend on parameters in a way that no rule follows.
@@ -145,6 +155,13 @@ class Lifting:
             MissingNormRuleError: they do, and the norms of those parameters are not that of their data.
         """
         self.unknown.check(t, location)
+
+
+def memory_of(t: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor's entries are, and in which order."""
+    if t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return (id(t),)
+    return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
 
 
 class Unknown:
