@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 
@@ -152,6 +153,10 @@ class Environment:
     def values_of(self, t: torch.Tensor) -> torch.Tensor:
         """A plain tensor with its values, if it is one without (on meta) and they are known."""
         return t
+
+    def range_of(self, t: torch.Tensor) -> Range | None:
+        """Between which numbers the entries of a plain tensor are, where that is known without looking at them."""
+        return None
 
     def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
         """Called before a rule runs, with the call's arguments, and those by name: as they were given, as the rule gets them."""

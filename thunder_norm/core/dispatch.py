@@ -24,6 +24,7 @@ from thunder_norm.core.context import (
 from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call
@@ -178,7 +179,22 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     call = body if isinstance(func, NormedOp) else lambda *a, **k: run_real(body, a, k)
     real = call(*unwrap(args), **unwrap(kwargs))
     with perturbations_recorded():
-        return _attach(op, rule, prepared, _handing_on(result, sizes, followed), real, args, kwargs)
+        out = _attach(op, rule, prepared, _handing_on(result, sizes, followed), real, args, kwargs)
+    if op.range_rule is not None:
+        found = op.range_rule(args, kwargs, range_of)
+        for x in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(x, NormedTensor):
+                x._range = found
+    return out
+
+
+def range_of(value: Any) -> Range | None:
+    """Between which numbers an argument is, or its entries are: that of a number is the number."""
+    if isinstance(value, NormedTensor):
+        return value._range
+    if isinstance(value, torch.Tensor):
+        return current_environment().range_of(value)
+    return Range(value, value) if isinstance(value, int | float) else None
 
 
 def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:

@@ -19,6 +19,7 @@ import torch
 from thunder_norm.core import conversions
 from thunder_norm.core.context import Mode, check_mode, current_mode, lift
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.running import runner
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
@@ -224,6 +225,10 @@ def _named_values(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+# From a call's arguments, and what gives the range of one of them, to the range of the result, or of each result.
+RangeRule = Callable[[tuple, Mapping[str, Any], Callable[[Any], Range | None]], "Range | None"]
+
+
 class NormedOp:
     """An operation together with its norm rules; calling it runs the rule if an argument is normed, the body otherwise."""
 
@@ -233,6 +238,7 @@ class NormedOp:
         self.key = key
         self.body = body
         self.rules: list[NormRule] = []
+        self.range_rule: RangeRule | None = None
         self.__name__ = getattr(body, "__name__", str(key))
         self.__qualname__ = getattr(body, "__qualname__", self.__name__)
         self.__module__ = getattr(body, "__module__", __name__)
@@ -289,6 +295,11 @@ class NormedOp:
         if unknown:
             raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
         self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when))
+        return rule
+
+    def register_range(self, rule: RangeRule) -> RangeRule:
+        """Register which entries a result has, given those of the arguments; usable as a decorator."""
+        self.range_rule = rule
         return rule
 
     def find(self, args: tuple, kwargs: dict, *, with_conditions: bool = True) -> tuple[NormRule, inspect.BoundArguments] | None:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_any
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.running import runner
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError
 
@@ -58,6 +59,7 @@ class NormedTensor(torch.Tensor):
     _sensitivity: dict[str, Any] | None
     _is_multilinear: bool
     _facts: Any
+    _range: Range | None
 
     norm_formula: ClassVar[str] = ""
 
@@ -123,6 +125,7 @@ class NormedTensor(torch.Tensor):
         self._sensitivity = None
         self._is_multilinear = False
         self._facts = None  # what the rule that made it knows about it beyond its norm, for rules that come next
+        self._range = None  # between which numbers all entries are, whatever the norm
         return self
 
     @classmethod
@@ -215,7 +218,7 @@ class NormedTensor(torch.Tensor):
         """Take over `result`: what an in-place operation means."""
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
-        self._facts = result._facts
+        self._facts, self._range = result._facts, result._range
         return self
 
     def requires_grad_(self, requires_grad: bool = True):

@@ -24,6 +24,8 @@ from typing import Any, Literal
 
 import torch
 
+from thunder_norm.core import dispatch, registry
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, with_details
 from thunder_norm.norms.annotations import Annotation
@@ -147,6 +149,14 @@ class Lifting:
                 return sources[0]
             made = self.derived.get(id(sources[0]), (None, None))[1]
         return None
+
+    def range_of(self, t: torch.Tensor) -> Range | None:
+        """Between which numbers the entries of a tensor made from parameters are, by the operations that made it."""
+        made = self.derived.get(id(t), (None, None))[1]
+        op = None if made is None else registry.find_op(registry.key_of(made.fn))
+        if made is None or op is None or op.range_rule is None:
+            return None
+        return op.range_rule(made.args, made.kwargs, dispatch.range_of)
 
     def check_known(self, t: torch.Tensor, location: Location) -> None:
         """Refuse a tensor whose values depend on parameters in a way that no rule follows.

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thunder_norm.core import context, dispatch, registry
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.lifting import Lifting
@@ -34,7 +35,13 @@ class LiftingEnvironment(context.Environment):
         """The normed tensor for a plain one, by the policy."""
         dims = canonical_dims(kind, elem_dims, t.ndim)
         self.lifting.check_known(t, self.user_location)
-        return self.lift_over(t, kind, dims)
+        normed = self.lift_over(t, kind, dims)
+        normed._range = self.range_of(t)
+        return normed
+
+    def range_of(self, t: torch.Tensor) -> Range | None:
+        """Between which numbers the entries of a tensor made from parameters are, by the operations that made it."""
+        return self.lifting.range_of(t)
 
     def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The same for canonical elem_dims, and a tensor that may be lifted."""

@@ -129,7 +129,7 @@ def add_integers(input: RMSTensor, other: torch.Tensor, alpha: Number = 1) -> RM
 # -- products -------------------------------------------------------------------------------------------------------------
 
 
-def _product(a: NormedTensor, b: NormedTensor) -> tuple[ed.Dims, float]:
+def product_dims(a: NormedTensor, b: NormedTensor) -> tuple[ed.Dims, float]:
     """elem_dims of ``a b`` and the smallest known c with ``|a b| <= c |a| |b|``, for RMS operands."""
     of_a, of_b = own_dims(a), own_dims(b)
     # mean over of_b of (b^2 mean over of_a of a^2): one of them is a factor of the other's mean
@@ -157,7 +157,7 @@ def _multiply(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     Sensitivity: c |b| to a, c |a| to b, with the same constant c
     Source:      Hoelder's inequality
     """
-    dims, c = _product(input, other)
+    dims, c = product_dims(input, other)
     value = times(input.norm_size * other.norm_size, c)
     return rms(value, dims, sensitivity={"input": times(other.norm_size, c), "other": times(input.norm_size, c)})
 
@@ -175,12 +175,12 @@ def scale_by(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | No
     fits = broadcast(x.shape, gain.shape) == tuple(x.shape) and any(is_constant_along(gain, (d,)) for d in x.elem_dims)
     dims, c, to_entries, kind = own_dims(x), 1.0, 1.0, type(x)
     if isinstance(x, RMSTensor):
-        dims, c = _product(x, gain)
+        dims, c = product_dims(x, gain)
     elif isinstance(x, RMSToRMSTensor) and fits:
         dims = x.elem_dims
     elif isinstance(x, RMSToRMSTensor):
         entries, to_entries = as_kind(x, RMSTensor, x.elem_dims)
-        (dims, c), kind = _product(entries, gain), RMSTensor
+        (dims, c), kind = product_dims(entries, gain), RMSTensor
     c *= to_entries
     sensitivity = {name: times(gain.norm_size, c)}
     if gain_name is not None:
@@ -229,10 +229,10 @@ def integers_mul(input: torch.Tensor, other: NormedTensor) -> NormedTensor:
     return scale_by(other, gain_of(input, other), "other")
 
 
-def _add_product(input: RMSTensor, a: RMSTensor, b: NormedTensor, v: float) -> tuple[torch.Tensor, ed.Dims, tuple]:
+def _addproduct_dims(input: RMSTensor, a: RMSTensor, b: NormedTensor, v: float) -> tuple[torch.Tensor, ed.Dims, tuple]:
     """Value, elem_dims and the three sensitivities of ``input + v a b``."""
     shape = broadcast(input.shape, a.shape, b.shape)
-    dims, c = _product(a, b)
+    dims, c = product_dims(a, b)
     target, (_, to_product) = ed.align(shape, own_dims(input), ed.nontrivial(shape, dims))
     c *= v * spread(to_product)
     to_input = refined(input, target)
@@ -242,7 +242,7 @@ def _add_product(input: RMSTensor, a: RMSTensor, b: NormedTensor, v: float) -> t
 
 def _addcmul(input: RMSTensor, tensor1: RMSTensor, tensor2: RMSTensor, value: Number = 1) -> RMSTensor:
     """t + v a b.  Value |t| + |v| |a b|, sensitivities 1, c |v| |b|, c |v| |a|: `add` of `mul`."""
-    size, dims, constants = _add_product(input, tensor1, tensor2, math.fabs(value))
+    size, dims, constants = _addproduct_dims(input, tensor1, tensor2, math.fabs(value))
     return rms(size, dims, sensitivity=dict(zip(("input", "tensor1", "tensor2"), constants, strict=True)))
 
 
@@ -280,7 +280,7 @@ refuse(normed_op(torch.div), NO_DIVISION)
 def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: Number = 1) -> RMSTensor:
     """t + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
     gain = gain_of(run_real(torch.reciprocal, (tensor2,), {}), tensor1)
-    size, dims, (by_input, by_tensor1, _) = _add_product(input, tensor1, gain, math.fabs(value))
+    size, dims, (by_input, by_tensor1, _) = _addproduct_dims(input, tensor1, gain, math.fabs(value))
     return rms(size, dims, sensitivity={"input": by_input, "tensor1": by_tensor1})
 
 

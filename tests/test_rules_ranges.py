@@ -1,0 +1,225 @@
+"""Which numbers entries can be, and quotients, roots and logarithms of what stays away from 0."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.seeds import seeded
+from thunder_norm import rules  # noqa: F401
+from thunder_norm.audit import Ball, Case, search
+from thunder_norm.core.context import norm_mode
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.ranges import Range, union
+from thunder_norm.errors import NormMismatchError
+
+FEW = {"restarts": 6, "steps": 15, "seed": seeded()}
+INF = math.inf
+
+
+def normed(t, dims=(-1,)):
+    return RMSTensor(1.0, backing=t, elem_dims=dims)
+
+
+# -- arithmetic of ranges -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_arithmetic_of_ranges_contains_that_of_numbers(seed):
+    pick = random.Random(seeded(seed))
+    ends = [-INF, -3.0, -1.0, 0.0, 0.5, 2.0, INF]
+    a, b = (Range(*sorted(pick.sample(ends, 2))) for _ in range(2))
+
+    def inside(r):
+        low, high = max(r.low, -5.0), min(r.high, 5.0)
+        return min(max(pick.uniform(low, high), low), high)
+
+    for _ in range(200):
+        x, y = inside(a), inside(b)
+        results = [(a.plus(b), x + y), (a.times(b), x * y), (a.negative(), -x), (a.scaled(-2.0), -2 * x), (union([a, b]), y)]
+        results += [(a.between(-1, 1), min(max(x, -1), 1))]
+        inverse = a.inverse()
+        assert (inverse is None) == (a.low <= 0 <= a.high)
+        results += [] if inverse is None else [(inverse, 1 / x)]
+        for r, value in results:
+            assert r.low <= value <= r.high
+        assert abs(x) >= a.smallest_modulus
+
+
+def test_ends_that_are_no_numbers_say_nothing():
+    assert Range(math.nan, 1.0) == Range(-INF, 1.0)
+    assert not Range().says_something
+    assert Range(-INF, INF).plus(Range(-INF, INF)) == Range()
+
+
+# -- ranges through programs ----------------------------------------------------------------------------------------------
+
+UNARY = {
+    "exp": torch.exp, "expm1": torch.expm1, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "erf": torch.erf, "abs": torch.abs,
+    "square": torch.square, "neg": torch.neg, "relu": torch.relu, "relu6": F.relu6, "softplus": F.softplus,
+    "softplus of beta": lambda x: F.softplus(x, 3.0), "hardsigmoid": F.hardsigmoid, "logsigmoid": F.logsigmoid,
+    "softmax": lambda x: torch.softmax(x, -1), "log_softmax": lambda x: F.log_softmax(x, dim=0), "cosh": torch.cosh, "sin": torch.sin,
+    "cos": lambda x: torch.cos(input=x), "reciprocal": torch.reciprocal, "sqrt": torch.sqrt, "x + 2": lambda x: x + 2,
+    "1 - x": lambda x: 1 - x, "x - 0.5": lambda x: torch.sub(x, 0.25, alpha=2), "3 x": lambda x: 3 * x, "x / -2": lambda x: x / -2,
+    "clamp": lambda x: x.clamp(-1, 2), "clamp_min": lambda x: torch.clamp_min(x, 0.1), "clamp max": lambda x: x.clamp(max=1.5),
+    "x^2": lambda x: x**2, "x^3": lambda x: x.pow(3), "x^4": lambda x: torch.pow(x, 4.0), "sum": lambda x: x.sum(-1, keepdim=True),
+    "mean": lambda x: x.mean(0, keepdim=True), "amax": lambda x: x.amax(-1, keepdim=True), "view": lambda x: x.reshape(-1),
+    "chunk": lambda x: x.chunk(2)[0], "index": lambda x: x[..., :1], "dropout": lambda x: F.dropout(x, 0.3, True),
+    "fill": lambda x: x.masked_fill(x.backing > 0 if hasattr(x, "backing") else x > 0, -7.0), "x x": lambda x: x * x,
+    "norm": lambda x: x.norm(dim=-1, keepdim=True), "var": lambda x: x.var(-1, unbiased=False, keepdim=True),
+    "clone": torch.clone, "float": lambda x: x.double(), "transpose": lambda x: x.mT, "sort": lambda x: x.sort(-1)[0],
+}  # fmt: skip
+BINARY = {
+    "add": torch.add, "sub": torch.sub, "rsub": lambda a, b: torch.rsub(a, b), "mul": torch.mul, "div": torch.div, "max": torch.maximum,
+    "add 2 b": lambda a, b: torch.add(a, b, alpha=2), "cat": lambda a, b: torch.cat([a, b]), "stack": lambda a, b: torch.stack([a, b]),
+    "where": lambda a, b: torch.where(torch.arange(a.shape[-1]) > 1, a, b),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_entries_of_random_programs_are_in_their_ranges(seed):
+    """Values of the tensors do not matter: they are drawn much larger than any norm says."""
+    pick = random.Random(seeded(seed))
+    generator = torch.Generator().manual_seed(seeded(seed))
+    scale = pick.choice([0.1, 1.0, 5.0])
+    found = [normed(torch.randn(4, 4, dtype=torch.float64, generator=generator) * scale) for _ in range(2)]
+    for _ in range(pick.randint(2, 7)):
+        is_unary = pick.random() < 0.6
+        name = pick.choice(sorted(UNARY if is_unary else BINARY))
+        try:
+            y = UNARY[name](pick.choice(found)) if is_unary else BINARY[name](*pick.choices(found, k=2))
+        except (NormMismatchError, RuntimeError, IndexError):
+            continue
+        if not isinstance(y, RMSTensor) or not y.backing.numel():
+            continue
+        r = y._range or Range()
+        entries = y.backing[~y.backing.isnan()]
+        if entries.numel():
+            assert entries.min() >= r.low - 1e-12 * abs(r.low), (name, r)
+            assert entries.max() <= r.high + 1e-12 * abs(r.high), (name, r)
+        found.append(y)
+
+
+@pytest.mark.parametrize(
+    "call, low, high",
+    [
+        (lambda x: torch.sigmoid(x) + 1, 1, 2),
+        (lambda x: 1 / (1 + x.square()), 0, 1),
+        (lambda x: -(F.softplus(x) + 1), -INF, -1),
+        (lambda x: torch.softmax(x, -1).sum(-1), 0, 4),
+        (lambda x: (torch.relu(x) + 1) * (torch.tanh(x) - 2), -INF, -1),
+        (lambda x: x.abs().clamp(max=3).max(-1)[0], None, None),
+    ],
+)
+def test_ranges_are_as_narrow_as_one_expects(call, low, high):
+    found = call(normed(torch.randn(3, 4, dtype=torch.float64)))._range
+    assert found == (None if low is None else Range(low, high))
+
+
+def test_in_place_operation_has_the_range_of_its_result():
+    y = normed(torch.randn(3, 4)) * 1.0
+    y.square_().add_(1.0)
+    assert y._range == Range(1.0, INF)
+    y.sub_(normed(torch.randn(3, 4)))
+    assert y._range is None
+
+
+# -- rules ----------------------------------------------------------------------------------------------------------------
+
+
+def x(*shape, n=0.7, kind=RMSTensor, dims=None, name="x"):
+    return Ball(name, kind, shape, n, dims)
+
+
+CASES = [
+    Case("1 / (1 + x^2)", lambda a: 1 / (1 + a.square()), (x(2, 3, kind=LinfTensor),), 0.0, FEW),
+    Case("reciprocal", lambda a: torch.reciprocal(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
+    Case("of the negative", lambda a: (-torch.relu(a) - 0.5).reciprocal(), (x(2, 3),), 0.0, FEW),
+    Case("a number over it", lambda a: torch.div(2.0, torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
+    Case("quotient", lambda a, b: a / (b.abs() + 0.5), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
+    Case("quotient, largest entry", lambda a, b: a / (b.abs() + 0.5), (x(2, 3), x(2, 1, name="b", kind=LinfTensor)), 0.9, FEW),
+    Case("quotient, other dims", lambda a, b: a / (b.abs() + 0.5), (x(2, 3), x(2, 3, name="b", dims=(-2,))), 0.0, FEW),
+    Case("gate", lambda a, b: a * torch.sigmoid(b), (x(2, 3), x(2, 3, name="b", n=3.0)), 0.0, FEW),
+    Case("gate first", lambda a, b: torch.tanh(a) * b, (x(2, 3), x(2, 3, name="b", dims=(-2,))), 0.0, FEW),
+    Case("two gates", lambda a, b: torch.tanh(a) * torch.sigmoid(b), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
+    Case("rsqrt", lambda a: torch.rsqrt(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
+    Case("sqrt", lambda a: torch.sqrt(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
+    Case("log", lambda a: torch.log(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
+    Case("log1p", lambda a: torch.log1p(torch.relu(a)), (x(2, 3),), 0.0, FEW),
+    Case("log1p below 0", lambda a: torch.log1p(torch.relu(a) - 0.5), (x(2, 3),), 0.0, FEW),
+    Case("exp of what is negative", lambda a: torch.exp(-F.softplus(a)), (x(2, 3),), 0.0, FEW),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_bound_holds(case):
+    case.check(seeded())
+
+
+def squash(s):
+    """A capsule's, with its own guard."""
+    square = s.square().sum(-1, keepdim=True)
+    return square / (1 + square) * s / torch.sqrt(square + 1e-2)
+
+
+def selective_scan(x):
+    """A state that forgets by exp of a negative number."""
+    state, states = torch.zeros(()), []
+    for t in range(x.shape[0]):
+        state = torch.exp(-F.softplus(x[t])) * state + x[t]
+        states.append(state)
+    return torch.stack(states)
+
+
+def linear_attention(x):
+    """With the feature map elu + 1 replaced by a softplus, and a guard."""
+    q, k = F.softplus(x), F.softplus(-x)
+    return (q @ (k.mT @ x)) / ((q @ k.sum(0).unsqueeze(-1)) + 1.0)
+
+
+def fractions(x):
+    """Of what is never negative, guarded."""
+    p = torch.softmax(x, -1)
+    return p / (p.sum(-1, keepdim=True) + 0.1)
+
+
+@pytest.mark.parametrize("call", [squash, selective_scan, fractions], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", [RMSTensor, LinfTensor])
+def test_programs_are_bounded(call, kind):
+    found = search(call, [x(3, 3, kind=kind)], sensitivity=True, **FEW)
+    assert found.is_sound
+
+
+def test_gate_bounds_a_product():
+    a = RMSTensor(0.7, backing=torch.randn(3, 16), perturbation_size=1.0)
+    y = a * torch.sigmoid(normed(torch.randn(3, 16)))
+    assert y.norm_size.item() == pytest.approx(0.7)
+    assert y.perturbation_size.item() == pytest.approx(1.0)
+
+
+def test_typical_mode_has_its_own_exponential():
+    with norm_mode("typical"):
+        a = torch.exp(-F.softplus(normed(torch.randn(3, 4))))
+        b = torch.exp(RMSTensor(F.softplus(normed(torch.randn(3, 4))).norm_size, backing=torch.randn(3, 4)))
+    assert a.norm_size == b.norm_size
+
+
+def test_parameters_have_the_ranges_of_what_made_them():
+    class Decay(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rate = torch.nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return torch.exp(-torch.exp(self.rate) * F.softplus(x)) * x
+
+    from thunder_norm import build_norm_map
+
+    decay, given = Decay(), RMSTensor(0.7, backing=torch.randn(3, 4))
+    for parameters in ("measured", "unit"):
+        y = build_norm_map(decay, torch.randn(3, 4), parameters=parameters)(given)
+        assert y.norm_size.item() == pytest.approx(0.7)

@@ -1,0 +1,79 @@
+"""Ranges: numbers between which all entries of a tensor are, whatever its norm.
+
+A norm bounds entries from above and says nothing about their sign.  What a program computes often does: a square, an exponential or a
+softmax is never negative, a number added to it keeps it away from 0, and what is divided by it is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`, which may be infinite."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __post_init__(self) -> None:
+        # an end that is no number says nothing
+        object.__setattr__(self, "low", -math.inf if math.isnan(self.low) else self.low)
+        object.__setattr__(self, "high", math.inf if math.isnan(self.high) else self.high)
+
+    @property
+    def says_something(self) -> bool:
+        """Whether a number is not in it."""
+        return self.low > -math.inf or self.high < math.inf
+
+    @property
+    def smallest_modulus(self) -> float:
+        """The modulus of the number in it that is closest to 0."""
+        return max(self.low, -self.high, 0.0)
+
+    @property
+    def largest_modulus(self) -> float:
+        """The largest modulus of a number in it."""
+        return max(-self.low, self.high)
+
+    def image(self, f: Callable[[float], float]) -> Range:
+        """What an increasing function makes of it."""
+        return Range(f(self.low), f(self.high))
+
+    def plus(self, other: Range) -> Range:
+        """Of a sum."""
+        return Range(self.low + other.low, self.high + other.high)
+
+    def negative(self) -> Range:
+        """Of the negative."""
+        return Range(-self.high, -self.low)
+
+    def times(self, other: Range) -> Range:
+        """Of a product."""
+        ends = [_product(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
+        return Range(min(ends), max(ends))
+
+    def inverse(self) -> Range | None:
+        """Of 1 / x, where 0 is not in it."""
+        return Range(1 / self.high, 1 / self.low) if self.smallest_modulus > 0 else None
+
+    def scaled(self, c: float) -> Range:
+        """Of a multiple."""
+        return self.times(Range(c, c))
+
+    def between(self, low: float, high: float) -> Range:
+        """Of a number brought between two others."""
+        return self.image(lambda x: min(max(x, low), high))
+
+
+def union(ranges: Iterable[Range]) -> Range:
+    """The smallest range with all of them in it."""
+    found = list(ranges)
+    return Range(min(r.low for r in found), max(r.high for r in found))
+
+
+def _product(a: float, b: float) -> float:
+    """a b, where 0 times infinity is 0: the ends of a range are limits of numbers."""
+    return 0.0 if a == 0 or b == 0 else a * b

@@ -1,0 +1,401 @@
+"""Which numbers the entries of a result can be, and rules for operations that need to know: quotients, roots and logarithms.
+
+Ranges hold for all tensors of the inputs' norms; what they say of an operation follows from the operation alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.dispatch import range_of
+from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.ranges import Range, union
+from thunder_norm.core.registry import normed_op
+from thunder_norm.rules._facts import unconditional
+from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, refined, rms, scalar, times
+from thunder_norm.rules.binary import product_dims
+
+Of = Callable[[Any], Range | None]
+Known = Range | None
+_ANY = Range()
+_NOT_NEGATIVE = Range(0.0, math.inf)
+_ZERO = Range(0.0, 0.0)
+
+
+def _argument(args: tuple, kwargs: Mapping[str, Any], at: int, *names: str, default: Any = None) -> Any:
+    if len(args) > at:
+        return args[at]
+    return next((kwargs[name] for name in names if name in kwargs), default)
+
+
+def _of_first(f: Callable[[Range], Known]) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+    """The rule of an operation whose result's range follows from that of its first argument."""
+
+    def rule(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+        found = of(_argument(args, kwargs, 0, "input", "self"))
+        result = f(found or _ANY)
+        return result if result is not None and result.says_something else None
+
+    return rule
+
+
+def _register(rule: Callable, ops: Iterable[Callable]) -> None:
+    for op in ops:
+        normed_op(op).register_range(rule)
+
+
+# -- functions of an entry ------------------------------------------------------------------------------------------------
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
+
+
+def _softplus(x: float) -> float:
+    return x + math.log1p(_exp(-x)) if x > 0 else math.log1p(_exp(x))
+
+
+def _root(x: float) -> float:
+    return math.sqrt(max(x, 0.0))
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + _exp(-x))
+
+
+def _even(r: Range, f: Callable[[float], float]) -> Range:
+    """Of a function of the modulus that increases with it."""
+    return Range(f(r.smallest_modulus), f(r.largest_modulus))
+
+
+_OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
+    torch.exp: lambda r: r.image(_exp),
+    torch.expm1: lambda r: r.image(lambda x: _exp(x) - 1),
+    torch.sigmoid: lambda r: r.image(_logistic),
+    torch.tanh: lambda r: r.image(math.tanh),
+    torch.erf: lambda r: r.image(math.erf),
+    torch.sqrt: lambda r: r.image(_root),
+    torch.abs: lambda r: _even(r, lambda x: x),
+    torch.square: lambda r: _even(r, lambda x: x * x),
+    torch.neg: Range.negative,
+    torch.relu: lambda r: r.between(0.0, math.inf),
+    F.relu6: lambda r: r.between(0.0, 6.0),
+    F.hardsigmoid: lambda r: Range(0.0, 1.0),
+    F.logsigmoid: lambda r: Range(-math.inf, 0.0),
+    torch.softmax: lambda r: Range(0.0, 1.0),
+    torch.log_softmax: lambda r: Range(-math.inf, 0.0),
+    torch.reciprocal: Range.inverse,
+    torch.cosh: lambda r: Range(1.0, math.inf),
+    torch.sin: lambda r: Range(-1.0, 1.0),
+    torch.cos: lambda r: Range(-1.0, 1.0),
+    torch.var: lambda r: _NOT_NEGATIVE,
+    torch.std: lambda r: _NOT_NEGATIVE,
+    torch.norm: lambda r: _NOT_NEGATIVE,
+    torch.linalg.norm: lambda r: _NOT_NEGATIVE,
+    torch.linalg.vector_norm: lambda r: _NOT_NEGATIVE,
+}
+for _op, _f in _OF_ENTRIES.items():
+    normed_op(_op).register_range(_of_first(_f))
+
+# The entries of the first argument, or some of them.
+_PICKS = (
+    torch.clone, torch.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.type_as,
+    torch.Tensor.view, torch.reshape, torch.flatten, torch.unflatten, torch.permute, torch.transpose, torch.movedim, torch.t,
+    torch.flip, torch.roll, torch.unsqueeze, torch.squeeze, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as,
+    torch.Tensor.repeat, torch.repeat_interleave, torch.Tensor.__getitem__, torch.index_select, torch.gather, torch.narrow, torch.select,
+    torch.chunk, torch.split, torch.unbind, torch.topk, torch.sort, torch.amax, torch.amin, torch.mean, torch.diagonal,
+)  # fmt: skip
+_register(_of_first(lambda r: r), _PICKS)
+
+
+def _softplus_range(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    found = of(_argument(args, kwargs, 0, "input"))
+    beta = _argument(args, kwargs, 1, "beta", default=1.0)
+    if not isinstance(beta, int | float) or beta <= 0:
+        return None
+    return (found or _ANY).image(lambda x: _softplus(beta * x) / beta if abs(x) < math.inf else max(x, 0.0))
+
+
+normed_op(F.softplus).register_range(_softplus_range)
+
+
+def _clamped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    low, high = _argument(args, kwargs, 1, "min"), _argument(args, kwargs, 2, "max")
+    ends = (-math.inf if low is None else low), (math.inf if high is None else high)
+    if not all(isinstance(end, int | float) for end in ends):
+        return None
+    found = (of(_argument(args, kwargs, 0, "input", "self")) or _ANY).image(lambda x: min(max(x, ends[0]), ends[1]))
+    return found if found.says_something else None
+
+
+_register(_clamped, (torch.clamp, torch.clamp_min))
+
+
+def _power(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    base, exponent = of(_argument(args, kwargs, 0, "input", "self")), _argument(args, kwargs, 1, "exponent")
+    if not isinstance(exponent, int | float) or exponent <= 0:
+        return None
+    if exponent % 2 == 0:
+        return _even(base or _ANY, lambda x: _raised(x, exponent))
+    return base.image(lambda x: _raised(x, exponent)) if base is not None and base.low >= 0 else None
+
+
+def _raised(x: float, p: float) -> float:
+    try:
+        return x**p
+    except OverflowError:
+        return math.inf
+
+
+normed_op(torch.pow).register_range(_power)
+
+
+# -- of several -----------------------------------------------------------------------------------------------------------
+
+
+def _sum(args: tuple, kwargs: Mapping[str, Any], of: Of, sign: float = 1.0) -> Known:
+    alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    a, b = of(_argument(args, kwargs, 0, "input", "self")), of(_argument(args, kwargs, 1, "other"))
+    if a is None or b is None or not isinstance(alpha, int | float):
+        return None
+    found = a.plus(b.scaled(sign * alpha))
+    return found if found.says_something else None
+
+
+normed_op(torch.add).register_range(_sum)
+normed_op(torch.sub).register_range(lambda args, kwargs, of: _sum(args, kwargs, of, -1.0))
+normed_op(torch.rsub).register_range(
+    lambda args, kwargs, of: _sum((_argument(args, kwargs, 1, "other"), args[0], *args[2:]), kwargs, of, -1.0) if args else None
+)
+
+
+def _product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    first, second = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "other")
+    if first is second and isinstance(first, torch.Tensor):
+        return _even(of(first) or _ANY, lambda x: x * x)
+    a, b = of(first), of(second)
+    if a is None or b is None:
+        return None
+    found = a.times(b)
+    return found if found.says_something else None
+
+
+normed_op(torch.mul).register_range(_product)
+
+
+def _quotient(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    a, b = of(_argument(args, kwargs, 0, "input", "self")), of(_argument(args, kwargs, 1, "other"))
+    inverse = None if b is None or kwargs.get("rounding_mode") is not None else b.inverse()
+    if a is None or inverse is None:
+        return None
+    found = a.times(inverse)
+    return found if found.says_something else None
+
+
+normed_op(torch.div).register_range(_quotient)
+
+
+def _joined(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    found = [of(t) for t in _argument(args, kwargs, 0, "tensors")]
+    return None if None in found else union(r for r in found if r is not None)
+
+
+_register(_joined, (torch.cat, torch.stack))
+
+
+def _larger(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    a, b = (of(_argument(args, kwargs, i, *names)) or _ANY for i, names in enumerate((("input", "self"), ("other",))))
+    found = Range(max(a.low, b.low), max(a.high, b.high))
+    return found if found.says_something else None
+
+
+normed_op(torch.maximum).register_range(_larger)
+
+
+def _chosen(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    found = [of(_argument(args, kwargs, 1, "input", "self")), of(_argument(args, kwargs, 2, "other"))]
+    return None if None in found else union(r for r in found if r is not None)
+
+
+normed_op(torch.where).register_range(_chosen)
+
+
+def _filled(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    found = [of(_argument(args, kwargs, 0, "input", "self")), of(_argument(args, kwargs, 2, "value"))]
+    return None if None in found else union(r for r in found if r is not None)
+
+
+normed_op(torch.masked_fill).register_range(_filled)
+
+
+def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    x = _argument(args, kwargs, 0, "input", "self")
+    found = of(x)
+    if found is None:
+        return None
+    count = ed.numel(x.shape, dims_tuple(_argument(args, kwargs, 1, "dim"), x.ndim))
+    found = found.scaled(float(count))
+    return found if found.says_something else None
+
+
+normed_op(torch.sum).register_range(_summed)
+
+
+def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    found = of(_argument(args, kwargs, 0, "input"))
+    p = _argument(args, kwargs, 1, "p", default=0.5)
+    return None if found is None or not 0 <= p < 1 else union([_ZERO, found, found.scaled(1 / (1 - p))])
+
+
+normed_op(F.dropout).register_range(_dropped)
+
+
+# -- rules that need them -------------------------------------------------------------------------------------------------
+
+
+def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:
+    def condition(args: dict[str, Any]) -> bool:
+        found = range_of(args[name])
+        return found is not None and found.smallest_modulus > 0
+
+    return condition
+
+
+def _above_zero(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda args: _range(args[name]).low > 0
+
+
+def _range(x: Any) -> Range:
+    return range_of(x) or _ANY
+
+
+def _is_bounded_product(args: dict[str, Any]) -> bool:
+    """Whether a factor's entries are bounded, where both norms together lose something."""
+    a, b = args["input"], args["other"]
+    if not (isinstance(a, RMSTensor) and isinstance(b, RMSTensor)):
+        return False
+    return min(_range(t).largest_modulus for t in (a, b)) < math.inf and product_dims(a, b)[1] > 1
+
+
+@normed_op(torch.mul).register_norm(mode="bound", when=_is_bounded_product)
+def mul_by_range(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """a b, where the entries of b are at most B in modulus, by what made it, or those of a at most A.
+
+    Value:       min(sqrt(N) |a| |b|, B |a|, A |b|)
+    Sensitivity: min(sqrt(N) |b|, B) to a, min(sqrt(N) |a|, A) to b
+    Gap:         a norm and a range are not attained together
+    """
+    result = unconditional(torch.mul, input, other)
+    dims, sensitivity = result.elem_dims, dict(result._sensitivity or {})
+    size = result.norm_size
+    for x, name, by in ((input, "input", other), (other, "other", input)):
+        largest = _range(by).largest_modulus
+        if largest < math.inf:
+            c = refined(x, dims) * largest
+            size = torch.minimum(size, times(x.norm_size, c))
+            sensitivity[name] = torch.minimum(sensitivity[name], scalar(c, size))
+    return rms(size, dims, sensitivity=sensitivity)
+
+
+@normed_op(torch.div).register_norm(
+    when=lambda args: args["rounding_mode"] is None and _away_from_zero("other")(args), lift_dims=SAME_DIMS
+)
+def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
+    """a / b, for b whose entries are at least c > 0 in modulus, by what made it.
+
+    Value:       |a| / c
+    Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product
+    Source:      |d(1 / b)| = |db| / b^2
+    Gap:         the norm of b does not count
+    """
+    c = _range(other).smallest_modulus
+    dims, k = product_dims(input, other)
+    ca = refined(input, dims)
+    return rms(times(input.norm_size, ca / c), dims, sensitivity={"input": ca / c, "other": times(input.norm_size, k / c**2)})
+
+
+@normed_op(torch.div).register_norm(when=lambda args: args["rounding_mode"] is None and _away_from_zero("other")(args))
+def number_by_range(input: Number, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
+    """c / b: c times `reciprocal`."""
+    inverse = reciprocal(other)
+    c = math.fabs(input)
+    return rms(times(inverse.norm_size, c), inverse.elem_dims, sensitivity={"other": (inverse._sensitivity or {})["input"] * c})
+
+
+@normed_op(torch.reciprocal).register_norm(when=_away_from_zero("input"))
+def reciprocal(input: RMSTensor) -> RMSTensor:
+    """1 / x, for x whose entries are at least c > 0 in modulus.
+
+    Value:       1 / c
+    Sensitivity: 1 / c^2
+    Gap:         the norm of x does not count
+    """
+    c = _range(input).smallest_modulus
+    return rms(bounded(1 / c, input.norm_size), input.elem_dims, sensitivity={"input": 1 / c**2})
+
+
+@normed_op(torch.rsqrt).register_norm(when=_above_zero("input"))
+def rsqrt(input: RMSTensor) -> RMSTensor:
+    """1 / sqrt(x), for x of at least c > 0.
+
+    Value:       c^(-1/2)
+    Sensitivity: c^(-3/2) / 2
+    Gap:         the norm of x does not count
+    """
+    c = _range(input).low
+    return rms(bounded(c**-0.5, input.norm_size), input.elem_dims, sensitivity={"input": 0.5 * c**-1.5})
+
+
+@normed_op(torch.sqrt).register_norm(when=_above_zero("input"))
+def sqrt(input: RMSTensor) -> RMSTensor:
+    """The root of an x of at least c > 0.
+
+    Value:       sqrt(n)          (attained by a constant)
+    Sensitivity: c^(-1/2) / 2
+    """
+    return rms(input.norm_size.sqrt(), input.elem_dims, sensitivity={"input": 0.5 * _range(input).low ** -0.5})
+
+
+@normed_op(torch.log).register_norm(when=_above_zero("input"))
+def log(input: RMSTensor) -> RMSTensor:
+    """log x, for x of at least c > 0.
+
+    Value:       |log c| + (n + c) / c
+    Sensitivity: 1 / c
+    Source:      |log x - log c| <= (x - c) / c, the slope at c
+    Gap:         the logarithm grows ever more slowly
+    """
+    c = _range(input).low
+    return rms(input.norm_size / c + (abs(math.log(c)) + 1), input.elem_dims, sensitivity={"input": 1 / c})
+
+
+@normed_op(torch.log1p).register_norm(when=lambda args: _range(args["input"]).low > -1)
+def log1p(input: RMSTensor) -> RMSTensor:
+    """log(1 + x), for x of at least c > -1.
+
+    Value:       n max(1, |log(1 + c) / c|): the chord from 0 to c is steeper than all others
+    Sensitivity: 1 / (1 + c)
+    """
+    c = _range(input).low
+    steepest = 1.0 if c >= 0 else math.log1p(c) / c
+    return rms(times(input.norm_size, steepest), input.elem_dims, sensitivity={"input": 1 / (1 + c)})
+
+
+def _exponential(op: Callable, f: Callable[[float], float]) -> None:
+    def rule(input: RMSTensor) -> RMSTensor:
+        largest = f(_range(input).high)
+        return rms(bounded(largest, input.norm_size), input.elem_dims, sensitivity={"input": largest})
+
+    rule.__name__ = rule.__qualname__ = f"{op.__name__}_of_range"
+    rule.__doc__ = "e^x, for x of at most c.  Value e^c, sensitivity e^c.\n\nGap: the norm of x does not count."
+    normed_op(op).register_norm(rule, mode="bound", when=lambda args: _range(args["input"]).high <= 0)
+
+
+_exponential(torch.exp, _exp)
