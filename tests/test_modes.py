@@ -15,6 +15,7 @@ from torch import nn
 import thunder_norm.rules as rules
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, sensitivities, with_perturbation
+from thunder_norm.core.conversions import convert
 from thunder_norm.core.dispatch import run_registered
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.core.tensors import NormedTensor
@@ -45,6 +46,10 @@ class Sampled:
 def _norm(f: Callable) -> Sampled:
     # of 16 entries; off by eps / n^2, which the rule leaves out of E[1 / r^2]
     return Sampled(lambda x: f(x), ((16,),), sizes=((0.5,), (1.7,)), off=1e-4)
+
+
+def _as_rms(y: torch.Tensor) -> torch.Tensor:
+    return convert(y, RMSTensor, (-1,)) if isinstance(y, NormedTensor) else y
 
 
 def _factory(op: Callable) -> Sampled:
@@ -78,6 +83,7 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
         _norm(lambda x: F.group_norm(x.unflatten(-1, (2, 8)), 1, eps=1e-5)),
         _norm(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)),
     ],
+    "normalization.normalize": [_norm(lambda x: _as_rms(F.normalize(x, dim=-1)))],
     "powers.pow": [
         Sampled(lambda x: x**3, sizes=((0.5,), (2.0,))),
         Sampled(lambda x: x**4, sizes=((1.0,),)),

@@ -189,8 +189,8 @@ def with_other_means(x):
     return x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + EPS)
 
 
-def by_fourth_powers(x):
-    return x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + EPS)
+def by_its_mean(x):
+    return x * torch.rsqrt(x.mean(-1, keepdim=True) + EPS)
 
 
 @pytest.mark.parametrize("call", [of_another, with_other_means], ids=lambda f: f.__name__)
@@ -206,7 +206,7 @@ def test_in_place_change_breaks_the_chain():
 
 def test_chain_that_is_not_known_is_refused():
     with pytest.raises(NormMismatchError):
-        by_fourth_powers(normed())
+        by_its_mean(normed())
 
 
 @pytest.mark.parametrize("call", [layer_norm, rms_norm, llama], ids=lambda f: f.__name__)

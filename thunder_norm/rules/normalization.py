@@ -346,6 +346,7 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     input: L2 over `dim`;  output: the same
     Value:        min(1, |x| / eps)
     Sensitivity:  1 / eps    (attained below eps: projection onto a ball, scaled);  local: 1 / max(|x|, eps), x the shortest
+    Mode "typical": that of a Gaussian's length, as in `normalized`.  Mode "modula": 1.
     Raises NormMismatchError for other p, and without eps.
     """
     if p != 2 or not eps > 0:
@@ -354,7 +355,12 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     x, c = as_kind(input, L2Tensor, dims)
     value = spoiled(torch.minimum(x.norm_size / eps, scalar(1.0, x.norm_size)), x.norm_size)
     lipschitz: Constant = 1 / eps
-    if is_local(input) and dims:
+    count = ed.numel(input.shape, dims)
+    if current_mode() == "modula":
+        lipschitz = 1.0
+    elif current_mode() == "typical" and count > 2:
+        lipschitz = math.sqrt((count - 1) / (count - 2)) / x.norm_size.clamp(min=eps)
+    elif is_local(input) and dims:
         shortest = data(input).square().sum(dims).sqrt().amin().to(value.dtype)
         lipschitz = 1 / shortest.clamp(min=eps)
     return L2Tensor(value, elem_dims=dims, sensitivity={"input": c * lipschitz})
