@@ -110,7 +110,7 @@ def test_entries_of_random_programs_are_in_their_ranges(seed):
         (lambda x: torch.sigmoid(x) + 1, 1, 2),
         (lambda x: 1 / (1 + x.square()), 0, 1),
         (lambda x: -(F.softplus(x) + 1), -INF, -1),
-        (lambda x: torch.softmax(x, -1).sum(-1), 0, 4),
+        (lambda x: torch.softmax(x, -1).sum(-1), 1, 4),
         (lambda x: (torch.relu(x) + 1) * (torch.tanh(x) - 2), -INF, -1),
         (lambda x: x.abs().clamp(max=3).max(-1)[0], None, None),
     ],
@@ -118,6 +118,17 @@ def test_entries_of_random_programs_are_in_their_ranges(seed):
 def test_ranges_are_as_narrow_as_one_expects(call, low, high):
     found = call(normed(torch.randn(3, 4, dtype=torch.float64)))._range
     assert found == (None if low is None else Range(low, high))
+
+
+def test_sums_of_fractions_are_away_from_zero():
+    p = torch.softmax(normed(torch.randn(3, 8)), -1)
+    assert p.sum(-1)._range == Range(1.0, 8.0)
+    top = p.topk(2, dim=-1)[0]
+    assert top.clone().sum(-1, keepdim=True)._range == Range(0.25, 2.0)
+    assert top.backing.sum(-1).min() >= 0.25
+    for other in (p.topk(2, largest=False)[0], top.transpose(0, 1).contiguous(), top[:, :1]):
+        assert other.sum(-1)._range.low == 0.0
+    assert p.topk(2, dim=0)[0].sum(-1)._range.low == 0.0
 
 
 def test_in_place_operation_has_the_range_of_its_result():
@@ -135,6 +146,12 @@ def x(*shape, n=0.7, kind=RMSTensor, dims=None, name="x"):
     return Ball(name, kind, shape, n, dims)
 
 
+def renormalised(a):
+    p = torch.topk(torch.softmax(a, -1), 2, -1)[0].float().double()
+    p /= p.sum(-1, keepdim=True)
+    return p
+
+
 CASES = [
     Case("1 / (1 + x^2)", lambda a: 1 / (1 + a.square()), (x(2, 3, kind=LinfTensor),), 0.0, FEW),
     Case("reciprocal", lambda a: torch.reciprocal(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
@@ -143,6 +160,7 @@ CASES = [
     Case("quotient", lambda a, b: a / (b.abs() + 0.5), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
     Case("quotient, largest entry", lambda a, b: a / (b.abs() + 0.5), (x(2, 3), x(2, 1, name="b", kind=LinfTensor)), 0.9, FEW),
     Case("quotient, other dims", lambda a, b: a / (b.abs() + 0.5), (x(2, 3), x(2, 3, name="b", dims=(-2,))), 0.0, FEW),
+    Case("renormalised", renormalised, (x(2, 4),), 0.0, FEW),
     Case("gate", lambda a, b: a * torch.sigmoid(b), (x(2, 3), x(2, 3, name="b", n=3.0)), 0.0, FEW),
     Case("gate first", lambda a, b: torch.tanh(a) * b, (x(2, 3), x(2, 3, name="b", dims=(-2,))), 0.0, FEW),
     Case("two gates", lambda a, b: torch.tanh(a) * torch.sigmoid(b), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),

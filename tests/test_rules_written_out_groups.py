@@ -357,6 +357,8 @@ def test_division_by_a_length_that_may_be_zero_is_refused_but_not_where_the_data
     x = normed(0.7, (-1,))
     with pytest.raises(NormMismatchError, match="may be 0|may divide by zero"):
         unguarded(x)
+    still = unguarded(RMSTensor(0.7, backing=x.backing))
+    assert still.norm_size.item() == pytest.approx(math.sqrt(3 / 4))
     with norm_sensitivity("local"):
         y = unguarded(x)
     smallest = x.backing.std(-1, unbiased=False).amin().item() * math.sqrt(4 / 3)

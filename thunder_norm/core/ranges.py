@@ -13,10 +13,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from `low` to `high`, which may be infinite."""
+    """All numbers from `low` to `high`, which may be infinite.
+
+    Attributes:
+        low: no entry is less.
+        high: no entry is more.
+        least_sum: (dimension, negative; s): the entries along it sum up to at least s.  Only where none is negative.
+    """
 
     low: float = -math.inf
     high: float = math.inf
+    least_sum: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         # an end that is no number says nothing

@@ -175,7 +175,9 @@ def _stated(op: Callable, call: inspect.BoundArguments, found: list[Any]) -> Any
 def _normalized(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
     """x over its length: that of the normalization it is, times a number."""
     root = found.root
-    result = normalized(root.x.tensor(), root.dims, root.divisor, root.is_centred)
+    x = root.x.tensor()
+    x.perturbation_size = root.x.perturbation_size
+    result = normalized(x, root.dims, root.divisor, root.is_centred)
     c = found.factor
     scaled = type(result)._wrap(None, times(result.norm_size, c), None, result.elem_dims)  # type: ignore[arg-type]
     return moves_with(root.x, scaled, times((result._sensitivity or {})["input"], c), *inputs)
@@ -200,6 +202,8 @@ def _claims(found: Group) -> tuple[torch.Tensor, Constant]:
     if is_local(x):
         length = root.divisor.at(smallest_mean_square(x, root.dims, root.is_centred, 1))
         return bounded(c / smallest if smallest else math.inf, x.norm_size), c * spread / length.square()
+    if smallest == 0 and root.x.perturbation_size is None:
+        return bounded(math.inf, x.norm_size), math.inf
     if smallest == 0:
         raise NormMismatchError(
             "division by a length that may be 0, such as a norm or a standard deviation: it has no Lipschitz constant and may divide "

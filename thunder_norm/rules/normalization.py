@@ -59,6 +59,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     Sensitivity:  1 / g(0), 1 / sqrt(eps) mostly (the Jacobian (I - x x^T g' / (N r g)) / g at x = 0)
     Local:        1 / g(r^2) of the group with the smallest mean square r^2 of the data (centred if x is)
     Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom.  Mode "modula": 1.
+    Raises NormMismatchError where g(0) = 0 and x carries a perturbation_size; the value is about x that is not 0.
     """
     elem_dims = tuple(sorted({*input.elem_dims, *dims}))
     n = input.norm_size
@@ -75,7 +76,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
         lipschitz = math.sqrt((freedom - 1) / (freedom - 2)) / length
     elif is_local(input):
         lipschitz = 1 / divisor.at(smallest_mean_square(input, dims, is_centred, groups))
-    if isinstance(lipschitz, float) and math.isinf(lipschitz):
+    if isinstance(lipschitz, float) and math.isinf(lipschitz) and input.perturbation_size is not None:
         raise NormMismatchError("a normalization with eps = 0 has no Lipschitz constant and may divide by zero: use eps > 0")
     return rms(size, elem_dims, sensitivity={"input": lipschitz})
 

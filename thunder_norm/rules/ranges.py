@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import Range, union
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._facts import unconditional
-from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, refined, rms, scalar, times
+from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, negative, refined, rms, scalar, times
 from thunder_norm.rules.binary import product_dims
 
 Of = Callable[[Any], Range | None]
@@ -89,7 +90,6 @@ _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     F.relu6: lambda r: r.between(0.0, 6.0),
     F.hardsigmoid: lambda r: Range(0.0, 1.0),
     F.logsigmoid: lambda r: Range(-math.inf, 0.0),
-    torch.softmax: lambda r: Range(0.0, 1.0),
     torch.log_softmax: lambda r: Range(-math.inf, 0.0),
     torch.reciprocal: Range.inverse,
     torch.cosh: lambda r: Range(1.0, math.inf),
@@ -104,15 +104,45 @@ _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
 for _op, _f in _OF_ENTRIES.items():
     normed_op(_op).register_range(_of_first(_f))
 
-# The entries of the first argument, or some of them.
-_PICKS = (
+# The same entries at the same places.
+_COPIES = (
     torch.clone, torch.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.type_as,
+)  # fmt: skip
+# The entries of the first argument, or some of them, or numbers between them.
+_PICKS = (
     torch.Tensor.view, torch.reshape, torch.flatten, torch.unflatten, torch.permute, torch.transpose, torch.movedim, torch.t,
     torch.flip, torch.roll, torch.unsqueeze, torch.squeeze, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as,
     torch.Tensor.repeat, torch.repeat_interleave, torch.Tensor.__getitem__, torch.index_select, torch.gather, torch.narrow, torch.select,
-    torch.chunk, torch.split, torch.unbind, torch.topk, torch.sort, torch.amax, torch.amin, torch.mean, torch.diagonal,
+    torch.chunk, torch.split, torch.unbind, torch.sort, torch.amax, torch.amin, torch.mean, torch.diagonal,
 )  # fmt: skip
-_register(_of_first(lambda r: r), _PICKS)
+_register(_of_first(lambda r: r), _COPIES)
+_register(_of_first(lambda r: Range(r.low, r.high)), _PICKS)
+
+
+def _softmax(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    x, dim = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "dim")
+    return Range(0.0, 1.0, (negative(dim, x.ndim), 1.0) if isinstance(dim, int) and x.ndim else None)
+
+
+normed_op(torch.softmax).register_range(_softmax)
+
+
+def _largest(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """The k largest of N numbers that are not negative are at least k / N of their sum."""
+    x, k = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "k")
+    dim = negative(_argument(args, kwargs, 2, "dim", default=-1), x.ndim)
+    found = of(x)
+    if (
+        found is None
+        or found.least_sum is None
+        or found.least_sum[0] != dim
+        or not _argument(args, kwargs, 3, "largest", default=True)
+    ):
+        return None if found is None else Range(found.low, found.high)
+    return Range(found.low, found.high, (dim, found.least_sum[1] * k / x.shape[dim]))
+
+
+normed_op(torch.topk).register_range(_largest)
 
 
 def _softplus_range(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
@@ -240,9 +270,11 @@ def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = of(x)
     if found is None:
         return None
-    count = ed.numel(x.shape, dims_tuple(_argument(args, kwargs, 1, "dim"), x.ndim))
-    found = found.scaled(float(count))
-    return found if found.says_something else None
+    dims = dims_tuple(_argument(args, kwargs, 1, "dim"), x.ndim)
+    total = found.scaled(float(ed.numel(x.shape, dims)))
+    if found.least_sum is not None and dims == (found.least_sum[0],):
+        total = Range(max(total.low, found.least_sum[1]), total.high)
+    return total if total.says_something else None
 
 
 normed_op(torch.sum).register_range(_summed)
@@ -279,12 +311,12 @@ def _range(x: Any) -> Range:
 def _is_bounded_product(args: dict[str, Any]) -> bool:
     """Whether a factor's entries are bounded, where both norms together lose something."""
     a, b = args["input"], args["other"]
-    if not (isinstance(a, RMSTensor) and isinstance(b, RMSTensor)):
+    if current_mode() != "bound" or not (isinstance(a, RMSTensor) and isinstance(b, RMSTensor)):
         return False
     return min(_range(t).largest_modulus for t in (a, b)) < math.inf and product_dims(a, b)[1] > 1
 
 
-@normed_op(torch.mul).register_norm(mode="bound", when=_is_bounded_product)
+@normed_op(torch.mul).register_norm(when=_is_bounded_product)
 def mul_by_range(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     """a b, where the entries of b are at most B in modulus, by what made it, or those of a at most A.
 
@@ -382,6 +414,7 @@ def log1p(input: RMSTensor) -> RMSTensor:
 
     Value:       n max(1, |log(1 + c) / c|): the chord from 0 to c is steeper than all others
     Sensitivity: 1 / (1 + c)
+    Gap:         the chord and the slope at c are attained by x next to c alone, which a larger norm need not be
     """
     c = _range(input).low
     steepest = 1.0 if c >= 0 else math.log1p(c) / c
