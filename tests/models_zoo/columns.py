@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.within_norms import actual_norm
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, norm_report, normed
-from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -109,7 +108,7 @@ def norm_map(model: Model) -> Figures:
     """
     try:
         return _mapped(model, keep_data=False)
-    except NormMismatchError:
+    except Exception:  # noqa: BLE001 - a program may make tensors on the CPU, or a norm depend on values
         return _mapped(model, keep_data=True)
 
 

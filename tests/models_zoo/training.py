@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -56,19 +57,21 @@ def losses(loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer, s
 def start(model: Model) -> tuple[Built, Callable[[], torch.Tensor], ModularNorm, dict[str, torch.Tensor]]:
     b = built(model)
     norm = ModularNorm(b.module, *b.args, mode="typical", light=LIGHT, **b.kwargs)
-    state = {name: t.clone() for name, t in b.module.state_dict().items()}
+    state = copy.deepcopy(b.module.state_dict())
     return b, regression(b), norm, state
 
 
 def five_steps(model: Model) -> dict[str, Any]:
     """The loss after five steps over that before, at the first of three rates at which it falls."""
     b, loss, norm, state = start(model)
+    ratios = []
     for rate in FIVE_STEPS_RATES:
         b.module.load_state_dict(state)
         found = losses(loss, ModularOptimizer(norm, lr=rate, missing_grads="skip"), 5)
         if found[-1] < found[0]:
             return {"rate": rate, "loss": found[-1] / found[0]}
-    raise LossDidNotFall(f"from {found[0]:.4g} to {found[-1]:.4g} at rate {rate}")
+        ratios.append(f"{found[-1] / found[0]:.4g} at {rate}")
+    raise LossDidNotFall(f"after over before is {', '.join(ratios)}")
 
 
 def twelve_steps(model: Model) -> dict[str, Any]:
