@@ -1,4 +1,4 @@
-# make setup | example | test | fuzz | bench | audit | lint       (PYTHON=python3.12 chooses the interpreter of a new .venv)
+# make setup | example | test | fuzz | bench | models | audit | lint       (PYTHON=python3.12 chooses the interpreter of a new .venv)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -12,7 +12,7 @@ ARGS ?=
 # The tensors of the tests and examples are small: more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup example test fuzz test-machines test-versions bench audit lint format clean
+.PHONY: help setup example test fuzz test-machines test-versions bench models audit lint format clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ test-versions: setup ## the tests with other versions of Python, torch, Thunder 
 
 bench: setup ## the benchmarks (ARGS=... for their options)
 	$(PY) -m benchmarks $(ARGS)
+
+models: setup ## models that others wrote, each in a process of its own: over half an hour (ARGS="--only Llama" for one row)
+	$(PY) -m tests.models_zoo $(ARGS)
 
 audit: setup ## search long for tensors that exceed what a norm rule claims; writes docs/rules.md (ARGS=... for its options)
 	$(PY) -m thunder_norm.audit --all --long --jobs 2 --write docs tests/test_rules_*.py $(ARGS)

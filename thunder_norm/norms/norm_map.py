@@ -28,6 +28,7 @@ from thunder_norm.norms.parameters import Policy, check_names, check_policy, ten
 from thunder_norm.norms.saving import files, norm_maps, values
 from thunder_norm.norms.sizes import Sizes
 from thunder_norm.norms.undisturbed import undisturbed
+from thunder_norm.norms.without_data import on_one_device
 
 
 def build_norm_map(
@@ -248,7 +249,14 @@ class NormMap:
             )
         # which of its results are differentiated is decided when it is called
         with first_calls.shown("norm map"), undisturbed(self.model, leaves), torch.inference_mode(False), torch.enable_grad():
-            return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
+            try:
+                return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
+            except Exception:  # torch's, of two devices, or ours, of an argument whose values are taken for unknown
+                plain = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor)]
+                with on_one_device(self.model, plain) as is_mixed:
+                    if not is_mixed:
+                        raise
+                    return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
 
     def _acquired(self, policy: norm_map_trace.Given, inputs: list[Any]) -> Program:
         program = Program.acquire(self.model, inputs, self.example_spec, policy, self.mode)

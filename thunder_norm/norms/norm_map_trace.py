@@ -21,6 +21,7 @@ from thunder_norm.norms.normed_mode import NormAcquisition
 from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.traced_lifting import parameter_name
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
+from thunder_norm.norms.without_data import has_no_data
 from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.activity import depending
@@ -219,7 +220,7 @@ class NormMapTransform(NormTransform):
         found = parameter_name(p)
         if found is not None and self._model is not None:
             tensor = tensor_names(self._model)[found[1]]
-            if tensor.device.type == "meta":
+            if has_no_data(tensor):
                 raise self._depends_on_data(f"the values of {found[1]!r}, which is on the meta device", p)
             return OfModel(found[1], tensor)
         position = self._position_of(acquisition.fakes.real_input(p))

@@ -1,0 +1,16 @@
+"""Models that others wrote, and what becomes of them: `MODELS`."""
+
+from . import transformers_language, transformers_other, transformers_vision, vision_libraries, written
+from .case import MODELS, Built, Model, built
+
+__all__ = [
+    "MODELS",
+    "Built",
+    "Model",
+    "built",
+    "transformers_language",
+    "transformers_other",
+    "transformers_vision",
+    "vision_libraries",
+    "written",
+]

@@ -1,0 +1,156 @@
+"""docs/models.json, what the runs found, and docs/models.md, the table of it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter, defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parts import exchanged
+
+from .case import MODELS, SOURCES
+from .columns import COLUMNS
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, FILE = DOCS / "models.md", DOCS / "models.json"
+BEGIN = "<!-- written by python -m tests.models_zoo -->"
+# what is asked of a model; "plain", Thunder without us, is there to compare with
+OURS = tuple(column for column in COLUMNS if column != "plain")
+TITLES = {
+    "real": "real mode",
+    "normed": "normed mode: bound, actual, ratio",
+    "report": "report: operations",
+    "norm_map": "norm map: norm",
+    "bound": "modular norm, bound: unreached, smallest target",
+    "typical": "typical",
+    "modula": "modula",
+    "steps": "five steps: loss",
+    "training": "twelve steps: loss, AdamW's",
+    "plain": "plain Thunder",
+    "seconds": "seconds",
+}
+PACKAGES = ("torch", "lightning-thunder", "transformers", "torchvision", "timm")
+Row = dict[str, Any]
+
+
+def installed() -> dict[str, str]:
+    """The versions that rows are made with."""
+    return {"Python": platform.python_version(), **{p: version(p) for p in PACKAGES}}
+
+
+def load() -> dict[str, Row]:
+    """The rows of the file."""
+    return json.loads(FILE.read_text())["models"] if FILE.exists() else {}
+
+
+def versions() -> dict[str, str]:
+    """Those that the file's rows were made with."""
+    return json.loads(FILE.read_text())["versions"]
+
+
+def save(rows: dict[str, Row], made_with: dict[str, str]) -> None:
+    """The rows of models that there are, in their order; figures to six digits."""
+    kept = {name: _rounded(rows[name]) for name in MODELS if name in rows}
+    FILE.write_text(json.dumps({"versions": made_with, "models": kept}, indent=1) + "\n")
+
+
+def _rounded(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {k: _rounded(v) for k, v in x.items()}
+    return float(f"{x:.6g}") if isinstance(x, float) else x
+
+
+def succeeds(row: Row, column: str) -> bool:
+    return "error" not in row[column]
+
+
+def summary(name: str, row: Row) -> str:
+    """One line for the terminal."""
+    failures = [f"{column}: {cell['error']}" for column, cell in row.items() if "error" in cell]
+    return f"{name}: " + ("all" if not failures else "; ".join(failures))
+
+
+def number(x: float) -> str:
+    return f"{x:.3g}"
+
+
+def cell(row: Row, column: str) -> str:
+    """What the table says of one column of a model."""
+    found = row.get(column)
+    if found is None:
+        return "not run"
+    if "error" in found:
+        return "no"
+    match column:
+        case "real" | "plain":
+            return "yes"
+        case "normed":
+            return f"{number(found['bound'])}, {number(found['actual'])}, {number(found['ratio'])}"
+        case "report":
+            return str(found["operations"])
+        case "norm_map":
+            return number(found["norm"])
+        case "bound" | "typical" | "modula":
+            return f"{found['unreached']}, {number(found['smallest'])}"
+        case "steps":
+            return number(found["loss"])
+        case "training":
+            return f"{number(found['modular'])}, {number(found['adamw'])}"
+    raise AssertionError(column)
+
+
+def line(name: str, row: Row) -> str:
+    """A row of the table."""
+    seconds = number(row["real"]["seconds"]) if "seconds" in row.get("real", {}) else "-"
+    cells = [name, *(cell(row, column) for column in TITLES if column != "seconds"), seconds]
+    return "| " + " | ".join(cells) + " |"
+
+
+def failures(rows: dict[str, Row]) -> list[str]:
+    """One line for each cause, the most frequent first: which models, and what plain Thunder says where our traces fail."""
+    models: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for name, row in rows.items():
+        for column in OURS:
+            if "error" in row.get(column, {}):
+                models[row[column]["error"]].setdefault(name, []).append(column)
+    found = []
+    for text, columns in sorted(models.items(), key=lambda item: -len(item[1])):
+        line = f"- {len(columns)}: `{text}`: " + ", ".join(columns) + "."
+        own = [name for name in columns if {"real", "normed"} & set(columns[name]) and "error" in rows[name].get("plain", {})]
+        if own:
+            line += f" Plain Thunder, of {own[0]}: `{rows[own[0]]['plain']['error']}`."
+        found.append(line)
+    return found
+
+
+def counts(rows: dict[str, Row]) -> list[str]:
+    """How many models of each source succeed in each column."""
+    by_source = {source: [row for name, row in rows.items() if MODELS[name].source == source] for source in SOURCES}
+    columns = [column for column in TITLES if column != "seconds"]
+    head = [
+        "| | models | " + " | ".join(TITLES[c].partition(":")[0] for c in columns) + " |",
+        "| --- " * (2 + len(columns)) + "|",
+    ]
+    lines = []
+    for source, found in [*by_source.items(), ("all", list(rows.values()))]:
+        good = Counter(c for row in found for c in columns if c in row and succeeds(row, c))
+        lines.append(f"| {source} | {len(found)} | " + " | ".join(str(good[c]) for c in columns) + " |")
+    return head + lines
+
+
+def render(rows: dict[str, Row]) -> str:
+    """Counts, versions, the tables and the failures."""
+    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
+    parts = [*counts(rows), "", f"Measured with {packages}, CPU, one thread."]
+    for source in SOURCES:
+        parts += ["", f"## {source}", "", "| model | " + " | ".join(TITLES.values()) + " |", "| --- " * (1 + len(TITLES)) + "|"]
+        parts += [line(name, row) for name, row in rows.items() if MODELS[name].source == source]
+    return "\n".join([*parts, "", "## What fails, and why", "", *failures(rows)])
+
+
+def write(rows: dict[str, Row]) -> None:
+    """The page, from the rows, which are in the file."""
+    PAGE.write_text(exchanged(PAGE.read_text(), BEGIN, render(rows)))

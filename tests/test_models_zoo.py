@@ -1,0 +1,88 @@
+"""Models that others wrote: a random tenth of docs/models.md is as it says, and how its rows are made."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from tests.models_zoo import MODELS, Model, page
+from tests.models_zoo.case import WRITTEN
+from tests.models_zoo.outcomes import outcome
+from tests.seeds import named_seed
+
+# Columns that need no trace are looked at for each model drawn, of the others one.
+QUICK, TRACED = ("bound", "typical", "modula", "steps"), ("real", "normed", "report", "norm_map")
+
+
+def drawn() -> list[tuple[str, str]]:
+    """A tenth of the models, each with a column that is traced."""
+    generator = random.Random(named_seed("models_zoo"))
+    return [(name, generator.choice(TRACED)) for name in sorted(generator.sample(sorted(MODELS), len(MODELS) // 10))]
+
+
+def is_current() -> bool:
+    """Whether the file's rows were made with the versions that are installed."""
+    return all(importlib.util.find_spec(p) for p in ("torchvision", "timm")) and page.versions() == page.installed()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_current(), reason="docs/models.json has the outcomes of other versions")
+@pytest.mark.parametrize(("name", "traced"), drawn())
+def test_a_row_says_what_happens(name: str, traced: str):
+    row = page.load()[name]
+    for column in (*QUICK, traced):
+        found = outcome(MODELS[name], column).get("error", "")
+        assert found.partition(":")[0] == row[column].get("error", "").partition(":")[0], (column, found)
+
+
+def test_the_page_is_that_of_the_file():
+    rows = page.load()
+    assert list(rows) == list(MODELS)
+    assert page.render(rows) in page.PAGE.read_text()
+
+
+class Passing(nn.Module):
+    """Runs `then` from its second call on: a row's first is the one in eager mode."""
+
+    calls = 0
+
+    def __init__(self, then):
+        super().__init__()
+        self.then = then
+
+    def forward(self, x):
+        Passing.calls += 1
+        if Passing.calls > 1:
+            self.then()
+        return x
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [(lambda: os._exit(3), "the process ended with 3"), (lambda: time.sleep(600), "out of time")],
+    ids=["ends", "takes long"],
+)
+def test_a_model_that_stops_its_process_is_a_row_all_the_same(then, why, monkeypatch: pytest.MonkeyPatch):
+    from tests.models_zoo import runner
+
+    monkeypatch.setitem(MODELS, "x", Model("x", WRITTEN, lambda: (Passing(then), (torch.ones(2),), {})))
+    row = runner.made("x", ["bound", "typical"], seconds=5)
+    assert row["bound"]["error"] == f"Ended: {why}" and row["typical"]["error"] == f"NotReached: {why}"
+    assert row["model"] == {"source": WRITTEN, "parameters": 0}
+
+
+def test_what_eager_cannot_run_is_no_row(monkeypatch: pytest.MonkeyPatch):
+    from tests.models_zoo import runner
+
+    def build():
+        raise ValueError("no such model")
+
+    monkeypatch.setitem(MODELS, "x", Model("x", WRITTEN, build))
+    with pytest.raises(RuntimeError, match="x does not run in eager PyTorch"):
+        runner.made("x", ["bound"])

@@ -1,0 +1,72 @@
+"""Norm maps of models of which a part is on the meta device: parameters without data, buffers and arguments with theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from thunder_norm import LinfTensor, RMSTensor, build_norm_map
+from thunder_norm.errors import NormMismatchError
+
+
+def conv_net() -> nn.Sequential:
+    """Its norm depends on the running statistics, two buffers."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    model[1].running_var.fill_(4.0)
+    model[1].running_mean.fill_(0.5)
+    return model
+
+
+def parameters_on_meta(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(p.to("meta")))
+    return model
+
+
+def test_buffers_with_data_beside_parameters_without():
+    """Batch norm of norm 1 over channels: an affine map by 1 / 2, of a value of norm 1 + 1 minus 0.5 in each channel."""
+    model = parameters_on_meta(conv_net())
+    before = {name: (id(t), t.device.type) for name, t in model.state_dict(keep_vars=True).items()}
+    x = RMSTensor(1.0, elem_dims=(1,))
+    y = build_norm_map(model, torch.empty(2, 3, 8, 8, device="meta"), parameters="unit")(x)
+    same = build_norm_map(conv_net(), torch.empty(2, 3, 8, 8), parameters="unit")(x)
+    assert y.norm_size.item() == pytest.approx(same.norm_size.item(), rel=1e-12)
+    assert y.norm_size.item() == pytest.approx((2 + 0.5) / 2 + 1, rel=1e-4)  # eps is 1e-5
+    assert {name: (id(t), t.device.type) for name, t in model.state_dict(keep_vars=True).items()} == before
+
+
+def test_a_parameter_without_data_is_not_measured():
+    model = parameters_on_meta(conv_net())
+    norm_map = build_norm_map(model, torch.empty(2, 3, 8, 8, device="meta"), parameters="measured")
+    with pytest.raises(NormMismatchError, match="values of '0.bias', which is on the meta device"):
+        norm_map(RMSTensor(1.0, elem_dims=(1,)))
+    assert model[0].bias.is_meta
+
+
+def test_tied_parameters_are_one():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 4, bias=False)).eval()
+    model[2].weight = model[0].weight
+    expected = build_norm_map(model, torch.empty(2, 4))(RMSTensor(1.0), normed_state_dict={"0.weight": 2.0})
+    parameters_on_meta(model)
+    model[2].weight = model[0].weight
+    found = build_norm_map(model, torch.empty(2, 4, device="meta"))(RMSTensor(1.0), normed_state_dict={"0.weight": 2.0})
+    assert found.norm_size.item() == pytest.approx(expected.norm_size.item(), rel=1e-12)
+    assert found.norm_size.item() == pytest.approx(4, rel=1e-4)
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x, mask):
+        return (x * self.scale).masked_fill(~mask, 0.0)
+
+
+def test_an_argument_with_data():
+    """The mask's shape alone matters, or its values: of a model without buffers whose parameters are on meta."""
+    mask = torch.tensor([True, False, True, True])
+    norm_map = build_norm_map(parameters_on_meta(Masked()), torch.empty(2, 4, device="meta"), mask, parameters="unit")
+    assert norm_map(LinfTensor(3.0), mask).norm_size.item() == 3
