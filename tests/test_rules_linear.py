@@ -82,6 +82,11 @@ CASES = [
     Case("einsum weight", lambda a, m: torch.einsum("bti,oi->bto", a, m), (x(2, 3, 5), w(4, 5))),
     Case("einsum weight first", lambda m, a: torch.einsum("oi,bti->bto", m, a), (w(4, 5), x(2, 3, 5))),
     Case("einsum heads", lambda a, m: torch.einsum("...i,hio->...ho", a, m), (x(2, 3, 5), w(2, 5, 4, dims=ROWS))),
+    Case("einsum, a sum in one input", lambda a, b: torch.einsum("ai,ij->j", a, b), (x(3, 4), x(4, 2, name="y"))),
+    Case("einsum, a sum over the norm's dims", lambda a, b: torch.einsum("ia,ij->j", a, b), (x(4, 3), x(4, 2, name="y")), 0.0),
+    Case("einsum, a sum in each", lambda a, b: torch.einsum("ai,ijc->j", a, b), (x(2, 3), x(3, 2, 2, name="y")), 0.0),
+    Case("einsum, a sum in a weight", lambda a, m: torch.einsum("bic,nijdc->bijd", a, m), (x(2, 2, 3), w(2, 2, 1, 3, 3))),
+    Case("einsum, a sum of weights", lambda a, m: torch.einsum("bc,ndc->bd", a, m), (x(2, 3), w(2, 4, 3))),
     Case("einsum of one", lambda a: torch.einsum("abc->ca", a), (x(2, 3, 5),)),
     Case("bilinear", F.bilinear, (x(2, 3), x(2, 5, name="y"), w(4, 3, 5), b(4, kind=INF)), tight=0.98),
 ]
@@ -166,7 +171,6 @@ def test_shared_embedding_as_head_keeps_largest_logit():
 
 REFUSED = [
     ("diagonal", lambda: torch.einsum("ii,ij->j", OP(1.0, backing=torch.ones(3, 3)), R(1.0, backing=torch.ones(3, 2)))),
-    ("sum in one input", lambda: torch.einsum("ai,ij->j", R(1.0, backing=torch.ones(3, 3)), R(1.0, backing=torch.ones(3, 2)))),
     (
         "operator over batches",
         lambda: torch.bmm(R(1.0, backing=torch.ones(2, 3, 3)), OP(1.0, backing=torch.ones(2, 3, 3), elem_dims=(0, 1))),

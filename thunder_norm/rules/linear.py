@@ -20,7 +20,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import is_plain
 from thunder_norm.rules._shared import VectorKind, align, broadcast, negative, refuse, rms, spread
-from thunder_norm.rules.contraction import contract, conversion_factor, number, plus, rms_factor, scaled
+from thunder_norm.rules.contraction import Bound, contract, conversion_factor, number, plus, rms_factor, scaled
 
 NAMES = ("input", "other")
 
@@ -311,7 +311,13 @@ def _einsum_weight(name: str) -> dict[str, Any]:
 
 def _einsum(equation: str, left: NormedTensor, right: NormedTensor) -> NormedTensor:
     (a, b), out = _equation(equation, left.ndim, right.ndim)
-    return scaled(contract(left, right, a, b, out), left, right, ("left", "right"))
+    # what one input alone is summed over is kept first: a sum of K is at most K times the norm over all of them
+    lonely = [name for mine, other in ((a, b), (b, a)) for name in mine if name not in other and name not in out]
+    count = math.prod(t.shape[mine.index(n)] for t, mine in ((left, a), (right, b)) for n in lonely if n in mine)
+    bound = contract(left, right, a, b, [*lonely, *out])
+    dims = tuple(d for d in bound.elem_dims if -d <= len(out))
+    kind = LinfTensor if issubclass(bound.kind, RMSTensor) and not dims else bound.kind
+    return scaled(Bound(kind, dims, bound.factor * max(count, 1)), left, right, ("left", "right"))
 
 
 @normed_op(torch.einsum).register_norm(**_einsum_weight("right"))
@@ -321,7 +327,8 @@ def einsum(equation: str, left: RMSTensor | RMSToRMSTensor, right: RMSToRMSTenso
     right: an operator from its contracted dimension to its own one
     Value:        |y| <= |x| |W|, as `linear`
     Sensitivity:  |W|, |x|
-    Raises NormMismatchError for diagonals and sums over one input alone.
+    A sum over K elements of one input alone is K times that.
+    Raises NormMismatchError for diagonals.
     """
     return _einsum(equation, left, right)
 
