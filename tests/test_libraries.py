@@ -10,7 +10,8 @@ import torch
 from packaging.version import Version
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-from thunder_norm import LinfTensor
+from tests.seeds import seeded
+from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
@@ -163,3 +164,28 @@ def test_a_model_may_ask_its_embedding_to_require_grad():
     assert set(targets) == {"table.weight", "head.weight", "head.bias"} and all(t > 0 for t in targets.values())
     with pytest.raises(UnsupportedOpError, match="never requires grad itself"):
         LinfTensor.of(torch.ones(3)).requires_grad_()
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "no_grad"])
+@pytest.mark.parametrize("is_causal", [None, True, False])
+def test_torchs_transformer_in_evaluation(recorded, is_causal):
+    """torch takes one kernel for a layer where nothing is recorded, and looks at a mask's values to see whether it is causal."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+        def forward(self, source, target):
+            mask = torch.nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+            return self.model(source, target, tgt_mask=mask, tgt_is_causal=is_causal)
+
+    torch.manual_seed(seeded(0))
+    model = Model().eval()
+    inputs = torch.randn(2, 4, 8), torch.randn(2, 3, 8)
+    with torch.set_grad_enabled(recorded):
+        for transform in (NormTransform(), SubclassTransform()):
+            torch.testing.assert_close(thunder.jit(model, transforms=[transform])(*inputs), model(*inputs))
+        y = thunder.jit(model, transforms=[NormTransform()])(*(RMSTensor.of(x) for x in inputs))
+    assert y.norm_size >= RMSTensor.of(y.backing, elem_dims=y.elem_dims).norm_size * (1 - 1e-6)
+    assert torch.backends.mha.get_fastpath_enabled()
