@@ -14,6 +14,7 @@ from thunder_norm.audit import Ball, Case, check
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
+from thunder_norm.rules.grouped import grouped_mm
 
 R, INF, L1, OP = RMSTensor, LinfTensor, L1Tensor, RMSToRMSTensor
 
@@ -31,6 +32,15 @@ def b(*shape, n=0.3, dims=None, kind=R):
 
 
 ROWS = (-1, -2)  # W in x @ W acts from dimension -2 to dimension -1
+
+
+@normed_op
+def grouped(input, mat2):
+    """torch's kernel takes no doubles: the same by hand."""
+    return torch.cat([input[:2] @ mat2[0], input[2:] @ mat2[1]])
+
+
+grouped.register_norm(grouped_mm, allow_plain_tensors=True)
 
 CASES = [
     Case("linear", F.linear, (x(3, 5, n=1.7), w(4, 5), b(4))),
@@ -87,6 +97,8 @@ CASES = [
     Case("einsum, a sum in each", lambda a, b: torch.einsum("ai,ijc->j", a, b), (x(2, 3), x(3, 2, 2, name="y")), 0.0),
     Case("einsum, a sum in a weight", lambda a, m: torch.einsum("bic,nijdc->bijd", a, m), (x(2, 2, 3), w(2, 2, 1, 3, 3))),
     Case("einsum, a sum of weights", lambda a, m: torch.einsum("bc,ndc->bd", a, m), (x(2, 3), w(2, 4, 3))),
+    Case("grouped, rows", grouped, (x(5, 3), w(2, 3, 4, dims=ROWS))),
+    Case("grouped, all tokens", grouped, (x(5, 3, dims=(-2, -1)), w(2, 3, 4, dims=ROWS)), 0.9),
     Case("einsum of one", lambda a: torch.einsum("abc->ca", a), (x(2, 3, 5),)),
     Case("bilinear", F.bilinear, (x(2, 3), x(2, 5, name="y"), w(4, 3, 5), b(4, kind=INF)), tight=0.98),
 ]
@@ -188,3 +200,17 @@ def test_what_has_no_bound_is_refused(name, call):
 def test_rules_are_found_by_name():
     for op in (F.linear, torch.addmm, torch.bmm, torch.einsum, F.bilinear):
         assert normed_op(op).rules
+
+
+def test_grouped_product_of_torch_and_of_transformers():
+    """Both find the rule, and a model's experts are operators."""
+    pytest.importorskip("transformers.integrations.moe")
+    a, m = torch.randn(6, 4), torch.randn(2, 4, 4)
+    offsets = torch.tensor([2, 6], dtype=torch.int32)
+    given = R(0.7, backing=a), OP(0.5, backing=m, elem_dims=ROWS)
+    for op in (torch._grouped_mm, torch.ops.transformers.grouped_mm_fallback):
+        y = op(*given, offsets)
+        torch.testing.assert_close(y.backing, torch.cat([a[:2] @ m[0], a[2:] @ m[1]]))
+        assert (type(y), y.elem_dims, y.norm_size.item()) == (R, (-1,), pytest.approx(0.35))
+    with pytest.raises(NormMismatchError, match="grouped product"):
+        grouped(R(1.0, backing=torch.randn(1, 4, 4)), given[1])

@@ -30,6 +30,9 @@ _ALIASES = {
     "__setitem__": "setitem_", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge", "__eq__": "eq", "__ne__": "ne",
 }  # fmt: skip
 
+# Operations of libraries that are torch's.
+_OF_LIBRARIES = {"transformers::grouped_mm_fallback": "_grouped_mm"}
+
 # Functions that share their name with another operation.
 _RENAMED = {torch.nn.functional.unfold: "im2col", torch.nn.functional.fold: "col2im"}
 
@@ -54,7 +57,11 @@ def _key(func: Callable) -> Any:
     if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         packet = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
         namespace, name = packet._qualified_op_name.split("::")
-        return _ALIASES.get(name, name) if namespace in ("aten", "prims") else packet._qualified_op_name
+        return (
+            _ALIASES.get(name, name)
+            if namespace in ("aten", "prims")
+            else _OF_LIBRARIES.get(packet._qualified_op_name, packet._qualified_op_name)
+        )
     if isinstance(func, types.FunctionType) and func in _RENAMED:
         return _RENAMED[func]
     name = getattr(func, "__name__", None)

@@ -6,6 +6,7 @@ Within one operation the rule registered first is tried first, hence the fixed o
 # isort: off
 from thunder_norm.rules import (
     linear,
+    grouped,
     conv,
     embedding,
     attention,
@@ -64,6 +65,7 @@ __all__ = [
     "elementwise",
     "embedding",
     "factories",
+    "grouped",
     "indexing",
     "joining",
     "likelihoods",
