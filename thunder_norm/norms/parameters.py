@@ -17,7 +17,7 @@ from thunder_norm import op_names
 from thunder_norm.core import context, conversions, dispatch, registry
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
-from thunder_norm.errors import NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.norms.annotations import Annotation
 from thunder_norm.norms.sizes import Sizes
 
@@ -241,6 +241,9 @@ def derivations(fn: Callable, args: tuple, kwargs: dict, result: Any) -> Iterato
 def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
     """The norm of a tensor made from parameters alone: lift those, and send the norm through the operation's own rule.
 
+    They are lifted in the kind wanted for the result (a product of operators is one); or, where no rule takes several of them so, as the
+    rule wants them.
+
     Args:
         t: the tensor.
         derived: how it was made.
@@ -251,17 +254,27 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
         NormMismatchError: the result has no sound conversion to `kind`.
     """
     wanted = RMSTensor if kind is NormedTensor else kind
+    try:
+        result = _derived_in(derived, wanted, dims)
+    except (NormMismatchError, MissingNormRuleError):
+        if len(derived.sources()) == 1:
+            raise
+        result = conversions.convert(derived.norm(lambda v: v), wanted, dims)
+    return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
+
+
+def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+    """The norm of the result, from its sources' in the same kind."""
     source = derived.sources()[0]
     # a vector that becomes a matrix is no operator yet
-    source_kind = RMSTensor if len(wanted.default_elem_dims(source.ndim)) > source.ndim else wanted
+    source_kind = RMSTensor if len(kind.default_elem_dims(source.ndim)) > source.ndim else kind
     order = default = source_kind.default_elem_dims(source.ndim)
     if len(default) == 2:  # a transposed matrix wants (in, out) of its source
         one = torch.ones((), dtype=NORM_DTYPE)
         for tried in (default, default[::-1]):
             with context.environment(context.Environment()):  # only to see what becomes of the dimensions
                 result = derived.norm(lambda v, o=tried: source_kind._wrap(v, one, None, o))
-            if isinstance(result, wanted) and result.elem_dims == dims:
+            if isinstance(result, kind) and result.elem_dims == dims:
                 order = tried
                 break
-    result = conversions.convert(derived.norm(lambda v: context.lift(v, source_kind, order)), wanted, dims)
-    return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
+    return conversions.convert(derived.norm(lambda v: context.lift(v, source_kind, order)), kind, dims)
