@@ -241,8 +241,8 @@ def derivations(fn: Callable, args: tuple, kwargs: dict, result: Any) -> Iterato
 def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
     """The norm of a tensor made from parameters alone: lift those, and send the norm through the operation's own rule.
 
-    They are lifted in the kind wanted for the result (a product of operators is one); or, where no rule takes several of them so, as the
-    rule wants them.
+    They are lifted in the kind wanted for the result (a product of operators is one); or, where no rule takes them so, as the rule wants
+    them, and the result is converted.
 
     Args:
         t: the tensor.
@@ -257,9 +257,12 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     try:
         result = _derived_in(derived, wanted, dims)
     except (NormMismatchError, MissingNormRuleError):
-        if len(derived.sources()) == 1:
+        try:
+            result = conversions.convert(derived.norm(lambda v: v), wanted, dims)
+        except (NormMismatchError, MissingNormRuleError):
+            result = None
+        if result is None:
             raise
-        result = conversions.convert(derived.norm(lambda v: v), wanted, dims)
     return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
 
 
