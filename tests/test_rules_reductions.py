@@ -289,11 +289,18 @@ def test_constants_do_not_move():
     assert type(torch.ones_like(a, dtype=torch.bool)) is torch.Tensor
 
 
+def test_tensors_of_whatever_was_in_memory_are_zeros():
+    a = R(2.0, backing=torch.randn(3, 4))
+    for f in (torch.empty_like, lambda t: t.new_empty(3), lambda t: torch.empty_like(t, dtype=torch.float64)):
+        out = f(a)
+        assert out.norm_size.item() == 0.0
+        assert not out.backing.any()
+
+
 def test_normal_tensors_are_unbounded_unless_typical():
     a = R(2.0, backing=torch.randn(3, 4))
-    for f in (torch.randn_like, torch.empty_like, lambda t: t.new_empty(3)):
-        with pytest.raises(NormMismatchError):
-            f(a)
+    with pytest.raises(NormMismatchError):
+        torch.randn_like(a)
     with norm_mode("typical"):
         assert torch.randn_like(a).norm_size.item() == 1.0
 

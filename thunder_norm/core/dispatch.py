@@ -44,6 +44,7 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
                 instead="leave the penalty out of the normed call; the norm itself is differentiated by y.norm_size.backward()",
             )
         )
+    func = _DEFINED.get(func, func)
     key = key_of(func)
     if is_metadata(func):
         with torch._C.DisableTorchFunctionSubclass():
@@ -68,6 +69,14 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
             raise
         raise missing_rule(func, args, kwargs, decomposition=str(e).partition("\n")[0]) from e
 
+
+# What was in memory has no norm: a program that leaves it to chance gets zeros, which it fills as it would anything else.
+_DEFINED: dict[Callable, Callable] = {
+    torch.empty_like: torch.zeros_like,
+    torch.Tensor.new_empty: torch.Tensor.new_zeros,
+    torch.ops.aten.empty_like.default: torch.ops.aten.zeros_like.default,
+    torch.ops.aten.new_empty.default: torch.ops.aten.new_zeros.default,
+}
 
 _DERIVATIVES = frozenset({torch.autograd.grad, torch.autograd.backward})
 
@@ -119,6 +128,7 @@ def is_factory(func: Callable) -> bool:
 
 def torch_dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     """An aten overload called with a NormedTensor, below autograd: its rule, run with autograd for norm sizes."""
+    func = _DEFINED.get(func, func)
     key = op_key(func)
     if func._schema.is_mutable:
         with _autograd_again():

@@ -151,7 +151,6 @@ _UNBOUNDED = (
     "a normal distribution is unbounded, so {} has no norm in mode 'bound'; give a tensor with a norm instead, use mode "
     "'typical' (expected RMS 1), or register a rule of your own with the norm you want to assume"
 )
-_UNDEFINED = "{} returns whatever was in memory, which has no norm; use zeros"
 
 
 def _refuse_factory(op: Callable, reason: str) -> None:
@@ -170,8 +169,6 @@ def _refuse_like(op: Callable, reason: str) -> None:
 
 _refuse_factory(torch.randn, _UNBOUNDED)
 _refuse_like(torch.randn_like, _UNBOUNDED)
-_refuse_like(torch.empty_like, _UNDEFINED)
-_refuse_like(torch.Tensor.new_empty, _UNDEFINED)
 
 for _op in (torch.ops.aten.resize.default, torch.ops.aten.resize_as.default):
     refuse(
