@@ -10,10 +10,13 @@ import torch
 from thunder_norm.core.context import current_mode, lift, run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NORM_DTYPE
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._gaussian import absolute_moment
+from thunder_norm.rules._local import is_local
+from thunder_norm.rules._local import slope as local_slope
 from thunder_norm.rules._pointwise import Function, typical_pointwise
-from thunder_norm.rules._shared import like, refuse, scaled, times
+from thunder_norm.rules._shared import like, refuse, rms, scaled, times
 
 
 @normed_op(torch.pow).register_norm
@@ -45,7 +48,7 @@ def square(input: RMSTensor) -> RMSTensor:
 
 
 def only_largest_entry(x: RMSTensor, name: str, *, in_every_mode: bool = False) -> None:
-    """Refuse an RMS norm, whose largest entry may be sqrt(N) n: nobody who writes exp x means e^(sqrt(N) n)."""
+    """Refuse an RMS norm, whose largest entry may be sqrt(N) n, where all bounds come from that one."""
     if (in_every_mode or current_mode() == "bound") and not isinstance(x, LinfTensor):
         raise NormMismatchError(
             f"an RMS norm over {x.numel_normed} elements allows an entry of {math.sqrt(x.numel_normed):.4g} times the norm, and "
@@ -53,16 +56,39 @@ def only_largest_entry(x: RMSTensor, name: str, *, in_every_mode: bool = False) 
         )
 
 
-@normed_op(torch.pow).register_norm
-def exponential(input: int | float, exponent: LinfTensor | RMSTensor) -> RMSTensor:
-    """c^x, c > 0, for the largest entry n.  Value e^(|log c| n), attained; sensitivity |log c| times that.
+def reach(x: RMSTensor) -> torch.Tensor:
+    """The largest entry there can be."""
+    return times(x.norm_size, math.sqrt(max(x.numel_normed, 1)))
 
-    Raises NormMismatchError for an RMS norm, and for c <= 0.
+
+def growing(x: RMSTensor, value: torch.Tensor, at_zero: float, slope_at_zero: float) -> torch.Tensor:
+    """The largest RMS of f(x), f growing with |x| to `value` at x's reach R.
+
+    With g(t) = f(t)^2 and a = 2 f(0) f'(0): ``mean g <= f(0)^2 + a n + (g(R) - f(0)^2 - a R) / N``, and f(R) at most.
+    Source:      what is left of g, ``g(t) - a t``, is convex in t^2, so its mean is at most the chord's value: that of spikes
     """
-    only_largest_entry(exponent, "an exponential")
+    linear, square = 2 * at_zero * slope_at_zero, at_zero**2
+    count = max(x.numel_normed, 1)
+    if count == 1:
+        return value
+    mean = square + linear * x.norm_size + (value.square() - square - linear * reach(x)) / count
+    return torch.minimum(value, mean.clamp(min=0.0).sqrt())
+
+
+@normed_op(torch.pow).register_norm
+def exponential(input: int | float, exponent: RMSTensor) -> RMSTensor:
+    """c^x, c > 0.
+
+    Value:       e^(|log c| n) for the largest entry n, attained; from RMS sqrt(1 + 2 r n + (e^(2 r R) - 1 - 2 r R) / N), r = |log c|
+                 and R = sqrt(N) n, see `growing`
+    Sensitivity: |log c| e^(|log c| R), attained
+    Gap:         from RMS a spike and the rest of the entries cannot take all of the norm
+    Raises NormMismatchError for c <= 0.
+    """
     rate = _rate(input)
-    value = torch.exp(exponent.norm_size * rate)
-    return like(exponent, value, sensitivity={"exponent": value * rate})
+    largest = torch.exp(reach(exponent) * rate)
+    scaled_exponent = like(exponent, exponent.norm_size * rate).finalize(exponent.backing)
+    return like(exponent, growing(scaled_exponent, largest, 1.0, 1.0), sensitivity={"exponent": largest * rate})
 
 
 def _rate(base: float) -> float:
@@ -80,16 +106,15 @@ def exponential_typical(input: int | float, exponent: RMSTensor) -> RMSTensor:
 
 
 @normed_op(torch.pow).register_norm(allow_plain_tensors=True)
-def exponential_of_tensor(input: torch.Tensor, exponent: LinfTensor | RMSTensor) -> RMSTensor:
-    """c^x with a plain tensor c > 0: as `exponential`, with the largest |log c|.
+def exponential_of_tensor(input: torch.Tensor, exponent: RMSTensor) -> RMSTensor:
+    """c^x with a plain tensor c > 0: as `exponential` of the largest entry, with the largest |log c|.
 
     Value and sensitivity are infinite where c has an entry 0, whose negative powers are.
     """
-    only_largest_entry(exponent, "an exponential")
     real = input if input.is_floating_point() else run_real(torch.Tensor.to, (input, exponent.dtype), {})
     rate = lift(run_real(torch.log, (real,), {}), LinfTensor).norm_size
-    value = torch.exp(exponent.norm_size * rate)
-    return LinfTensor(value, elem_dims=(), sensitivity={"exponent": value * rate})
+    value = torch.exp(reach(exponent) * rate)
+    return rms(value, exponent.elem_dims, sensitivity={"exponent": value * rate})
 
 
 refuse(
@@ -105,7 +130,7 @@ def float_power(input: RMSTensor, exponent: int | float) -> RMSTensor:
 
 
 @normed_op(torch.float_power).register_norm
-def float_exponential(input: int | float, exponent: LinfTensor | RMSTensor) -> RMSTensor:
+def float_exponential(input: int | float, exponent: RMSTensor) -> RMSTensor:
     """c^x in double precision: `exponential`."""
     return exponential(input, exponent)
 
@@ -120,17 +145,24 @@ def _exp2_slope(x: torch.Tensor) -> torch.Tensor:
 
 def grows_exponentially(op: Callable, value: Function, slope: Function, derivative: Function, f: Function | None = None) -> None:
     """Register the rule of op, monotone in |x|, by its value and slope at the largest entry; f if op has no derivative in torch."""
+    zero = torch.zeros((), dtype=NORM_DTYPE)
+    at_zero, slope_at_zero = value(zero).item(), slope(zero).item()
 
     def rule(input: LinfTensor | RMSTensor) -> RMSTensor:  # other kinds become the former
-        only_largest_entry(input, op.__name__)
-        return like(input, value(input.norm_size), sensitivity={"input": slope(input.norm_size)})
+        largest = reach(input)
+        steepest = local_slope(input, derivative) if is_local(input) else slope(largest)
+        return like(input, growing(input, value(largest), at_zero, slope_at_zero), sensitivity={"input": steepest})
 
     def typical(input: RMSTensor) -> RMSTensor:
         return typical_pointwise(input, f or op, derivative)
 
     for fn in (rule, typical):
         fn.__name__ = fn.__qualname__ = op.__name__
-        fn.__doc__ = f"{op.__name__} x.  Value and sensitivity at the largest entry, both attained; an RMS norm is refused."
+        fn.__doc__ = (
+            f"{op.__name__} x.\n\nValue:       that of the largest entry R = sqrt(N) n, attained; from RMS less, see `growing`\n"
+            "Sensitivity: the slope at R, attained; local: the largest at the data\n"
+            "Gap:         from RMS a spike and the rest of the entries cannot take all of the norm"
+        )
     normed_op(op).register_norm(rule)
     normed_op(op).register_norm(mode="typical")(typical)
 
