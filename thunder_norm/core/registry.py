@@ -233,13 +233,15 @@ class NormedOp:
         self.key = key
         self.body = body
         self.rules: list[NormRule] = []
+        self.is_factory = False  # it makes a tensor whose norm no other's decides: it has rules, and none takes a NormedTensor
         self.__name__ = getattr(body, "__name__", str(key))
         self.__qualname__ = getattr(body, "__qualname__", self.__name__)
         self.__module__ = getattr(body, "__module__", __name__)
         self.__doc__ = body.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(v, NormedTensor) for v in flat_tensors((args, kwargs))):
+        is_normed = any(isinstance(v, NormedTensor) for v in flat_tensors((args, kwargs)))
+        if is_normed or (self.is_factory and runner().runs_model()):
             return runner().torch_function(self, args, kwargs)
         return self.body(*args, **kwargs)
 
@@ -289,6 +291,7 @@ class NormedOp:
         if unknown:
             raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
         self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when))
+        self.is_factory = not any(s.kinds for r in self.rules for s in r.slots.values())
         return rule
 
     def find(self, args: tuple, kwargs: dict, *, with_conditions: bool = True) -> tuple[NormRule, inspect.BoundArguments] | None:

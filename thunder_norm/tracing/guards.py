@@ -1,8 +1,8 @@
 """Guards of what a program asks of its surroundings and Thunder does not guard.
 
 Thunder checks the tensors, numbers and strings that a program read before it runs its trace again.  It does not check that what was
-None is None, how long a list is, which keys a dict has, which function, class, dtype or member of an enum stands somewhere, whether
-an attribute is there, or that one list stands at two places, of which it reads only one: a call with another mask, a longer list or
+None is None, how long a list is, which keys a dict has, which function, class, dtype, generator or member of an enum stands somewhere,
+whether an attribute is there, or that one list stands at two places, of which it reads only one: a call with another mask, a longer list or
 another activation silently ran the trace of the earlier call.
 
 What is looked at is noted while the trace is acquired, with the way to it from the arguments and the jitted function; one operation of
@@ -49,7 +49,7 @@ Path = tuple[tuple[str, Any], ...]
 _ROOTS = {PseudoInst.INPUT_ARGS: "args", PseudoInst.INPUT_KWARGS: "kwargs", PseudoInst.INPUT_FN: "fn"}
 _STEPS = {PseudoInst.LOAD_ATTR: "attribute", PseudoInst.BINARY_SUBSCR: "item"}
 _OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
-_IDENTICAL = (type(None), type, torch.dtype, enum.Enum, FunctionType, BuiltinFunctionType)
+_IDENTICAL = (type(None), type, torch.dtype, enum.Enum, FunctionType, BuiltinFunctionType, torch.Generator)
 _GUARDED_BY_THUNDER = (
     torch.Tensor,
     torch.nn.Module,
@@ -139,6 +139,11 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
         if path is not None and path[0][0] != "fn":  # of its own surroundings a program knows the types
             _note(wrapped, "type", None, type(value))
     return result
+
+
+def is_guarded(wrapped: WrappedValue) -> bool:
+    """Whether there is a way to a value from the arguments or the jitted function: the program did not make it itself."""
+    return _path(wrapped.provenance) is not None
 
 
 def _note_method(wrapped: WrappedValue, method: MethodType) -> None:
