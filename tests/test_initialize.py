@@ -323,6 +323,19 @@ def test_a_generator_that_a_traced_program_makes_is_refused():
             run(torch.ones(()))
 
 
+@pytest.mark.parametrize("name", ["manual_seed", "seed", "set_state"])
+def test_a_generator_that_a_traced_program_seeds_is_refused(name):
+    generator = torch.Generator()
+    args = {"manual_seed": (3,), "seed": (), "set_state": (generator.get_state(),)}[name]
+
+    def f(n: torch.Tensor) -> torch.Tensor:
+        getattr(generator, name)(*args)
+        return initialize(RMSTensor, (3,), n, generator=generator)
+
+    with pytest.raises(UnsupportedOpError, match=f"torch.Generator.{name} in a traced program"):
+        thunder.jit(f, transforms=[transforms.NormTransform()])(torch.ones(()))
+
+
 def test_errors_are_the_same_in_a_trace():
     jf = thunder.jit(lambda n: initialize(RMSTensor, (3,), n, elem_dims=2), transforms=[transforms.NormTransform()])
     with pytest.raises(NormMismatchError, match="out of range"):
