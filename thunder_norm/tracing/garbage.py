@@ -31,9 +31,9 @@ def rarely_collected() -> Iterator[None]:
     with _lock:
         if _num_users == 0:
             _before = gc.get_threshold()
-            is_on = _before[0] > 0
-            _meanwhile = tuple(map(max, _before, THRESHOLDS)) if is_on else _before
-            gc.set_threshold(*_meanwhile)
+            if _before[0] > 0:  # 0: it never looks
+                gc.set_threshold(*map(max, _before, THRESHOLDS))
+            _meanwhile = gc.get_threshold()  # a Python without an oldest generation keeps no third number
         _num_users += 1
     try:
         yield
