@@ -25,6 +25,7 @@ from benchmarks import (  # noqa: E402
     modular,
     normed,
     orthogonalization,
+    other_sizes,
     page,
     profile,
     real_mode,
@@ -35,6 +36,7 @@ from benchmarks import (  # noqa: E402
 SUITES = {
     "real_mode": real_mode,
     "first_calls": first_calls,
+    "other_sizes": other_sizes,
     "normed": normed,
     "subclasses": subclasses,
     "modular": modular,

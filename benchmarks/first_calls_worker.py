@@ -68,7 +68,7 @@ CANDIDATES: dict[str, Callable[[], Callable]] = {
 }
 
 
-def _processor_time() -> float:
+def processor_time() -> float:
     """Of this process and the compilers that it started and that have ended."""
     of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + of_children.ru_utime + of_children.ru_stime
@@ -78,17 +78,17 @@ def first_call(candidate: str, name: str) -> dict[str, Any]:
     """Seconds of the processor's time from making the function that is compiled to its first result, and of the acquisition."""
     model, inputs = first_calls_models.made(name)
     compiled = CANDIDATES[candidate]()
-    acquisitions = _timed_acquisitions()
-    started = _processor_time()
+    acquisitions = timed_acquisitions()
+    started = processor_time()
     function = compiled(model)
     with torch.no_grad():
         function(**inputs)
-    seconds = _processor_time() - started
+    seconds = processor_time() - started
     is_ours_imported = any(module.partition(".")[0] == "thunder_norm" for module in sys.modules)
     return {"seconds": seconds, "acquisition": sum(acquisitions) or None, "is_ours_imported": is_ours_imported}
 
 
-def _timed_acquisitions() -> list[float]:
+def timed_acquisitions() -> list[float]:
     """The seconds that each acquisition of a trace takes from here on."""
     found = []
     acquire = thunder.thunder_general_jit

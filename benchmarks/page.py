@@ -131,6 +131,20 @@ def _first_calls(cases: Cases) -> list[str]:
     ]
 
 
+def _other_sizes(cases: Cases) -> list[str]:
+    heads = ["", "first call", "of it the acquisition", "another batch size, to that", "of it the acquisition"]
+    lines, ratios = [], []
+    for case, rows in cases.items():
+        first, other = rows["first call"], rows["another batch size"]
+        shares = [f"{row['acquisition_us'] / row['median_us']:.0%}" for row in (first, other)]
+        lines.append([case, _time(first), shares[0], _ratio(other), shares[1]])
+        ratios.append(other["acquisition_us"] / first["median_us"])
+    return [
+        _table(heads, lines),
+        f"The acquisition for another batch size alone takes {_range(ratios)} of the time of the first call.",
+    ]
+
+
 def _norms(cases: Cases) -> list[str]:
     maps, modes, firsts = [], [], []
     for case, rows in cases.items():
@@ -253,6 +267,7 @@ def _function_transforms(cases: Cases) -> list[str]:
 _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "real_mode": _real_mode,
     "first_calls": _first_calls,
+    "other_sizes": _other_sizes,
     "normed": _norms,
     "subclasses": _subclasses,
     "profile": _profile,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from benchmarks import first_calls, page, real_mode
+from benchmarks import first_calls, other_sizes, page, real_mode
 from benchmarks.parts import exchanged
 
 TEXT = page.PAGE.read_text()
@@ -57,3 +57,10 @@ def test_first_calls_are_measured_in_processes_of_their_own(candidate):
     answer = first_calls.first_call(candidate, "ResNet-18")
     assert answer["seconds"] > (answer["acquisition"] or 0) >= 0
     assert (answer["acquisition"] is None) == candidate.startswith("torch.compile")
+
+
+@pytest.mark.slow
+def test_another_batch_size_is_a_call_with_an_acquisition_of_its_own():
+    answer = other_sizes.calls(f"{other_sizes.CASES[0]}, normed mode, with gradients")
+    assert list(answer) == [other_sizes.FIRST, other_sizes.OTHER]
+    assert all(measured["seconds"] > measured["acquisition"] > 0 for measured in answer.values())

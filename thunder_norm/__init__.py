@@ -21,6 +21,7 @@ from thunder_norm import errors
 from thunder_norm import rules as _rules  # registers the norm rules  # noqa: F401
 from thunder_norm._versions import __version__
 from thunder_norm.core.context import norm_mode, norm_sensitivity
+from thunder_norm.core.initializing import initialize
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -75,6 +76,7 @@ __all__ = [
     "annotate",
     "build_norm_map",
     "errors",
+    "initialize",
     "load_norm_map",
     "load_norm_report",
     "norm_mode",

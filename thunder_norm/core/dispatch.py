@@ -123,7 +123,7 @@ def runs_model() -> bool:
 def is_factory(func: Callable) -> bool:
     """Whether an operation makes a tensor whose norm no other's decides: none of its rules takes a NormedTensor."""
     op = find_op(key_of(func))
-    return op is not None and bool(op.rules) and not any(s.kinds for r in op.rules for s in r.slots.values())
+    return op is not None and op.is_factory
 
 
 def torch_dispatch(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -239,13 +239,15 @@ class NormedOp:
         self.body = body
         self.rules: list[NormRule] = []
         self.range_rule: RangeRule | None = None
+        self.is_factory = False  # it makes a tensor whose norm no other's decides: it has rules, and none takes a NormedTensor
         self.__name__ = getattr(body, "__name__", str(key))
         self.__qualname__ = getattr(body, "__qualname__", self.__name__)
         self.__module__ = getattr(body, "__module__", __name__)
         self.__doc__ = body.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(v, NormedTensor) for v in flat_tensors((args, kwargs))):
+        is_normed = any(isinstance(v, NormedTensor) for v in flat_tensors((args, kwargs)))
+        if is_normed or (self.is_factory and runner().runs_model()):
             return runner().torch_function(self, args, kwargs)
         return self.body(*args, **kwargs)
 
@@ -295,6 +297,7 @@ class NormedOp:
         if unknown:
             raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
         self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when))
+        self.is_factory = not any(s.kinds for r in self.rules for s in r.slots.values())
         return rule
 
     def register_range(self, rule: RangeRule) -> RangeRule:

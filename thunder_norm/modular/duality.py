@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
+from thunder_norm.core.initializing import initialize
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled, semi_orthogonal
+from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled
 
 _LARGE = 2**16  # entries: more than these gain nothing from company
 _PIECE = 2**17  # entries that a CPU's cache holds while several operations go over them
@@ -64,8 +65,9 @@ class Ball:
         raise NotImplementedError
 
     def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> torch.Tensor:
-        """A tensor of norm exactly 1 to start a parameter from, in float64 on the generator's device."""
-        raise NotImplementedError
+        """A tensor of norm exactly 1 to start a parameter from, in float64 on the generator's device: see `initialize`."""
+        device = "cpu" if generator is None else generator.device
+        return initialize(self.kind, shape, generator=generator, elem_dims=self.elem_dims, dtype=torch.float64, device=device)
 
 
 class _VectorBall(Ball):
@@ -98,17 +100,11 @@ class _VectorBall(Ball):
     def project(self, t: torch.Tensor) -> torch.Tensor:
         return self._along(self._nearest, at_least_float32(t)).to(t.dtype)
 
-    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> torch.Tensor:
-        return self._along(self._on_sphere, _normal(shape, generator))
-
     def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
         raise NotImplementedError
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
-
-    def _on_sphere(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._steepest(rows)
 
 
 class L2Ball(_VectorBall):
@@ -143,9 +139,6 @@ class LinfBall(_VectorBall):
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.clamp(-1, 1)
 
-    def _on_sphere(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.ones_like(rows)
-
 
 class L1Ball(_VectorBall):
     """Sum of absolute values: the largest entry of g takes it all; a projection lowers all entries of a row by the same amount."""
@@ -162,9 +155,6 @@ class L1Ball(_VectorBall):
         last = (ordered > thetas).sum(-1, keepdim=True).clamp(min=1) - 1
         lowered = rows.sign() * (rows.abs() - thetas.gather(-1, last)).clamp(min=0)
         return torch.where(rows.abs().sum(-1, keepdim=True) > 1, lowered, rows)
-
-    def _on_sphere(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows / rows.abs().sum(-1, keepdim=True)
 
 
 class OperatorBall(Ball):
@@ -199,10 +189,6 @@ class OperatorBall(Ball):
         limit = self._largest(matrices)
         clipped = (u * s.clamp(max=limit).unsqueeze(-2)) @ vh
         return self._back(torch.where((s > limit).any(-1)[..., None, None], clipped, matrices)).to(t.dtype)
-
-    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> torch.Tensor:
-        matrices = self._matrices(_normal(shape, generator))
-        return self._back(semi_orthogonal(matrices) * self._largest(matrices))
 
 
 @dataclass(frozen=True)
@@ -253,8 +239,3 @@ _BALLS: dict[type[NormedTensor], type[Ball]] = {
     L2Tensor: L2Ball,
     L1Tensor: L1Ball,
 }
-
-
-def _normal(shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
-    device = "cpu" if generator is None else generator.device
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device=device)

@@ -75,17 +75,6 @@ def goes_alone(matrices: torch.Tensor) -> bool:
     return matrices.device.type == "cpu" and min(matrices.shape[-2:]) > _SMALL
 
 
-def semi_orthogonal(gaussian: torch.Tensor) -> torch.Tensor:
-    """Uniformly distributed semi-orthogonal matrices from Gaussian ones."""
-    if not gaussian.numel():
-        return gaussian
-    is_wide = gaussian.shape[-2] < gaussian.shape[-1]
-    q, r = torch.linalg.qr(gaussian.mT if is_wide else gaussian)
-    signs = r.diagonal(dim1=-2, dim2=-1).sign()
-    q = q * torch.where(signs == 0, torch.ones_like(signs), signs).unsqueeze(-2)
-    return q.mT if is_wide else q
-
-
 def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
     """`t` with largest entry 1 along dims (or all zero): squares neither overflow nor vanish."""
     d = t.detach()

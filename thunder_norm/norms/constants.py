@@ -54,7 +54,9 @@ class Constants:
 
     def _follows(self, func: Callable, made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
         key = op_key(func)
-        is_random = isinstance(key, str) and key.startswith(_RANDOM)
+        is_random = (
+            isinstance(key, str) and key.startswith(_RANDOM) or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        )
         is_known = all(t.device.type != "meta" or id(t) in self._values for t in given)
         is_small = any(t.numel() <= MAX_NUMEL for t in made or given)
         return is_known and is_small and not is_random

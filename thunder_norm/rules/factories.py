@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import current_mode
+from thunder_norm.core.elem_dims import Dims
+from thunder_norm.core.initializing import unit
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -143,6 +145,15 @@ def randn_like_typical(input: NormedTensor, **options: Any) -> RMSTensor:
 def randn_typical(*size: Any, **options: Any) -> RMSTensor:
     """Standard normal: expected RMS 1 over any dimensions."""
     return LinfTensor(1.0, elem_dims=())
+
+
+@unit.register_norm
+def initialized(kind: type[NormedTensor], shape: tuple[int, ...], elem_dims: Dims, generator: Any, device: str) -> NormedTensor:
+    """What `thunder_norm.initialize` draws before it is scaled: norm 1, exactly.
+
+    Untried:     random, of no argument
+    """
+    return kind(1.0, elem_dims=elem_dims)
 
 
 # -- refused ------------------------------------------------------------------------------------------------------------------

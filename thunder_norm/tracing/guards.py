@@ -1,8 +1,8 @@
 """Guards of what a program asks of its surroundings and Thunder does not guard.
 
 Thunder checks the tensors, numbers and strings that a program read before it runs its trace again.  It does not check that what was
-None is None, how long a list is, which keys a dict has, which function, class, dtype or member of an enum stands somewhere, whether
-an attribute is there, or that one list stands at two places, of which it reads only one: a call with another mask, a longer list or
+None is None, how long a list is, which keys a dict has, which function, class, dtype, generator or member of an enum stands somewhere,
+whether an attribute is there, or that one list stands at two places, of which it reads only one: a call with another mask, a longer list or
 another activation silently ran the trace of the earlier call.
 
 What is looked at is noted while the trace is acquired, with the way to it from the arguments and the jitted function; one operation of
@@ -15,8 +15,6 @@ import collections
 import contextvars
 import enum
 import functools
-import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,17 +37,16 @@ import torch
 
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
+from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue
 from thunder.core.trace import get_tracectx
 
-Path = tuple[tuple[str, Any], ...]
-
 _ROOTS = {PseudoInst.INPUT_ARGS: "args", PseudoInst.INPUT_KWARGS: "kwargs", PseudoInst.INPUT_FN: "fn"}
 _STEPS = {PseudoInst.LOAD_ATTR: "attribute", PseudoInst.BINARY_SUBSCR: "item"}
 _OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
-_IDENTICAL = (type(None), type, torch.dtype, enum.Enum, FunctionType, BuiltinFunctionType)
+_IDENTICAL = (type(None), type, torch.dtype, enum.Enum, FunctionType, BuiltinFunctionType, torch.Generator)
 _GUARDED_BY_THUNDER = (
     torch.Tensor,
     torch.nn.Module,
@@ -76,8 +73,6 @@ _LOOK_INTO_NOTHING = frozenset(
 # what it is is guarded wherever it stands
 _STAND_ANYWHERE = (*_IDENTICAL, *_GUARDED_BY_THUNDER, bytes, CodeType, CellType)
 _MOST_KEYS = 256
-# whose globals are as they are
-_OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"})
 
 
 @dataclass
@@ -139,6 +134,11 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
         if path is not None and path[0][0] != "fn":  # of its own surroundings a program knows the types
             _note(wrapped, "type", None, type(value))
     return result
+
+
+def is_guarded(wrapped: WrappedValue) -> bool:
+    """Whether there is a way to a value from the arguments or the jitted function: the program did not make it itself."""
+    return _path(wrapped.provenance) is not None
 
 
 def _note_method(wrapped: WrappedValue, method: MethodType) -> None:
@@ -216,7 +216,8 @@ def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> 
     guards = _current.get()
     if guards is None:
         return
-    check = _compiled(guards.roots, _kept(guards), _still_meeting(guards))
+    ways = Ways(guards.roots)
+    check = _compiled(ways, _kept(guards, ways), _still_meeting(guards, ways))
     if check is None:
         return
     check_in_prologue(ctx, bind(check))
@@ -233,60 +234,21 @@ def check_in_prologue(ctx: Any, check: Callable) -> None:
     ctx.add_constraint((emit,))
 
 
-def _kept(guards: Guards) -> list[tuple[Path, str, Any, Any]]:
+def _kept(guards: Guards, ways: Ways) -> list[tuple[Path, str, Any, Any]]:
     """The conditions that hold after the acquisition too, and are of what may change."""
     kept = []
     for (path, kind, detail), expected in guards.conditions.items():
-        found = _walked(path, guards.roots, kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum)))
-        if found is not _LEFT_OUT and _holds(found, kind, detail, expected):
+        is_code = kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum))
+        found = ways.end_of_code(path) if is_code else ways.end(path)
+        if found is not LEFT_OUT and _holds(found, kind, detail, expected):
             kept.append((path, kind, detail, expected))
     return kept
 
 
-def _still_meeting(guards: Guards) -> list[tuple[Path, Path]]:
+def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path]]:
     """The ways that lead to one object after the acquisition too."""
-    found = [(pair, [_walked(path, guards.roots, False) for path in pair]) for pair in guards.meetings]
-    return [pair for pair, (one, other) in found if one is other and one is not _LEFT_OUT]
-
-
-_LEFT_OUT = object()
-_METHODS = (FunctionType, classmethod, staticmethod, GetSetDescriptorType, MemberDescriptorType)
-
-
-def _walked(path: Path, roots: dict[str, Any], is_code: bool) -> Any:
-    """What is at the end of a way; _LEFT_OUT if user code runs on it, or if it is code that others wrote."""
-    value = roots[path[0][0]]
-    for n, (step, key) in enumerate(path[1:], 2):
-        if step == "item":
-            if not isinstance(value, (dict, list)) and type(value) is not tuple:
-                return _LEFT_OUT
-            try:
-                value = value[key]
-            except (KeyError, IndexError):
-                return _LEFT_OUT
-            continue
-        is_last = n == len(path)
-        if (
-            key == "__dict__"
-            or (key == "__func__" and is_last)
-            or (n > 2 and isinstance(value, FunctionType) and _is_of_others(value.__globals__))
-        ):
-            return _LEFT_OUT  # what is read of a __dict__ has a shorter way
-        found = inspect.getattr_static(type(value), key, None)
-        is_of_class = key not in getattr(value, "__dict__", ()) and not key.startswith("__") and hasattr(type(found), "__get__")
-        if is_of_class and (not isinstance(found, _METHODS) or (is_code and is_last)):
-            return _LEFT_OUT  # a property, which runs code; or a method
-        try:
-            value = getattr(value, key)
-        except Exception:  # noqa: BLE001 - user code
-            return _LEFT_OUT
-    return value
-
-
-def _is_of_others(names: dict[str, Any]) -> bool:
-    """Whether the globals of a function are those of a library."""
-    file = names.get("__file__") or ""
-    return names.get("__name__", "").partition(".")[0] in _OF_OTHERS or "site-packages" in file
+    found = [(pair, [ways.end(path) for path in pair]) for pair in guards.meetings]
+    return [pair for pair, (one, other) in found if one is other and one is not LEFT_OUT]
 
 
 # What is checked, of a value, what was noted of it, and an attribute or key.
@@ -312,13 +274,13 @@ def _holds(value: Any, kind: str, detail: Any, expected: Any) -> bool:
 
 
 def _compiled(
-    roots: dict[str, Any], conditions: list[tuple[Path, str, Any, Any]], meetings: list[tuple[Path, Path]]
+    ways: Ways, conditions: list[tuple[Path, str, Any, Any]], meetings: list[tuple[Path, Path]]
 ) -> Callable[[tuple, dict], None] | None:
     """A function that raises a GuardError if a condition does not hold, or two ways lead to two objects."""
     if not conditions and not meetings:
         return None
     names: dict[Path, str] = {}
-    constants: dict[str, Any] = {"fn": roots["fn"], "_GuardError": GuardError}
+    constants: dict[str, Any] = {"fn": ways.roots["fn"], "_GuardError": GuardError}
     lines: list[str] = []
 
     def place(path: Path) -> str:
@@ -326,7 +288,7 @@ def _compiled(
             return path[0][0]
         if path not in names:
             before, (step, key) = place(path[:-1]), path[-1]
-            if step == "attribute" and _is_of_instance(_walked(path[:-1], roots, False), key):
+            if step == "attribute" and _is_of_instance(ways.end(path[:-1]), key):
                 before, step = entries(path[:-1], before), "item"
             names[path] = name = f"v{len(names)}"
             lines.append(f"{name} = {before}[{key!r}]" if step == "item" else f"{name} = {_attribute(before, key)}")

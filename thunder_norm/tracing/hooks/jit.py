@@ -11,6 +11,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import aliases, guards, native, whereabouts
 from thunder_norm.tracing.calls.differentiated import InOneNode, connect
 from thunder_norm.tracing.calls.ready import short_calls
+from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.hooks.participants import Participant, leading, participants
 from thunder_norm.tracing.hooks.replaced import replaces
 import thunder
@@ -100,7 +101,7 @@ def _with_cache_info(fn: Callable) -> Callable:
         return find
 
     def compiling(*args: Any, **kwargs: Any) -> Any:
-        with native.compiler():
+        with native.compiler(), rarely_collected():
             return find(*args, **kwargs)
 
     return short_calls(compiling, around["weakref_cd"], around["weakref_cs"])

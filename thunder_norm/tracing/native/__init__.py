@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
-from thunder_norm.tracing.native import builtins, calls, elements, frames, passes, values
+from thunder_norm.tracing.native import builtins, calls, constraints, elements, frames, passes, values
 from thunder_norm.tracing.replacement import Replacements
 
 REPLACEMENTS = Replacements(
@@ -29,6 +29,7 @@ REPLACEMENTS = Replacements(
         *elements.REPLACEMENTS,
         *builtins.REPLACEMENTS,
         *calls.REPLACEMENTS,
+        *constraints.REPLACEMENTS,
     )
 )
 _is_on = os.environ.get("THUNDER_NORM_NATIVE", "1") != "0" and version("lightning-thunder") == "0.2.6"
