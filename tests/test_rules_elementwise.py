@@ -119,11 +119,7 @@ CASES = [
         for kind in (L1Tensor, L2Tensor)
         if name in ("relu", "abs", "neg", "leaky_relu")
     ],
-    *[
-        Case(f"{name} of RMS, {n}", f, (x(n),), 0.75)
-        for name, f in LARGEST_ENTRY_ONLY
-        for n in (0.2, 0.9)
-    ],
+    *[Case(f"{name} of RMS, {n}", f, (x(n),), 0.75) for name, f in LARGEST_ENTRY_ONLY for n in (0.2, 0.9)],
     Case("a number to the power of RMS", lambda t: 3.0**t, (x(0.6),), 0.75),
     Case("exp of l1", torch.exp, (x(0.5, L1Tensor),)),
     Case("neg of an operator", torch.neg, (x(1.0, RMSToRMSTensor, (3, 4)),)),

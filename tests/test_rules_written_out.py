@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import rules  # noqa: F401
 from thunder_norm.audit import Ball, Case, check
-from thunder_norm.core.context import norm_mode
+from thunder_norm.core.context import norm_mode, norm_sensitivity
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.errors import NormMismatchError
 
 FEW = {"restarts": 6, "steps": 15, "seed": seeded()}
 ROOT = math.sqrt(2 / math.pi)
@@ -216,3 +217,129 @@ def test_rotary_embedding_is_an_isometry():
     out = rotary(normed(1.0, (2, 3, 4)))
     assert out.norm_size.item() == pytest.approx(1.0)
     assert out.perturbation_size.item() == pytest.approx(1.0)
+
+
+# -- exponentials -------------------------------------------------------------------------------------------------------------
+
+
+def by_largest(x):
+    e = torch.exp(x - x.max(-1, keepdim=True)[0])
+    return e / e.sum(-1, keepdim=True)
+
+
+def by_constant(x):
+    e = (x - x.amax(dim=-1, keepdim=True).detach()).exp()
+    return torch.div(e, torch.sum(e, dim=-1, keepdim=True))
+
+
+def by_mean(x):
+    shifted = x - torch.relu(x).mean(-1, keepdim=True)
+    return shifted.exp() / shifted.exp().sum(-1, keepdim=True)
+
+
+def unshifted(x):
+    return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)
+
+
+def by_log_sum(x):
+    return torch.exp(x - torch.logsumexp(x, -1, keepdim=True))
+
+
+def by_log_softmax(x):
+    return F.log_softmax(x, dim=-1).exp()
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def logistic(x):
+    return 1 / (1 + torch.exp(-x))
+
+
+def silu_by_exponential(x):
+    return x / (1 + torch.exp(-x))
+
+
+def silu_by_reciprocal(x):
+    return torch.reciprocal(torch.exp(-1.7 * x) + 1.0) * x
+
+
+def softplus_by_log(x):
+    return torch.log(1.0 + x.exp())
+
+
+def softplus_by_log1p(x):
+    return torch.log1p(torch.exp(x))
+
+
+EXPONENTIALS = [
+    *((f, softmax) for f in (by_largest, by_constant, by_mean, unshifted, by_log_sum, by_log_softmax)),
+    (logistic, torch.sigmoid),
+    (silu_by_exponential, F.silu),
+    (silu_by_reciprocal, lambda x: F.silu(1.7 * x) / 1.7),
+    (softplus_by_log, F.softplus),
+    (softplus_by_log1p, F.softplus),
+]
+
+
+@pytest.mark.parametrize("sensitivity", ["global", "local"])
+@pytest.mark.parametrize("kind", [RMSTensor, LinfTensor])
+@pytest.mark.parametrize("written, fused", EXPONENTIALS, ids=lambda f: f.__name__)
+def test_exponentials_written_out_have_the_bounds_of_the_fused_ones(written, fused, kind, sensitivity):
+    with norm_sensitivity(sensitivity):
+        a, b = written(normed(1.3, kind=kind)), fused(normed(1.3, kind=kind))
+    torch.testing.assert_close(a.backing, b.backing, rtol=1e-9, atol=1e-9)
+    assert type(a) is type(b)
+    assert a.norm_size.item() == pytest.approx(b.norm_size.item(), rel=1e-6)
+    assert a.perturbation_size.item() == pytest.approx(b.perturbation_size.item(), rel=1e-6)
+
+
+EXPONENTIAL_CASES = [
+    Case(f.__name__, f, (Ball("x", kind, (2, 3), 0.8),), 0.0, FEW) for f, _ in EXPONENTIALS for kind in (RMSTensor, LinfTensor)
+]
+
+
+@pytest.mark.parametrize("case", EXPONENTIAL_CASES, ids=lambda c: c.name)
+def test_bounds_of_exponentials_hold(case):
+    case.check(seeded())
+
+
+def other_sum(x):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(0, keepdim=True)
+
+
+def sum_of_others(x):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / torch.exp(x - x.amax()).sum(-1, keepdim=True)
+
+
+def without_keepdim(x):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1)
+
+
+def largest_of_others(x):
+    return torch.exp(x - x.flip(0).amax(-1, keepdim=True))
+
+
+def two_and_exponential(x):
+    return x / (2 + torch.exp(-x))
+
+
+def wrong_sign(x):
+    return x / (1 + torch.exp(x))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [other_sum, sum_of_others, without_keepdim, largest_of_others, two_and_exponential, wrong_sign],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("kind", [RMSTensor, LinfTensor])
+def test_what_only_looks_like_a_softmax_is_sound_or_refused(call, kind):
+    try:
+        check(call, [Ball("x", kind, (3, 3), 0.7)], tight=0, **FEW)
+    except NormMismatchError as e:
+        assert "division by a normed tensor" in str(e)

@@ -13,6 +13,7 @@ from thunder_norm.rules import (
     softmax,
     normalization,
     written_out_activations,
+    written_out_exponentials,
     written_out_groups,
     written_out_means,
     rotary,
@@ -94,6 +95,7 @@ __all__ = [
     "steps",
     "unpooling",
     "written_out_activations",
+    "written_out_exponentials",
     "written_out_groups",
     "written_out_means",
 ]

@@ -24,7 +24,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules import _forms as forms
-from thunder_norm.rules._facts import Source, moves_with, unconditional, with_fact
+from thunder_norm.rules._facts import Alternatives, Source, moves_with, unconditional, with_fact
 from thunder_norm.rules._forms import Form, Group, Inverse, Normalized, Root, own_form
 from thunder_norm.rules._local import is_local, smallest_mean_square
 from thunder_norm.rules._shared import Constant, times
@@ -138,7 +138,12 @@ def derivations(derive: Callable[..., Any], *args: Any) -> list[Any]:
 def facts_of(x: NormedTensor) -> list[Group]:
     """What x is as a function of others, and of itself."""
     found = x._facts if isinstance(x._facts, Alternatives) else ()
-    return [*found, own_form(x)] if isinstance(x, RMSTensor) else []
+    return [*(f for f in found if isinstance(f, Group)), own_form(x)] if isinstance(x, RMSTensor) else []
+
+
+def are_of_one(a: NormedTensor, b: NormedTensor) -> bool:
+    """Whether both are known as functions of one tensor."""
+    return any(source_of(f).is_same(source_of(g)) for f in facts_of(a) for g in facts_of(b))
 
 
 def source_of(fact: Group) -> Source:
@@ -146,11 +151,7 @@ def source_of(fact: Group) -> Source:
     return fact.root.x if isinstance(fact, Inverse) else fact.x
 
 
-class Alternatives(tuple):
-    """Facts: what a tensor is, as functions of several others."""
-
-
-def with_facts(result: NormedTensor, found: Iterable[Group]) -> NormedTensor:
+def with_facts(result: NormedTensor, found: Iterable[Any]) -> NormedTensor:
     """A rule's result, and what it is as a function of others."""
     return with_fact(result, Alternatives(list(found)[:_ALTERNATIVES]))
 

@@ -51,9 +51,9 @@ class Source:
         )
 
     def tensor(self, scale: float = 1.0) -> Any:
-        """It again, or a multiple of it: without facts, its backing only for the shape unless a rule is to look at it."""
+        """It again, or a multiple of it, its norm that many times: without facts, its backing only for the shape unless a rule looks."""
         backing = self.backing if scale == 1 or current_sensitivity() == "global" else self.backing * scale
-        return self.kind._wrap(backing, times(self.norm_size, scale), None, self.elem_dims)
+        return self.kind._wrap(backing, times(self.norm_size, abs(scale)), None, self.elem_dims)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +65,14 @@ class Filled:
     norm_size: torch.Tensor  # of the entries that are numbers
 
 
+class Alternatives(tuple):
+    """Several facts about one tensor, those about where it comes from first."""
+
+
 def fact(x: Any, kind: type[F]) -> F | None:
-    """The fact of that kind about x, if x is a normed tensor and there is one."""
+    """The first fact of that kind about x, if x is a normed tensor and there is one."""
     found = x._facts if isinstance(x, NormedTensor) else None
-    return found if isinstance(found, kind) else None
+    return next((f for f in (found if isinstance(found, Alternatives) else (found,)) if isinstance(f, kind)), None)
 
 
 def with_fact(result: NormedTensor, what: Any) -> NormedTensor:

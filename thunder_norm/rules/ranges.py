@@ -22,6 +22,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, negative, refined, rms, scalar, times
 from thunder_norm.rules.binary import product_dims
+from thunder_norm.rules.written_out_exponentials import difference_of_largest
 
 Of = Callable[[Any], Range | None]
 Known = Range | None
@@ -200,7 +201,14 @@ def _sum(args: tuple, kwargs: Mapping[str, Any], of: Of, sign: float = 1.0) -> K
 
 
 normed_op(torch.add).register_range(_sum)
-normed_op(torch.sub).register_range(lambda args, kwargs, of: _sum(args, kwargs, of, -1.0))
+
+
+def _difference(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    a, b = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "other")
+    return (len(args) < 3 and not kwargs.get("alpha") and difference_of_largest(a, b)) or _sum(args, kwargs, of, -1.0)
+
+
+normed_op(torch.sub).register_range(_difference)
 normed_op(torch.rsub).register_range(
     lambda args, kwargs, of: _sum((_argument(args, kwargs, 1, "other"), args[0], *args[2:]), kwargs, of, -1.0) if args else None
 )
@@ -419,16 +427,3 @@ def log1p(input: RMSTensor) -> RMSTensor:
     c = _range(input).low
     steepest = 1.0 if c >= 0 else math.log1p(c) / c
     return rms(times(input.norm_size, steepest), input.elem_dims, sensitivity={"input": 1 / (1 + c)})
-
-
-def _exponential(op: Callable, f: Callable[[float], float]) -> None:
-    def rule(input: RMSTensor) -> RMSTensor:
-        largest = f(_range(input).high)
-        return rms(bounded(largest, input.norm_size), input.elem_dims, sensitivity={"input": largest})
-
-    rule.__name__ = rule.__qualname__ = f"{op.__name__}_of_range"
-    rule.__doc__ = "e^x, for x of at most c.  Value e^c, sensitivity e^c.\n\nGap: the norm of x does not count."
-    normed_op(op).register_norm(rule, mode="bound", when=lambda args: _range(args["input"]).high <= 0)
-
-
-_exponential(torch.exp, _exp)

@@ -24,7 +24,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._derived import facts_of
 from thunder_norm.rules._facts import fact, is_rms, moves_with, unconditional, with_fact
-from thunder_norm.rules._forms import Form
+from thunder_norm.rules._forms import Form, multiple
 from thunder_norm.rules._shared import Number, times
 
 _ENTRY = (1, 0, 0)
@@ -55,7 +55,7 @@ def _is_gate(name: str) -> Callable[[dict[str, Any]], bool]:
 # -- gates ----------------------------------------------------------------------------------------------------------------
 
 
-def _polynomials(x: NormedTensor) -> tuple[Form, ...]:
+def polynomials(x: NormedTensor) -> tuple[Form, ...]:
     """x as polynomials of entries, x itself the last."""
     return tuple(f for f in facts_of(x) if isinstance(f, Form) and f.is_of_entries and not f.is_of_groups)
 
@@ -63,14 +63,14 @@ def _polynomials(x: NormedTensor) -> tuple[Form, ...]:
 def _register_gate(f: Callable, when: Callable[[dict[str, Any]], bool]) -> None:
     def gate(input: RMSTensor) -> NormedTensor:
         """As every such function, and of what."""
-        return with_fact(unconditional(f, input), Gate(f, _polynomials(input)))
+        return with_fact(unconditional(f, input), Gate(f, polynomials(input)))
 
     gate.__name__ = gate.__qualname__ = f"{f.__name__}_gate"
     normed_op(f).register_norm(gate, when=when)
 
 
-_register_gate(torch.tanh, lambda args: len(_polynomials(args["input"])) > 1)
-_register_gate(torch.erf, lambda args: len(_polynomials(args["input"])) > 1)
+_register_gate(torch.tanh, lambda args: len(polynomials(args["input"])) > 1)
+_register_gate(torch.erf, lambda args: len(polynomials(args["input"])) > 1)
 _register_gate(torch.sigmoid, lambda args: True)
 
 
@@ -136,7 +136,7 @@ def _gated_by(x: Any, gate: Gate | None) -> tuple[Form, tuple[Callable[[Any], No
     """What x is a multiple of, and the activation that its product with the gate is; None if that is none."""
     if gate is None or not is_rms(x) or fact(x, Gate) is not None:
         return None
-    for own in _polynomials(x):
+    for own in polynomials(x):
         for argument in gate.arguments:
             activation = _activation(gate, argument) if own.x.is_same(argument.x) and own.terms.keys() == {_ENTRY} else None
             if activation is not None:
@@ -149,13 +149,27 @@ def _is_gated(x: str, gate: str) -> Callable[[dict[str, Any]], bool]:
     return lambda args: _gated_by(args[x], fact(args[gate], Gate)) is not None
 
 
+def logistic_gate(negative: tuple[Form, ...]) -> Gate:
+    """The gate ``1 / (1 + e^negative)``, of polynomials of entries."""
+    return Gate(torch.sigmoid, tuple(g for f in negative if (g := multiple(f, -1.0)) is not None))
+
+
+def product_with_gate(x: Any, gate: Gate) -> NormedTensor | None:
+    """x times its own gate, as a rule's result for `input` and `other`; None if it is not its own."""
+    return None if _gated_by(x, gate) is None else _times_gate(x, gate)
+
+
 def _gated(x: RMSTensor, gate: NormedTensor) -> NormedTensor:
     """x times its own gate.
 
     Value:        that of the activation: gelu, gelu with tanh, silu
     Sensitivity:  its own, to x; the gate moves with x only
     """
-    found = _gated_by(x, _gate(gate))
+    return _times_gate(x, _gate(gate))
+
+
+def _times_gate(x: RMSTensor, gate: Gate) -> NormedTensor:
+    found = _gated_by(x, gate)
     assert found is not None, "the rule's condition has been checked"
     own, (rule, a, c) = found
     c = abs(c * own.of_entry(1))

@@ -1,0 +1,282 @@
+"""Softmax, the logistic function and softplus written out in exponentials.
+
+    e = torch.exp(x - x.amax(-1, keepdim=True)); e / e.sum(-1, keepdim=True)
+    torch.exp(x - torch.logsumexp(x, -1, keepdim=True))
+    x / (1 + torch.exp(-x))
+    torch.log1p(torch.exp(x))
+
+Op by op an exponential is bounded by its largest entry, and a quotient of two of them not at all.  Here a difference remembers along
+which dimensions it is x minus one number, an exponential of what it is one, and a sum over which dimensions: a quotient of the two is
+the softmax it is, whatever the number that was subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.dispatch import range_of
+from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.ranges import Range
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules._derived import are_of_one, with_facts
+from thunder_norm.rules._facts import Source, fact, moves_with, unconditional, with_fact
+from thunder_norm.rules._forms import Form
+from thunder_norm.rules._shared import Number, dims_tuple, rms
+from thunder_norm.rules.written_out_activations import Gate, logistic_gate, polynomials, product_with_gate
+
+Dim = int | Sequence[int] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Bounding:
+    """A fact: for each group over `dims` a number that no entry of x exceeds: the largest, or, if `is_log_sum`, log sum exp x."""
+
+    x: Source
+    dims: ed.Dims
+    is_log_sum: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Shifted:
+    """A fact: x minus a number for each group over `dims`; log softmax of x if `is_log_softmax`."""
+
+    x: Source
+    dims: ed.Dims
+    is_log_softmax: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Exponential:
+    """A fact: ``e^argument``, where the argument is x minus a number for each group over `dims` (None: it is x).
+
+    `polynomials`: the argument as one of entries, of one or another tensor.
+    """
+
+    argument: Source
+    polynomials: tuple[Form, ...]
+    x: Source
+    dims: ed.Dims | None
+
+
+@dataclass(frozen=True, eq=False)
+class ExponentialSum:
+    """A fact: the sum of exponentials over `dims`, which are still there with size 1."""
+
+    of: Exponential
+    dims: ed.Dims
+
+
+@dataclass(frozen=True, eq=False)
+class OnePlusExponential:
+    """A fact: ``1 + e^argument``."""
+
+    of: Exponential
+
+
+def _always(args: dict[str, Any]) -> bool:
+    return True
+
+
+def _knows(kind: type, *names: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda args: all(fact(args[name], kind) is not None for name in names)
+
+
+# -- what is subtracted ---------------------------------------------------------------------------------------------------
+
+
+@normed_op(torch.amax).register_norm(when=_always)
+def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTensor:
+    """The largest entry: as ever, and of what."""
+    result = unconditional(torch.amax, input, dim, keepdim)
+    return with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), False)) if keepdim else result
+
+
+@normed_op(torch.max).register_norm(when=lambda args: isinstance(args["dim"], int))
+def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
+    """The largest entry: as ever, and of what."""
+    result, index = unconditional(torch.max, input, dim, keepdim)
+    return (with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), False)) if keepdim else result), index
+
+
+@normed_op(torch.logsumexp).register_norm(when=_always)
+def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor:
+    """log sum exp x: as ever, and of what."""
+    result = unconditional(torch.logsumexp, input, dim, keepdim)
+    return with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), True)) if keepdim else result
+
+
+def _bounding(x: Any, of: Any) -> Bounding | None:
+    found = fact(x, Bounding)
+    return found if found is not None and isinstance(of, NormedTensor) and found.x.is_same(Source.of(of)) else None
+
+
+@normed_op(torch.detach).register_norm(when=_knows(Bounding, "input"))
+def detach(input: RMSTensor) -> NormedTensor:
+    """The same numbers, and of what."""
+    found = fact(input, Bounding)
+    return with_fact(unconditional(torch.detach, input), found)
+
+
+def _constant_dims(x: NormedTensor, by: NormedTensor) -> ed.Dims:
+    """Along which dimensions of x what is subtracted is one number."""
+    return tuple(d for d in ed.every(x.ndim) if -d > by.ndim or by.shape[d] == 1 != x.shape[d])
+
+
+def _is_shift(args: dict[str, Any]) -> bool:
+    """Whether a number for each group is subtracted, of which no more is known (a mean is the affair of `written_out_groups`)."""
+    x, by = args["input"], args["other"]
+    return args["alpha"] == 1 and x.ndim >= by.ndim and bool(_constant_dims(x, by)) and not are_of_one(x, by)
+
+
+@normed_op(torch.sub).register_norm(when=_is_shift)
+def sub_number_of_group(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> NormedTensor:
+    """x minus a number for each group: as every difference, and that it is one."""
+    result = unconditional(torch.sub, input, other, alpha)
+    found = _bounding(other, input)
+    return with_fact(result, Shifted(Source.of(input), _constant_dims(input, other), found is not None and found.is_log_sum))
+
+
+def difference_of_largest(a: Any, b: Any) -> Range | None:
+    """The range of x minus what no entry of it exceeds."""
+    return Range(-float("inf"), 0.0) if _bounding(b, a) is not None else None
+
+
+@normed_op(F.log_softmax).register_norm(when=lambda args: isinstance(args["dim"], int))
+def log_softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> NormedTensor:
+    """log softmax: as ever, and of what."""
+    return with_fact(unconditional(F.log_softmax, input, dim), Shifted(Source.of(input), dims_tuple(dim, input.ndim), True))
+
+
+# -- exponentials and their sums ------------------------------------------------------------------------------------------
+
+
+@normed_op(torch.exp).register_norm(when=_always)
+def exp(input: RMSTensor) -> NormedTensor:
+    """e^x: as ever, and of what; for x of at most c, by what made it, value and sensitivity e^c.
+
+    A log softmax gives the softmax: its value and sensitivity.
+    Gap:         the norm of x does not count where its range does
+    """
+    shifted = fact(input, Shifted)
+    if shifted is not None and shifted.is_log_softmax and len(shifted.dims) == 1:
+        return _softmax(shifted.x, shifted.dims[0], "input")
+    found = range_of(input)
+    if current_mode() == "bound" and found is not None and found.high <= 0:
+        result = rms(bounded(1.0, input.norm_size), input.elem_dims, sensitivity={"input": 1.0})
+    else:
+        result = unconditional(torch.exp, input)
+    own, known = Source.of(input), polynomials(input)
+    facts = [] if shifted is None else [Exponential(own, known, shifted.x, shifted.dims)]
+    return with_facts(result, [*facts, Exponential(own, known, own, None)])
+
+
+@normed_op(torch.sum).register_norm(when=lambda args: args["keepdim"] is True and fact(args["input"], Exponential) is not None)
+def sum_of_exponentials(
+    input: RMSTensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> NormedTensor:
+    """A sum: as ever, and of which exponentials."""
+    found = fact(input, Exponential)
+    assert found is not None, "the rule's condition has been checked"
+    return with_fact(unconditional(torch.sum, input, dim, keepdim), ExponentialSum(found, dims_tuple(dim, input.ndim)))
+
+
+def _is_softmax(args: dict[str, Any]) -> bool:
+    a, total = fact(args["input"], Exponential), fact(args["other"], ExponentialSum)
+    if a is None or total is None or len(total.dims) != 1 or not a.argument.is_same(total.of.argument):
+        return False
+    return a.dims is None or set(total.dims) <= set(a.dims)
+
+
+@normed_op(torch.div).register_norm(when=lambda args: args["rounding_mode"] is None and _is_softmax(args))
+def div_exponentials(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> NormedTensor:
+    """e^(x - c) / sum e^(x - c): the softmax of x, whatever c is as long as it is one number for each group.
+
+    Value, sensitivity: those of `softmax`, to x.
+    """
+    found, total = fact(input, Exponential), fact(other, ExponentialSum)
+    assert found is not None and total is not None, "the rule's condition has been checked"
+    return _softmax(found.x, total.dims[0], "input", "other")
+
+
+def _softmax(x: Source, dim: int, *arguments: str) -> NormedTensor:
+    result = unconditional(F.softmax, x.tensor(), dim)
+    return moves_with(x, result, (result._sensitivity or {})["input"], *arguments)
+
+
+# -- logistic function and softplus ---------------------------------------------------------------------------------------
+
+
+def _one_plus(x: RMSTensor, result: NormedTensor) -> NormedTensor:
+    found = fact(x, Exponential)
+    assert found is not None, "the rule's condition has been checked"
+    return with_fact(result, OnePlusExponential(found))
+
+
+@normed_op(torch.add).register_norm(when=lambda args: args["other"] * args["alpha"] == 1 and _knows(Exponential, "input")(args))
+def add_one(input: RMSTensor, other: Number, alpha: Number = 1) -> NormedTensor:
+    """e^x + 1: as every sum, and what it is."""
+    return _one_plus(input, unconditional(torch.add, input, other, alpha))
+
+
+@normed_op(torch.add).register_norm(when=lambda args: args["input"] == 1 == args["alpha"] and _knows(Exponential, "other")(args))
+def one_plus(input: Number, other: RMSTensor, alpha: Number = 1) -> NormedTensor:
+    """1 + e^x: as every sum, and what it is."""
+    return _one_plus(other, unconditional(torch.add, input, other, alpha))
+
+
+def _gate_of(divisor: NormedTensor) -> tuple[Source, Gate]:
+    found = fact(divisor, OnePlusExponential)
+    assert found is not None, "the rule's condition has been checked"
+    return found.of.argument, logistic_gate(found.of.polynomials)
+
+
+@normed_op(torch.reciprocal).register_norm(when=_knows(OnePlusExponential, "input"))
+def reciprocal(input: RMSTensor) -> NormedTensor:
+    """1 / (1 + e^x): the logistic function of -x.  Value, sensitivity: its own, to x."""
+    x, gate = _gate_of(input)
+    result = unconditional(torch.sigmoid, x.tensor(-1.0))
+    return with_fact(moves_with(x, result, (result._sensitivity or {})["input"], "input"), gate)
+
+
+@normed_op(torch.div).register_norm(
+    when=lambda args: (
+        args["rounding_mode"] is None
+        and _knows(OnePlusExponential, "other")(args)
+        and product_with_gate(args["input"], _gate_of(args["other"])[1]) is not None
+    )
+)
+def div_by_one_plus(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> NormedTensor:
+    """x / (1 + e^(-a x)): silu.  Value, sensitivity: its own, to x."""
+    result = product_with_gate(input, _gate_of(other)[1])
+    assert result is not None, "the rule's condition has been checked"
+    return result
+
+
+def _softplus(x: Source) -> NormedTensor:
+    result = unconditional(F.softplus, x.tensor())
+    return moves_with(x, result, (result._sensitivity or {})["input"], "input")
+
+
+@normed_op(torch.log).register_norm(when=_knows(OnePlusExponential, "input"))
+def log(input: RMSTensor) -> NormedTensor:
+    """The softplus of x.  Value, sensitivity: its own, to x."""
+    found = fact(input, OnePlusExponential)
+    assert found is not None, "the rule's condition has been checked"
+    return _softplus(found.of.argument)
+
+
+@normed_op(torch.log1p).register_norm(when=_knows(Exponential, "input"))
+def log1p(input: RMSTensor) -> NormedTensor:
+    """The softplus of x.  Value, sensitivity: its own, to x."""
+    found = fact(input, Exponential)
+    assert found is not None, "the rule's condition has been checked"
+    return _softplus(found.argument)
