@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from thunder_norm.core.context import setting
 
@@ -41,7 +42,7 @@ def has_no_data(t: torch.Tensor) -> bool:
 def _places(model: torch.nn.Module) -> Iterator[tuple[dict, str]]:
     for module in model.modules():
         for holder in (module._parameters, module._buffers):
-            yield from ((holder, name) for name, t in holder.items() if t is not None)
+            yield from ((holder, name) for name, t in holder.items() if t is not None and not is_lazy(t))
 
 
 def _zeros(t: torch.Tensor, device: torch.device) -> torch.Tensor:
