@@ -174,4 +174,3 @@ COLUMNS: dict[str, Callable[[Model], Figures]] = {
     "plain": plain,
     "training": twelve_steps,
 }
-HEAVY = ("training",)

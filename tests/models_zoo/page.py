@@ -67,6 +67,11 @@ def succeeds(row: Row, column: str) -> bool:
     return "error" not in row[column]
 
 
+def is_asked(row: Row, column: str) -> bool:
+    """Whether the column was run, and eager PyTorch can do what it does."""
+    return column in row and not row[column].get("error", "").startswith("NotInEager")
+
+
 def summary(name: str, row: Row) -> str:
     """One line for the terminal."""
     failures = [f"{column}: {cell['error']}" for column, cell in row.items() if "error" in cell]
@@ -82,6 +87,8 @@ def cell(row: Row, column: str) -> str:
     found = row.get(column)
     if found is None:
         return "not run"
+    if not is_asked(row, column):
+        return "-"
     if "error" in found:
         return "no"
     match column:
@@ -114,7 +121,7 @@ def failures(rows: dict[str, Row]) -> list[str]:
     models: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for name, row in rows.items():
         for column in OURS:
-            if "error" in row.get(column, {}):
+            if is_asked(row, column) and not succeeds(row, column):
                 models[row[column]["error"]].setdefault(name, []).append(column)
     found = []
     for text, columns in sorted(models.items(), key=lambda item: -len(item[1])):
@@ -136,8 +143,10 @@ def counts(rows: dict[str, Row]) -> list[str]:
     ]
     lines = []
     for source, found in [*by_source.items(), ("all", list(rows.values()))]:
+        run = Counter(c for row in found for c in columns if is_asked(row, c))
         good = Counter(c for row in found for c in columns if c in row and succeeds(row, c))
-        lines.append(f"| {source} | {len(found)} | " + " | ".join(str(good[c]) for c in columns) + " |")
+        cells = (f"{good[c]}" if run[c] == len(found) else f"{good[c]} of {run[c]}" for c in columns)
+        lines.append(f"| {source} | {len(found)} | " + " | ".join(cells) + " |")
     return head + lines
 
 

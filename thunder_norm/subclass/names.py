@@ -7,6 +7,7 @@ that have a role are called by it: ``n7`` where the acquisition says so of an at
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 
 from thunder_norm.subclass.acquisition import Acquisition
@@ -52,7 +53,7 @@ def _wishes(acquisition: Acquisition, trace: TraceCtx) -> Iterator[tuple[TensorP
             for p, leaf in zip(bsym.output, spec.leaf_names(), strict=True):
                 yield p, f"{wrapper.name}_{leaf}"
         elif bsym.sym.id == LEAF.id:
-            base = "t_" + bsym.args[0].replace(".", "_")
+            base = "t_" + re.sub(r"\W", "_", bsym.args[0])
             for p, role in zip(bsym.output, acquisition.roles, strict=False):
                 yield p, f"{base}_{role}"
         elif bsym.sym.id == UNFLATTEN.id and isinstance(bsym.output, SubclassProxy):

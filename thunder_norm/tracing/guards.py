@@ -112,7 +112,8 @@ def _path(record: ProvenanceRecord) -> Path | None:
     return None if before is None or type(key) not in (str, int) else (*before, (step, key))
 
 
-def _note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
+def note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
+    """Have later calls check a condition on a value that the program reads, one of `_CONDITIONS`."""
     guards = _current.get()
     if guards is not None:
         path = _path(wrapped.provenance)
@@ -124,15 +125,15 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
     value = wrapped.value
     result = _original_wrap_callback(wrapped)  # it writes m.__dict__["a"] as m.a
     if isinstance(value, _IDENTICAL):
-        _note(wrapped, "is", None, value)
+        note(wrapped, "is", None, value)
     elif isinstance(value, torch.nn.Module):
-        _note(wrapped, "type", None, type(value))
+        note(wrapped, "type", None, type(value))
     elif isinstance(value, MethodType) and isinstance(value.__self__, torch.nn.Module):
         _note_method(wrapped, value)
     elif not isinstance(value, _GUARDED_BY_THUNDER):
         path = _path(wrapped.provenance)
         if path is not None and path[0][0] != "fn":  # of its own surroundings a program knows the types
-            _note(wrapped, "type", None, type(value))
+            note(wrapped, "type", None, type(value))
     return result
 
 
@@ -166,11 +167,11 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
 def _populate_item_wrappers(obj: WrappedValue) -> None:
     if not obj.has_item_tracking and type(obj.value) in _CONTAINERS:
         if not isinstance(obj.value, dict):
-            _note(obj, "length", None, (type(obj.value), len(obj.value)))
+            note(obj, "length", None, (type(obj.value), len(obj.value)))
         elif not obj.value:
-            _note(obj, "no keys", None, type(obj.value))
+            note(obj, "no keys", None, type(obj.value))
         elif len(obj.value) <= _MOST_KEYS:
-            _note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
+            note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
     _original_populate(obj)
 
 
@@ -193,9 +194,9 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         obj = args[0].value
         is_special = thunders.DUNDER_PATTERN.match(args[1].value)  # the interpreter itself asks for those
         if not is_special and not isinstance(obj, (torch.Tensor, jit_ext.Proxy)) and _path(args[0].provenance) is not None:
-            _note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
+            note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
     elif fn is dict.get and len(args) >= 2 and type(args[0].value) is dict and type(args[1].value) in (str, int):
-        _note(args[0], "contains", args[1].value, args[1].value in args[0].value)
+        note(args[0], "contains", args[1].value, args[1].value in args[0].value)
     elif isinstance(fn, _OPAQUE) and any(type(a.value) in _CONTAINERS for a in args):
         if not _looks_into_nothing(fn) and not is_known(fn):
             look_into(args)
@@ -259,6 +260,7 @@ _CONDITIONS = {
     "keys": "type({value}) is {expected}[0] and tuple({value}) == {expected}[1]",
     "no keys": "type({value}) is {expected} and not {value}",
     "contains": "({detail!r} in {value}) is {expected}",
+    "own item": "dict.__getitem__({value}, {detail!r}) == {expected}",
     "not own": "{detail!r} not in {value}.__dict__",
     "has": "hasattr({value}, {detail!r}) is {expected}",
 }

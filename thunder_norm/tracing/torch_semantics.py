@@ -112,6 +112,14 @@ def _where(self: Any, condition: Any, other: Any) -> Any:
     return ltorch.where(condition, self, other)
 
 
+@_instead_of(torch.Tensor.tile)
+def _tile(self: Any, *sizes: Any, dims: Any = None) -> Any:
+    """Thunder's takes one tuple."""
+    if dims is not None or (len(sizes) == 1 and isinstance(sizes[0], Sequence)):
+        sizes = tuple(sizes[0] if dims is None else dims)
+    return ltorch.repeat(self, (1,) * (self.ndim - len(sizes)) + sizes)
+
+
 @_instead_of(torch.atleast_2d)
 def _atleast_2d(*tensors: Any) -> Any:
     return _of_each(ltorch.atleast_2d, tensors)

@@ -13,6 +13,7 @@ from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
+from thunder_norm.tracing.proxy_names import own_name
 from thunder.core import jit_ext
 from thunder.core.interpreter import WrappedValue
 from thunder.core.trace import TraceCtx
@@ -28,7 +29,7 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     if asked is None:
         return thunders_proxy(x, name, history)
     aliases.note(x, history)
-    return asked.proxy(x, name, history)
+    return asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
 
 
 @replaces(

@@ -72,6 +72,10 @@ _original_dict_merge = _handlers["DICT_MERGE"]
 
 
 def _args(lst: Any) -> list[Any]:
+    if not isinstance(unwrap(lst), list | tuple):  # f(*generator), of which Thunder asks the length
+        lst = thunders._interpret_call(lambda given: [*given], lst)
+        if lst is _EXCEPTION_RAISED:
+            raise thunders.get_interpreterruntimectx().curexc
     found = items(lst)
     return _original_args(lst) if found is None else list(map(handed_on, found))
 

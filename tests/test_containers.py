@@ -1,0 +1,130 @@
+"""Lists, dicts and generators of a program as in eager mode: what it changes after an operation took it, and calls with a generator."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from thunder_norm import RMSTensor
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad
+import thunder
+
+
+def replaced_afterwards(x, y):
+    parts = [x, y]
+    z = torch.cat(parts)
+    parts[0] = y
+    return z
+
+
+def appended_afterwards(x, y):
+    """DenseNet: every layer takes all results before."""
+    features = [x, y]
+    for _ in range(2):
+        features.append(torch.cat(features, 1).relu())
+    return torch.cat(features, 1)
+
+
+def emptied_afterwards(x, y):
+    parts = [[x, 2 * y], {"a": x}]
+    z = torch.stack(parts[0]) + parts[1]["a"]
+    parts[0].pop()
+    del parts[1]["a"]
+    return z
+
+
+def of_results(x, y):
+    parts = list(x.split(1))
+    parts[0] = y[:1]
+    return torch.cat(parts) + torch.cat(x.split(1))
+
+
+def dims_afterwards(x, y):
+    dims = [-1]
+    z = x.sum(dims, keepdim=True)
+    dims.append(0)
+    return z + y.mean(dims)
+
+
+def generator_for_arguments(x, y):
+    return torch.add(*(t.cos() for t in (x, y))) * torch.maximum(*iter([x.sin(), y]))
+
+
+class Instances(OrderedDict):
+    """As transformers' table of activations, which makes one for each look-up."""
+
+    def __getitem__(self, key):
+        content = super().__getitem__(key)
+        cls, options = content if isinstance(content, tuple) else (content, {})
+        return cls(**options)
+
+
+ACTIVATIONS = Instances(silu=nn.SiLU, leaky=(nn.LeakyReLU, {"negative_slope": 0.5}))
+
+
+def own_items(x, y):
+    return ACTIVATIONS["silu"](x) + ACTIVATIONS["leaky"](y) + ACTIVATIONS["silu"](y)
+
+
+def missing_items(x, y):
+    try:
+        return ACTIVATIONS["gelu"](x)
+    except KeyError as e:
+        return x + y * len(e.args[0])
+
+
+PROGRAMS = [
+    replaced_afterwards,
+    appended_afterwards,
+    emptied_afterwards,
+    of_results,
+    dims_afterwards,
+    generator_for_arguments,
+    own_items,
+    missing_items,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_containers_as_in_eager_mode(program):
+    x, y = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    for transform in (SubclassTransform(), NormTransform()):
+        jf = thunder.jit(program, transforms=[transform])
+        torch.testing.assert_close(jf(x, y), program(x, y))
+        torch.testing.assert_close(jf(y, x), program(y, x))
+    torch.testing.assert_close(
+        grad(lambda x: program(x, y).square().sum())(x), torch.func.grad(lambda x: program(x, y).square().sum())(x)
+    )
+
+
+@pytest.mark.parametrize("program", [replaced_afterwards, appended_afterwards, generator_for_arguments], ids=lambda f: f.__name__)
+def test_containers_in_normed_mode(program):
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    y_normed = thunder.jit(program, transforms=[NormTransform()])(RMSTensor.of(x), RMSTensor.of(y))
+    eager = program(RMSTensor.of(x), RMSTensor.of(y))
+    torch.testing.assert_close(y_normed.backing, program(x, y))
+    torch.testing.assert_close(y_normed.norm_size, eager.norm_size)
+
+
+def test_other_items_are_noticed():
+    table = Instances(it=(nn.LeakyReLU, {"negative_slope": 0.5}))
+    x = torch.tensor([-1.0, 2.0])
+    jf = thunder.jit(lambda x: table["it"](x), transforms=[NormTransform()])
+    assert jf(x).tolist() == [-0.5, 2.0]
+    dict.__getitem__(table, "it")[1]["negative_slope"] = 0.25
+    assert jf(x).tolist() == [-0.25, 2.0]
+    table["it"] = nn.ReLU
+    assert jf(x).tolist() == jf(x).tolist() == [0.0, 2.0]
+    assert thunder.cache_misses(jf) == 3
+
+
+def test_an_error_in_a_generator_is_the_program_s():
+    def f(x):
+        return torch.add(*(t.reshape(7) for t in (x, x)))
+
+    with pytest.raises(Exception) as found:
+        thunder.jit(f, transforms=[NormTransform()])(torch.ones(2))
+    assert "reshape" in str(found.value) or "shape" in str(found.value)

@@ -1,0 +1,61 @@
+"""Lists and dicts of a program: what it does to one after an operation took it, and classes of dicts with items of their own making.
+
+Thunder writes a list that an operation is given into the trace itself: what the program appends or puts there afterwards changes the
+operation (``fs = [x]; y = torch.cat(fs); fs.append(y)``).
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from thunder_norm.tracing import guards
+from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.replacement import Replacement, Replacements
+from thunder.core import interpreter
+from thunder.core.interpreter import MutMappingWrapperMethods, WrappedValue
+from thunder.core.symbol import BoundSymbol, Symbol
+
+_original_bind = Symbol.bind
+_thunders_item = MutMappingWrapperMethods.__getitem__
+
+
+def _bind(self: Symbol, *args: Any, output: Any, **kwargs: Any) -> BoundSymbol:
+    """The bound symbol, with lists and dicts of its own."""
+    kwargs = {name: value if name == "subsymbols" else _copied(value) for name, value in kwargs.items()}
+    return _original_bind(self, *map(_copied, args), output=_copied(output), **kwargs)
+
+
+def _copied(x: Any) -> Any:
+    kind = type(x)
+    if kind is list or kind is tuple:
+        return kind(map(_copied, x))
+    return {k: _copied(v) for k, v in x.items()} if kind is dict else x
+
+
+KEPT = Replacements((Replacement(Symbol, "bind", _bind, "Symbol.__call__: bsym = self.bind(*args, **kwargs, output=result"),))
+
+
+@instead_of(dict.__getitem__)
+def _item(mapping: WrappedValue, key: WrappedValue) -> Any:
+    """``super().__getitem__(key)`` in the ``__getitem__`` of a dict's subclass: Thunder calls that once more, and not as a program.
+
+    Neither can the prologue look there as the program does; a guard compares what the dict itself has.
+    """
+    has_own = isinstance(getattr(type(mapping.value), "__getitem__", None), types.FunctionType)
+    if not has_own or type(key.value) not in (str, int):
+        return _thunders_item(mapping, key)
+    try:
+        value = dict.__getitem__(mapping.value, key.value)
+    except Exception as e:
+        return interpreter.do_raise(e)
+    if not _is_constant(value):
+        return _thunders_item(mapping, key)
+    guards.note(mapping, "own item", key.value, _copied(value))
+    return interpreter.wrap_const(value)
+
+
+def _is_constant(x: Any) -> bool:
+    if isinstance(x, list | tuple | dict):
+        return all(map(_is_constant, x.values() if isinstance(x, dict) else x))
+    return x is None or isinstance(x, type | types.FunctionType | types.BuiltinFunctionType | str | int | float)

@@ -1,0 +1,45 @@
+"""Names of the tensors that a program is given: each has one of its own, and it is a name in Python.
+
+Thunder names the parameter ``weight`` of ``block.0`` `t_block_0_weight`, that of a module ``block_0`` as well, and one of the two is then
+computed with in the place of both; that of ``block-0`` it names `t_block-0_weight`, which Python cannot read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import re
+from collections.abc import Iterator
+
+import torch
+
+from thunder.core.trace import TraceCtx
+
+_named: contextvars.ContextVar[dict[str, torch.Tensor] | None] = contextvars.ContextVar("thunder_norm_named", default=None)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[None]:
+    """Note which tensors are named meanwhile."""
+    token = _named.set({})
+    try:
+        yield
+    finally:
+        _named.reset(token)
+
+
+def own_name(wanted: str | None, x: torch.Tensor, trace: TraceCtx) -> str | None:
+    """What to call the proxy of `x` in a trace: the name that Thunder wants, or one like it."""
+    named = _named.get()
+    if wanted is None or named is None:
+        return wanted
+    base = re.sub(r"\W", "_", wanted)
+    name = next(n for n in _numbered(base) if named.setdefault(n, x) is x)
+    trace.names.discard(name)  # of a tensor that is met again
+    return name
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{i}" for i in itertools.count(1))
