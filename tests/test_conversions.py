@@ -101,7 +101,23 @@ def test_conversion_is_differentiable():
 def test_what_has_no_conversion_is_refused():
     kernel = CONV(1.0, backing=torch.zeros(3, 2, 4))
     assert not can_convert(kernel, R)
-    assert not can_convert(R(1.0, backing=torch.zeros(3, 2, 4)), CONV)
+    assert not can_convert(L1(1.0, backing=torch.zeros(3, 2, 4)), CONV)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("dims", [*DIMS, (-3,)])
+def test_entries_bound_a_kernel(dims, groups):
+    """Soundly, and attained by a constant or by one tap, or one group, that has it all."""
+    kind, shape = CONV.grouped(groups), (4, 2, 3)
+    worst = 0.0
+    for t in witnesses(Ball("x", R, shape, 1.0, dims)):
+        for kept in (slice(None), slice(0, 4 // groups)):
+            part = torch.zeros_like(t)
+            part[kept] = t[kept]
+            size = R.of(part, dims).norm_size
+            worst = max(worst, (kind.of(part).norm_size / size).item() if size else 0.0)
+    c = factor(R(1.0, backing=torch.zeros(shape), elem_dims=dims), kind, (-3, -2))
+    assert c / 1.001 <= worst * (4 if dims and -3 not in dims else 1) and worst <= c * (1 + 1e-9)
     with pytest.raises(NormMismatchError, match="no conversion"):
         convert(kernel, R)
     with pytest.raises(NormMismatchError, match="no conversion"):

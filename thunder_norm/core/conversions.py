@@ -19,7 +19,7 @@ def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> flo
     ``rms_E' <= sqrt(numel(E - E')) rms_E``,  ``l2_E = sqrt(N) rms_E``,  ``rms_E <= l1_E / sqrt(N) `` (spike),
     ``l1_E <= N rms_E`` (constant), ``l1_E' <= numel(E' - E) l1_E``.  A matrix [out, in] of operator norm n has rows of RMS
     ``<= n sqrt(out) / in``; a matrix whose entries, rows or columns have RMS <= n has operator norm ``<= in n`` (Frobenius
-    bounds the spectral norm).
+    bounds the spectral norm).  A kernel is K such matrices, of which the largest counts K times.
     """
     if issubclass(kind, RMSToRMSTensor):
         return None if x.ndim < 2 else _to_operator(x, kind, elem_dims)
@@ -52,10 +52,18 @@ def _to_operator(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) 
         # read the other way round, sigma_max is the same and the ratio of the dimensions turns over
         return 1.0 if x.elem_dims == elem_dims else x.shape[in_dim] / x.shape[out_dim]
     if issubclass(kind, RMSToRMSConvTensor):
-        return None
+        return _to_kernel(x, kind, elem_dims) if isinstance(x, RMSTensor) else None
     if isinstance(x, RMSTensor) and set(ed.nontrivial(x.shape, x.elem_dims)) <= {out_dim, in_dim}:
         return float(x.shape[in_dim])
     return None
+
+
+def _to_kernel(x: NormedTensor, kind: type[RMSToRMSConvTensor], elem_dims: ed.Dims) -> float:
+    """Of K taps each is a matrix, in each group, of operator norm ``<= in`` times the RMS of its entries."""
+    out_dim, in_dim = elem_dims
+    taps = math.prod(x.shape) // max(x.shape[out_dim] * x.shape[in_dim], 1)
+    of_group = math.sqrt(kind.groups) if out_dim in x.elem_dims else 1.0
+    return taps * x.shape[in_dim] * ed.rms_factor(x.shape, x.elem_dims, elem_dims) * of_group
 
 
 def _from_operator(x: RMSToRMSTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> float | None:
