@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping
 
 import pytest
@@ -26,7 +27,7 @@ from tests.modular_models import (
 )
 from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor
-from thunder_norm.errors import NormMapKeyError, NormMismatchError
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning
 from thunder_norm.modular import ModularNorm, ball
 import thunder
 
@@ -398,3 +399,31 @@ def test_inputs_have_the_norm_that_is_wanted_or_given():
     assert ModularNorm(Scaled(), torch.randn(3, 6), torch.tensor(5.0)).sensitivities["f.weight"] == pytest.approx(1)
     given = RMSTensor(1.0, backing=torch.randn(3, 6))  # then a plain tensor stands for itself
     assert ModularNorm(Scaled(), given, torch.tensor(5.0)).sensitivities["f.weight"] == pytest.approx(5)
+
+
+class Vanishing(torch.nn.Module):
+    """Normalizations by tiny lengths lose what comes before them; one layer is not used."""
+
+    def __init__(self, eps):
+        super().__init__()
+        self.a, self.b, self.unused = (torch.nn.Linear(4, 4) for _ in range(3))
+        self.eps = eps
+
+    def forward(self, x):
+        return self.b(torch.nn.functional.normalize(torch.relu(self.a(x)), dim=-1, eps=self.eps))
+
+
+def test_what_vanishes_is_said_with_the_operation_that_lost_it():
+    x = torch.randn(3, 4)
+    with pytest.warns(VanishingTargetWarning) as said:
+        norm = ModularNorm(Vanishing(1e-12), x)
+    text = str(said[0].message)
+    assert "normalize, which moves" in text and "'a.weight'" in text and "mode='typical'" in text
+    assert norm.unreached == ("unused.weight", "unused.bias") and "unused.weight" in text
+    assert said[0].filename == __file__
+    with pytest.warns(VanishingTargetWarning) as said:
+        ModularNorm(Vanishing(1.0), x)
+    assert "lost" not in str(said[0].message) and "unused.weight" in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", VanishingTargetWarning)
+        ModularNorm(Vanishing(1.0), x, masses={"unused.weight": 0.0, "unused.bias": 0.0})

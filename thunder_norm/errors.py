@@ -106,6 +106,10 @@ class UntestedVersionWarning(UserWarning):
     """The installed torch or lightning-thunder is outside the tested range."""
 
 
+class VanishingTargetWarning(UserWarning):
+    """Steps in the modular norm hardly move some parameters, or do not at all."""
+
+
 def with_details(headline: str, **details: object) -> str:
     """Format an error message: a headline, then one aligned line per detail.
 

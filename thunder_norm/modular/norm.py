@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,17 +21,19 @@ from torch._dynamo import OptimizedModule
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode
 from thunder_norm.core.tensors import NORM_DTYPE, describe
-from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning, with_details
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, RMSBall, ball
 from thunder_norm.modular.masses import assign_masses, light_mass
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
-from thunder_norm.modular.unit_norms import UnitNorms
+from thunder_norm.modular.unit_norms import Loss, UnitNorms
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import tied_names
 from thunder.core.module import ThunderModule
+
+_VANISHING = 1e-6  # the part of a step that counts as none
 
 
 class ModularNorm:
@@ -71,6 +74,10 @@ class ModularNorm:
         balls: the unit ball of each parameter's norm, with its duality map.
         targets: ``m_k / (M S_k)``, the norm of the parameter's part of a step of norm 1; 0 where m_k or S_k is.
 
+    Warns:
+        VanishingTargetWarning: a target is below 1e-6, or a parameter of positive mass is unreached; it names the operation that most
+            is lost in.
+
     Raises:
         MissingNormRuleError: an operation has no rule.
         NormMapKeyError: `masses` names what the model does not have.
@@ -109,6 +116,27 @@ class ModularNorm:
         self._spreads: dict[Any, Spread | None] = {}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
+        self._say_what_vanishes(found.loss)
+
+    def _say_what_vanishes(self, loss: Loss | None) -> None:
+        """Warn of parameters that a step does not move, or hardly, and name the operation that most is lost in."""
+        tiny = sorted((t, name) for name, t in self.targets.items() if 0 < t < _VANISHING)
+        if not tiny and not self.unreached:
+            return
+        least = ", ".join(f"{name!r} {t:.2g}" for t, name in tiny[:3])
+        text = with_details(
+            f"a step of norm 1 moves {len(tiny)} of {len(self.targets)} parameters by less than {_VANISHING:g}, and "
+            f"{len(self.unreached)} not at all: the output depends on them that much, or does not",
+            least=least or None,
+            unreached=", ".join(map(repr, self.unreached[:3])) or None,
+            lost_in=None
+            if loss is None or not tiny
+            else f"{loss.operation}, which moves {loss.factor:.2g} times as far ({loss.where})",
+            instead="mode='typical' has expected sizes in place of bounds for all inputs"
+            if tiny and self.mode == "bound"
+            else None,
+        )
+        warnings.warn(text, VanishingTargetWarning, stacklevel=3)
 
     @property
     def mass(self) -> float:

@@ -7,7 +7,8 @@ sensitivities.  Weights are not needed: on the meta device they are never touche
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,38 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.norms.eager import run_eagerly
+from thunder_norm.norms.eager_environment import Noted
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import call_with, canonical_dims, tensor_names
 from thunder_norm.norms.sensitivity import sensitivities
+from thunder_norm.op_names import op_name
 
 Values = list[tuple[torch.Tensor, torch.Tensor]]  # tensors on meta that stand for others, each with that
+
+
+# Beyond it a step of norm 1 moves a parameter by less than a millionth, if a hundred have a share in it.
+_LARGE = 1e4
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An operation behind which perturbations count much less than before it."""
+
+    operation: str
+    where: str
+    factor: float
+
+    @staticmethod
+    def of(outputs: Any, noted: Sequence[Noted]) -> Loss | None:
+        """Of the operations of a run, one after the other, the one across which the output's sensitivity falls most."""
+        moving = [n for n in noted if n.out.perturbation_size is not None and n.out.perturbation_size.requires_grad]
+        found = [(s.item(), n) for s, n in zip(sensitivities(outputs, [n.out for n in moving]), moving, strict=True)]
+        counting = [(s, n) for s, n in found if s > 0]
+        falls = [(a / b, n) for (a, _), (b, n) in itertools.pairwise(counting) if a > b]
+        if not falls:
+            return None
+        factor, at = max(falls, key=lambda pair: pair[0])
+        return Loss(op_name(at.func), ", ".join(filter(None, (at.module, at.location))), factor)
 
 
 @dataclass(frozen=True)
@@ -36,12 +64,14 @@ class UnitNorms:
         sensitivities: of the output to it; 0 for one that is not used.
         inputs: positional and keyword arguments, with their norms.
         outputs: the outputs' norms.
+        loss: where most is lost, if sensitivities are so large that targets vanish.
     """
 
     norms: dict[str, NormSpec]
     sensitivities: dict[str, float]
     inputs: tuple[tuple, dict]
     outputs: Any
+    loss: Loss | None = None
 
     @staticmethod
     def of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
@@ -63,15 +93,16 @@ class UnitNorms:
         is_meta = any(t.is_meta for t in tensors.values())
         args, kwargs = _of_norm_1(model, args, kwargs, values if is_meta else None)
         program = _Program(model, args, kwargs, mode, tensors, values)
-        norms, found, outputs = program.run({})
+        norms, found, outputs, loss = program.run({})
         frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors)
         if frozen:
-            norms, found, outputs = program.run(frozen)
+            norms, found, outputs, loss = program.run(frozen)
         names = [name for name, _ in model.named_parameters()]
         return UnitNorms(
             {name: norms.get(name) or _default(tensors[name]) for name in names},
             {name: found.get(name, 0.0) for name in names},
             *tree_map(_without_backing, ((args, kwargs), outputs)),
+            loss,
         )
 
 
@@ -86,8 +117,8 @@ class _Program:
     tensors: dict[str, torch.Tensor]
     values: Values
 
-    def run(self, given: Mapping[str, NormedTensor]) -> tuple[dict[str, NormSpec], dict[str, float], Any]:
-        """One run: norms of the parameters that are used, sensitivities to them, outputs."""
+    def run(self, given: Mapping[str, NormedTensor]) -> tuple[dict[str, NormSpec], dict[str, float], Any, Loss | None]:
+        """One run: norms of the parameters that are used, sensitivities to them, outputs, and where they are lost."""
         outputs, environment = run_eagerly(
             self.model,
             self.args,
@@ -104,7 +135,8 @@ class _Program:
         leaves = {names[id(tensors[k])]: leaf for k, leaf in environment.lifted.items() if id(tensors[k]) in names}
         _check_known(self.model, outputs)
         found = {name: s.item() for name, s in sensitivities(outputs, leaves).items()}
-        return {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs
+        loss = Loss.of(outputs, environment.noted) if max(found.values(), default=0.0) > _LARGE else None
+        return {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs, loss
 
 
 def _check_known(model: torch.nn.Module, outputs: Any) -> None:
