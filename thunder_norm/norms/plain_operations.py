@@ -79,6 +79,8 @@ class LiftingEnvironment(context.Environment):
 class Functions(TorchFunctionMode):
     """Takes over torch functions on parameters; NormedTensors find their rules by themselves."""
 
+    is_of_environment = True
+
     def __init__(self, environment: LiftingEnvironment):
         super().__init__()
         self.environment = environment

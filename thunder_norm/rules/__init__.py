@@ -46,6 +46,8 @@ from thunder_norm.rules import (
     likelihoods,
     factories,
     derivatives,
+    recurrent,
+    recurrent_calls,
 )
 
 __all__ = [
@@ -78,6 +80,8 @@ __all__ = [
     "pooling",
     "polynomials",
     "powers",
+    "recurrent",
+    "recurrent_calls",
     "reductions",
     "replacing",
     "resampling",
