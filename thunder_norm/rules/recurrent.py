@@ -43,8 +43,8 @@ def _largest(x: RMSTensor) -> torch.Tensor:
     return as_kind(x, LinfTensor, ())[0].norm_size
 
 
-def _or_zero(x: RMSTensor | RMSToRMSTensor | None, like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(like) if x is None else x.norm_size
+def _of_bias(x: RMSTensor | None, like: torch.Tensor) -> tuple[torch.Tensor, float]:
+    return (torch.zeros_like(like), 0.0) if x is None else _per_step(x)
 
 
 def _outcome(size: torch.Tensor, sensitivity: dict[str, torch.Tensor], given: dict[str, object]) -> RMSTensor:
@@ -105,7 +105,7 @@ def _lstm_layer(
     Source:      ``|d c'| <= |d c| + C/4 |d f| + 1/4 |d i| + |d g|``, ``|d h'| <= |d c'| + 1/4 |d o|``, Cauchy-Schwarz over the gates
     """
     (g, c_g), (n_h, c_h), (n_c, c_c) = (_per_step(x) for x in (gates, h, c))
-    w, b, steps = weight.norm_size, _or_zero(bias, g), gates.shape[0]
+    w, (b, c_b), steps = weight.norm_size, _of_bias(bias, g), gates.shape[0]
     r = torch.ones_like(g) if projection is None else projection.norm_size
     n = torch.maximum(n_h, r)
     size = n_c + steps * torch.tanh(2 * (g + w * n + b))
@@ -127,7 +127,7 @@ def _lstm_layer(
         "h": rest * first * w * c_h,
         "c": rest * c_c,
         "weight": total * n,
-        "bias": total,
+        "bias": total * c_b,
         "projection": after_first * w,
     }
     given = {"gates": gates, "h": h, "c": c, "weight": weight, "bias": bias, "projection": projection}
@@ -179,14 +179,14 @@ def _gru_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMS
     Source:      ``|d h'| <= |d h| + |d a_n| + |d u_n| + U/4 |d r| + (M + 1)/4 |d z|``, Cauchy-Schwarz over the gates
     """
     (g, c_g), (n_h, c_h) = _per_step(gates), _per_step(h)
-    w, b, steps = weight.norm_size, _or_zero(bias, g), gates.shape[0]
+    w, (b, c_b), steps = weight.norm_size, _of_bias(bias, g), gates.shape[0]
     bound = _largest(h).clamp(min=1.0)
     n = torch.minimum(bound, root_sum_squares(n_h, scalar(1.0, n_h)))
     size = torch.minimum(n, n_h + steps * torch.tanh(math.sqrt(3) * (g + w * n + b)))
     entry = math.sqrt(3 * h.shape[-1]) * (w * n + b)
     q = math.sqrt(3) * (1 + (entry.square() + (bound + 1).square()) / 16).sqrt()
     power, total = _geometric(1 + q * w, steps)
-    moves = {"gates": q * total * c_g, "h": power * c_h, "weight": q * total * n, "bias": q * total}
+    moves = {"gates": q * total * c_g, "h": power * c_h, "weight": q * total * n, "bias": q * total * c_b}
     given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
     return _outcome(size, moves, given), _outcome(size, moves, given)
 
@@ -194,8 +194,13 @@ def _gru_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMS
 # -- RNN -----------------------------------------------------------------------------------------------------------------------
 
 
-def _elman(activation: Callable[[torch.Tensor], torch.Tensor], gates: torch.Tensor, *state: torch.Tensor | None) -> Tensors:
-    h, weight, bias = state
+def _elman(
+    activation: Callable[[torch.Tensor], torch.Tensor],
+    gates: torch.Tensor,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> Tensors:
     states = []
     for a in gates.unbind(0):
         h = activation(a + torch.nn.functional.linear(h, weight, bias))
@@ -217,7 +222,7 @@ def rnn_relu_layer(gates: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, b
 
 def _elman_rule(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMSTensor | None, is_bounded: bool) -> tuple:
     (g, c_g), (n_h, c_h) = _per_step(gates), _per_step(h)
-    w, b, steps = weight.norm_size, _or_zero(bias, g), gates.shape[0]
+    w, (b, c_b), steps = weight.norm_size, _of_bias(bias, g), gates.shape[0]
     # of the states before the last; the first one's share is largest at the first step or at the last
     reach = _reach(n_h, g + b, w, steps - 1)
     if is_bounded:
@@ -225,7 +230,7 @@ def _elman_rule(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RM
     size = torch.tanh(g + b + w * reach) if is_bounded else g + b + w * reach
     _, total = _geometric(w, steps)
     share, _ = _geometric(w.clamp(min=1.0), steps - 1)
-    moves = {"gates": total * c_g, "h": w * share * c_h, "weight": total * reach, "bias": total}
+    moves = {"gates": total * c_g, "h": w * share * c_h, "weight": total * reach, "bias": total * c_b}
     given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
     return _outcome(size, moves, given), _outcome(size, moves, given)
 

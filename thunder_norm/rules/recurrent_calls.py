@@ -28,12 +28,12 @@ def refuse_packed(location: str | None) -> UnsupportedOpError:
     )
 
 
-@written_as(torch._pack_padded_sequence, torch._pad_packed_sequence)
+@written_as(torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence)
 def _packed(*args: Any, **kwargs: Any) -> Any:
     raise refuse_packed(current_environment().user_location())
 
 
-def _cell(layer: Callable, x: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None]) -> Tensors:
+def _cell(layer: Callable, x: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[Any]) -> Tensors:
     """One step of a layer: the states after it."""
     w_ih, w_hh, b_ih, b_hh = weights
     _, *after = layer(F.linear(x, w_ih, b_ih).unsqueeze(0), *states, w_hh, b_hh)
@@ -79,7 +79,7 @@ def _stack(
         results = []
         for d in range(directions):
             at = i * directions + d
-            weights = list(params[at * per_cell : (at + 1) * per_cell])
+            weights: list[Any] = list(params[at * per_cell : (at + 1) * per_cell])
             if not has_biases:
                 weights[2:2] = [None, None]
             out, *after = _direction(layer, x, [s.select(0, at) for s in hx], weights, d == 1)
