@@ -168,6 +168,10 @@ class Environment:
         """Around a torch function on NormedTensors that torch's C++ code decomposes."""
         return contextlib.nullcontext()
 
+    def lets_change(self, t: torch.Tensor, func: Callable) -> bool:
+        """Whether `func` may change a plain tensor in place by normed ones: where somebody knows, for as long as its norm matters."""
+        return False
+
     def user_location(self) -> str | None:
         """File, line and text of the user's call, where the traceback alone does not show it."""
         return None

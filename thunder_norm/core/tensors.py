@@ -213,6 +213,7 @@ class NormedTensor(torch.Tensor):
 
     def _assign(self, result: NormedTensor) -> NormedTensor:
         """Take over `result`: what an in-place operation means."""
+        self.__class__ = type(result)
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts = result._facts

@@ -255,13 +255,21 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     # a vector that becomes a matrix is no operator yet
     source_kind = RMSTensor if len(wanted.default_elem_dims(source.ndim)) > source.ndim else wanted
     order = default = source_kind.default_elem_dims(source.ndim)
+
+    def chosen(v: torch.Tensor) -> type[NormedTensor]:  # a scalar beside a matrix is no operator
+        return source_kind if v.ndim >= len(default) else RMSTensor
+
     if len(default) == 2:  # a transposed matrix wants (in, out) of its source
         one = torch.ones((), dtype=NORM_DTYPE)
         for tried in (default, default[::-1]):
             with context.environment(context.Environment()):  # only to see what becomes of the dimensions
-                result = derived.norm(lambda v, o=tried: source_kind._wrap(v, one, None, o))
+                result = derived.norm(lambda v, o=tried: chosen(v)._wrap(v, one, None, o if v.ndim >= len(o) else None))
             if isinstance(result, wanted) and result.elem_dims == dims:
                 order = tried
                 break
-    result = conversions.convert(derived.norm(lambda v: context.lift(v, source_kind, order)), wanted, dims)
+
+    def lift(v: torch.Tensor) -> NormedTensor:
+        return context.lift(v, chosen(v), order if v.ndim >= len(order) else None)
+
+    result = conversions.convert(derived.norm(lift), wanted, dims)
     return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)

@@ -28,6 +28,7 @@ from thunder_norm.rules import (
     shape,
     indexing,
     replacing,
+    writing,
     diagonals,
     joining,
     masking,
@@ -48,6 +49,7 @@ from thunder_norm.rules import (
     derivatives,
     recurrent,
     recurrent_calls,
+    reparametrizations,
 )
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "recurrent",
     "recurrent_calls",
     "reductions",
+    "reparametrizations",
     "replacing",
     "resampling",
     "rotary",
@@ -93,5 +96,6 @@ __all__ = [
     "special",
     "steps",
     "unpooling",
+    "writing",
     "written_out",
 ]

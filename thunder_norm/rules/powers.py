@@ -12,8 +12,10 @@ from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._gaussian import absolute_moment
+from thunder_norm.rules._local import is_local
+from thunder_norm.rules._local import slope as slope_at_data
 from thunder_norm.rules._pointwise import Function, typical_pointwise
-from thunder_norm.rules._shared import like, refuse, scaled, times
+from thunder_norm.rules._shared import as_kind, like, refuse, scaled, times
 
 
 @normed_op(torch.pow).register_norm
@@ -122,15 +124,22 @@ def grows_exponentially(op: Callable, value: Function, slope: Function, derivati
     """Register the rule of op, monotone in |x|, by its value and slope at the largest entry; f if op has no derivative in torch."""
 
     def rule(input: LinfTensor | RMSTensor) -> RMSTensor:  # other kinds become the former
-        only_largest_entry(input, op.__name__)
-        return like(input, value(input.norm_size), sensitivity={"input": slope(input.norm_size)})
+        entries, _ = as_kind(input, LinfTensor, ())
+        n = entries.norm_size if current_mode() == "bound" else input.norm_size
+        steepest = slope(n)
+        if is_local(input):
+            steepest = torch.minimum(steepest, slope_at_data(input, derivative))
+        return like(input, value(n), sensitivity={"input": steepest})
 
     def typical(input: RMSTensor) -> RMSTensor:
         return typical_pointwise(input, f or op, derivative)
 
     for fn in (rule, typical):
         fn.__name__ = fn.__qualname__ = op.__name__
-        fn.__doc__ = f"{op.__name__} x.  Value and sensitivity at the largest entry, both attained; an RMS norm is refused."
+        fn.__doc__ = (
+            f"{op.__name__} x.  Value and sensitivity at the largest entry, which an RMS norm allows to be sqrt(N) n; both attained "
+            "from the largest entry; local: the largest slope at an entry.  Gap: of an RMS norm one entry can be so large, not all"
+        )
     normed_op(op).register_norm(rule)
     normed_op(op).register_norm(mode="typical")(typical)
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterStack, WrappedValue, check_and_append, populate_single_dict_item_wrapper, unwrap
+from thunder.core.interpreter import (
+    InterpreterStack,
+    WrappedValue,
+    _interpret_call,
+    check_and_append,
+    populate_single_dict_item_wrapper,
+    unwrap,
+)
 
 _handlers = thunders._default_opcode_handler_map
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
@@ -72,6 +81,10 @@ _original_dict_merge = _handlers["DICT_MERGE"]
 
 
 def _args(lst: Any) -> list[Any]:
+    if isinstance(unwrap(lst), Iterator):  # f(*(g(a) for a in x)): Thunder's own asks for its length
+        lst = _interpret_call(list, lst)
+        if lst is _EXCEPTION_RAISED:
+            raise UnsupportedOpError("an iterator whose items are given as arguments raises an exception, in a traced program")
     found = items(lst)
     return _original_args(lst) if found is None else list(map(handed_on, found))
 
