@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -45,3 +46,14 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if kind in _ATOMS:
         return tree
     return tree_map(lambda v: function(v) if isinstance(v, torch.Tensor) else v, tree)
+
+
+def leaves_of_results(tree: Any) -> list[Any]:
+    """The leaves of what a program returns: of dataclasses too, which torch's pytrees know only once they are registered."""
+    found: list[Any] = []
+    for leaf in tree_leaves(tree):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            found += leaves_of_results([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
+        else:
+            found.append(leaf)
+    return found

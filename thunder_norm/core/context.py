@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.ranges import Range
@@ -172,6 +173,10 @@ class Environment:
         """Around a torch function on NormedTensors that torch's C++ code decomposes."""
         return contextlib.nullcontext()
 
+    def lets_change(self, t: torch.Tensor, func: Callable) -> bool:
+        """Whether `func` may change a plain tensor in place by normed ones: where somebody knows, for as long as its norm matters."""
+        return False
+
     def user_location(self) -> str | None:
         """File, line and text of the user's call, where the traceback alone does not show it."""
         return None
@@ -195,6 +200,22 @@ def run_real(func: Callable, args: tuple, kwargs: dict) -> Any:
 def lift(t: torch.Tensor, kind: type[NormedTensor], elem_dims: Sequence[int] | None = None) -> NormedTensor:
     """A plain tensor as a normed one: constants by their exact norm, parameters as the transform in use says."""
     return _environment.get().lift(t, kind, None if elem_dims is None else tuple(elem_dims))
+
+
+@contextlib.contextmanager
+def inside_operation_of_ones_own() -> Iterator[None]:
+    """Modes that take over a program's calls for norms do not see those of one operation's rule and body."""
+    taken = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    kept = [mode for mode in reversed(taken) if not getattr(mode, "is_of_environment", False)]
+    for mode in kept:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in kept:
+            _pop_mode()
+        for mode in reversed(taken):
+            _push_mode(mode)
 
 
 def values_of(t: torch.Tensor) -> torch.Tensor:

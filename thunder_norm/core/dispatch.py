@@ -24,6 +24,7 @@ from thunder_norm.core.context import (
 from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
+from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.core.running import Runner, run_by
@@ -55,6 +56,10 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     op = find_op(key)
     if op is not None and op.rules:
         return run_rule(op, func, args, kwargs)
+    program = program_of(key)
+    if program is not None:
+        with current_environment().inside_function():
+            return program(*args, **kwargs)
     if isinstance(func, NormedOp) or not isinstance(key, str):
         raise missing_rule(func, args, kwargs)
     body = _python_body(func)
@@ -109,10 +114,15 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
     Raises:
         MissingNormRuleError: no rule fits.
     """
-    op = find_op(key_of(func))
-    if op is None or not op.rules:
+    key = key_of(func)
+    op = find_op(key)
+    if op is not None and op.rules:
+        return run_rule(op, func, args, kwargs)
+    program = program_of(key)
+    if program is None:
         raise missing_rule(func, args, kwargs)
-    return run_rule(op, func, args, kwargs)
+    with current_environment().inside_function():
+        return program(*args, **kwargs)
 
 
 def runs_model() -> bool:

@@ -11,10 +11,12 @@ import torch
 
 from thunder_norm.core import conversions
 from thunder_norm.core.context import current_environment
-from thunder_norm.core.registry import NormedOp, find_op
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.registry import NormedOp, find_op, key_of
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import is_in_place, op_key, op_name
+from thunder_norm.trees import map_tensors
 
 RunRule = Callable[[NormedOp, Callable, tuple, dict], Any]
 
@@ -39,8 +41,23 @@ def out_of_place(func: Callable, args: tuple, kwargs: dict) -> tuple[Callable | 
     return (functional(func), args, kwargs) if isinstance(key, str) and is_in_place(key) else None
 
 
+_functional: dict[Callable, NormedOp] = {}
+
+
+def functional_of(func: Callable) -> Callable[[NormedOp], NormedOp]:
+    """Register the out-of-place operation of an in-place one for which torch has none; it takes the same arguments."""
+
+    def register(op: NormedOp) -> NormedOp:
+        _functional[func] = op
+        return op
+
+    return register
+
+
 def functional(func: Callable) -> Callable | None:
     """The out-of-place operation of ``x.mul_``, ``torch.relu_`` or ``aten.add_.Tensor``, if there is one."""
+    if func in _functional:
+        return _functional[func]
     if isinstance(func, torch._ops.OpOverload):
         packet = getattr(torch.ops.aten, func.overloadpacket.__name__.rstrip("_"), None)
         return getattr(packet, func._overloadname, packet)
@@ -55,11 +72,14 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
     """Run an in-place call by the rule of its out-of-place `operation`.
 
     Raises:
-        UnsupportedOpError: there is no such rule, the target is no normed tensor, was given from outside, shares a part of its
+        UnsupportedOpError: there is no such rule, the target is no normed tensor nor a buffer of a model that is run, was given from outside, shares a part of its
             storage only with another tensor, or would have to become one of another shape or dtype.
     """
     target = args[0] if args else None
-    op = None if operation is None else find_op(op_key(operation))
+    if _changes_plainly(func, target):
+        plain_args, plain_kwargs = map_tensors(lambda t: t.backing if isinstance(t, NormedTensor) else t, (args, kwargs))
+        return func(*plain_args, **plain_kwargs)
+    op = None if operation is None else find_op(key_of(operation))
     if not isinstance(target, NormedTensor) or operation is None or op is None or not op.rules:
         raise UnsupportedOpError(
             with_details(
@@ -79,10 +99,16 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
     if result.backing is target.backing:
         return target
     _check(target, aliases)
-    new = {id(x): _in_place_of(x, result, run_rule) for x in (target, *aliases)}
+    new = {id(x): _in_place_of(x, result, run_rule, func in _functional) for x in (target, *aliases)}
     for x in (target, *aliases):
         x._assign(new[id(x)])
     return target
+
+
+def _changes_plainly(func: Callable, target: Any) -> bool:
+    """Whether a plain tensor is changed by normed ones and stays plain: a buffer's running mean, which outlives the call."""
+    is_plain = isinstance(target, torch.Tensor) and not isinstance(target, NormedTensor)
+    return is_plain and current_environment().lets_change(target, func)
 
 
 def _check(target: NormedTensor, aliases: list[NormedTensor]) -> None:
@@ -110,13 +136,15 @@ def _is_reshaped(t: torch.Tensor, other: torch.Tensor) -> bool:
     return (t.numel(), t.storage_offset()) == (other.numel(), other.storage_offset())
 
 
-def _in_place_of(x: NormedTensor, result: NormedTensor, run_rule: RunRule) -> NormedTensor:
-    """`result` in the shape and the kind of x, which it is to replace."""
+def _in_place_of(x: NormedTensor, result: NormedTensor, run_rule: RunRule, is_written: bool) -> NormedTensor:
+    """`result` in the shape and the kind of x, which it is to replace; what is written into a constant may say its kind."""
     try:
         if x.shape != result.shape:
             op = find_op("reshape")
             assert op is not None, "it has a rule"
             result = run_rule(op, torch.reshape, (result, tuple(x.shape)), {})
-        return result if type(result) is type(x) else conversions.convert(result, type(x), x.elem_dims)
+        if type(result) is type(x) or is_written and type(x) is LinfTensor and type(result) is RMSTensor:
+            return result
+        return conversions.convert(result, type(x), x.elem_dims)
     except NormMismatchError as e:
         raise UnsupportedOpError(f"in-place operation would turn {describe(x)} into {describe(result)}: {e}") from e

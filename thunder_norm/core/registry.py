@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from thunder_norm.core import conversions
-from thunder_norm.core.context import Mode, check_mode, current_mode, lift
+from thunder_norm.core.context import Mode, check_mode, current_mode, inside_operation_of_ones_own, lift
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.running import runner
 from thunder_norm.core.tensors import NormedTensor
@@ -248,7 +249,8 @@ class NormedOp:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_normed = any(isinstance(v, NormedTensor) for v in flat_tensors((args, kwargs)))
         if is_normed or (self.is_factory and runner().runs_model()):
-            return runner().torch_function(self, args, kwargs)
+            with inside_operation_of_ones_own():
+                return runner().torch_function(self, args, kwargs)
         return self.body(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -361,9 +363,10 @@ def registered_ops() -> dict[Any, NormedOp]:
 
 
 def has_rule(func: Callable) -> bool:
-    """Whether any norm rule is registered for the operation."""
-    op = _registry.get(key_of(func))
-    return op is not None and bool(op.rules)
+    """Whether any norm rule is registered for the operation, or a program of such operations."""
+    key = key_of(func)
+    op = _registry.get(key)
+    return op is not None and bool(op.rules) or program_of(key) is not None
 
 
 def key_of(func: Callable) -> Any:

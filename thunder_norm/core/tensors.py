@@ -216,6 +216,7 @@ class NormedTensor(torch.Tensor):
 
     def _assign(self, result: NormedTensor) -> NormedTensor:
         """Take over `result`: what an in-place operation means."""
+        self.__class__ = type(result)
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts, self._range = result._facts, result._range

@@ -7,6 +7,8 @@ sensitivities.  Weights are not needed: on the meta device they are never touche
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import call_with, canonical_dims, tensor_names
 from thunder_norm.norms.sensitivity import sensitivities
 from thunder_norm.op_names import op_name
+from thunder_norm.trees import leaves_of_results
 
 Values = list[tuple[torch.Tensor, torch.Tensor]]  # tensors on meta that stand for others, each with that
 
@@ -141,7 +144,7 @@ class _Program:
 
 def _check_known(model: torch.nn.Module, outputs: Any) -> None:
     """Refuse outputs whose norm depends on values that nobody has."""
-    if any(y.norm_size.is_meta for y in tree_flatten(outputs)[0] if isinstance(y, NormedTensor)):
+    if any(y.norm_size.is_meta for y in leaves_of_results(outputs) if isinstance(y, NormedTensor)):
         empty = [name for name, b in model.named_buffers() if b.is_meta and b.is_floating_point()]
         raise NormMismatchError(
             with_details(
@@ -154,6 +157,11 @@ def _check_known(model: torch.nn.Module, outputs: Any) -> None:
 
 def _without_backing(x: Any) -> Any:
     """A norm without data, and without the graph that led to it."""
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        result = copy.copy(x)
+        for f in dataclasses.fields(x):  # past a frozen one's own __setattr__
+            object.__setattr__(result, f.name, tree_map(_without_backing, getattr(x, f.name)))
+        return result
     return type(x)._wrap(None, x.norm_size.detach(), None, x.elem_dims) if isinstance(x, NormedTensor) else x
 
 

@@ -27,7 +27,7 @@ import torch
 from thunder_norm.core import dispatch, registry
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor, describe
-from thunder_norm.errors import MissingNormRuleError, with_details
+from thunder_norm.errors import MissingNormRuleError, UnsupportedOpError, with_details
 from thunder_norm.norms.annotations import Annotation
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import Derived, Leaves, Policy, canonical_dims, derivations, stated_kind
@@ -179,6 +179,7 @@ class Unknown:
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[torch.Tensor, Callable]] = {}
+        self._changed: dict[int, tuple[torch.Tensor, Callable]] = {}  # by memory: views change too
 
     def __contains__(self, t: torch.Tensor) -> bool:
         return id(t) in self._made
@@ -190,14 +191,34 @@ class Unknown:
             if t.is_floating_point() and id(t) not in given:
                 self._made[id(t)] = t, func
 
+    def change(self, func: Callable, t: torch.Tensor) -> None:
+        """Remember that `func` changed a plain tensor in place by normed ones."""
+        self._made[id(t)] = self._changed[_memory(t)] = t, func
+
     def check(self, t: torch.Tensor, location: Location) -> None:
         """Refuse to take the values of such a tensor for its norm.
 
         Raises:
             MissingNormRuleError: `t` is one.
+            UnsupportedOpError: `t` was changed in place by a normed tensor.
         """
+        changed = self._changed.get(_memory(t))
+        if changed is not None:
+            func = op_name(changed[1])
+            raise UnsupportedOpError(
+                with_details(
+                    f"a {describe(t)} is used after in-place {func} with a NormedTensor",
+                    at=location(),
+                    why="it is a plain tensor, and its norm would silently be that of the values at hand",
+                    instead="assign the result of the out-of-place operation: self.mean = 0.9 * self.mean + 0.1 * x.mean(0)",
+                )
+            )
         if t in self:
             raise unknown_norm(op_name(self._made[id(t)][1]), t, location())
+
+
+def _memory(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata if t.layout is torch.strided else id(t)
 
 
 def unknown_norm(operation: str, t: torch.Tensor, location: str | None) -> MissingNormRuleError:

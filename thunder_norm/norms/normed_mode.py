@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import context, dispatch, registry
 from thunder_norm.core.tensors import NormedTensor
@@ -34,6 +34,7 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder.core.interpreter import WrappedValue
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
+from thunder.torch import _torch_to_thunder_function_map
 
 _is_normed_call: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_is_normed_call", default=False)
 
@@ -130,6 +131,26 @@ class NormAcquisition(Acquisition):
             parameters = [self.fake_of(p) for p in proxies if self.lifting.is_parameter_proxy(p)]
             return len(parameters) == len(proxies) and not all(self.lifting.is_measured(t) for t in parameters)
         return any(self.lifting.is_parameter_proxy(p) for p in proxies)
+
+    def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
+        """A buffer that normed tensors change in place, a running mean, stays plain, and Thunder knows how."""
+        target = args[0] if args else None
+        symbol = _torch_to_thunder_function_map.get(fn) if registry.is_mutation(fn, {}) or fn is torch.Tensor.copy_ else None
+        if symbol is None or not isinstance(target, TensorProxy) or isinstance(target, SubclassProxy):
+            return None
+        if self.lifting.concerns(self.fake_of(target)) or not self.lifting.is_of_buffer(target):
+            return None
+
+        def backing(value: Any) -> Any:
+            return trace.leaf_proxies(self, value.fake)[0] if isinstance(value, SubclassProxy) else value
+
+        def call() -> Any:
+            plain_args, plain_kwargs = tree_map(backing, (args, kwargs))
+            result = symbol(*plain_args, **plain_kwargs)
+            self.lifting.change(fn, result if isinstance(result, TensorProxy) else target)
+            return result
+
+        return call
 
     def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""

@@ -272,12 +272,20 @@ def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...
     # a vector that becomes a matrix is no operator yet
     source_kind = RMSTensor if len(kind.default_elem_dims(source.ndim)) > source.ndim else kind
     order = default = source_kind.default_elem_dims(source.ndim)
+
+    def chosen(v: torch.Tensor) -> type[NormedTensor]:  # a scalar beside a matrix is no operator
+        return source_kind if v.ndim >= len(default) else RMSTensor
+
     if len(default) == 2:  # a transposed matrix wants (in, out) of its source
         one = torch.ones((), dtype=NORM_DTYPE)
         for tried in (default, default[::-1]):
             with context.environment(context.Environment()):  # only to see what becomes of the dimensions
-                result = derived.norm(lambda v, o=tried: source_kind._wrap(v, one, None, o))
+                result = derived.norm(lambda v, o=tried: chosen(v)._wrap(v, one, None, o if v.ndim >= len(o) else None))
             if isinstance(result, kind) and result.elem_dims == dims:
                 order = tried
                 break
-    return conversions.convert(derived.norm(lambda v: context.lift(v, source_kind, order)), kind, dims)
+
+    def lift(v: torch.Tensor) -> NormedTensor:
+        return context.lift(v, chosen(v), order if v.ndim >= len(order) else None)
+
+    return conversions.convert(derived.norm(lift), kind, dims)

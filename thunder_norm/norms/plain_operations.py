@@ -74,6 +74,13 @@ class LiftingEnvironment(context.Environment):
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Called after an operation that neither parameters alone nor NormedTensors take part in."""
 
+    def lets_change(self, t: torch.Tensor, func: Callable) -> bool:
+        """Buffers: what is made of one from now on has no known norm."""
+        if self.lifting.concerns(t) or self.lifting.name_of(t) is None:
+            return False
+        self.lifting.unknown.change(func, t)
+        return True
+
     def inside_function(self) -> contextlib.AbstractContextManager[Any]:
         """The calls of a torch function written in Python are those of the program."""
         return Functions(self)
@@ -85,6 +92,8 @@ class LiftingEnvironment(context.Environment):
 
 class Functions(TorchFunctionMode):
     """Takes over torch functions on parameters; NormedTensors find their rules by themselves."""
+
+    is_of_environment = True
 
     def __init__(self, environment: LiftingEnvironment):
         super().__init__()

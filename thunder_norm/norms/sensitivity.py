@@ -15,6 +15,7 @@ from thunder_norm.core.context import perturbations_recorded
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.trees import leaves_of_results
 
 
 def sensitivities(outputs: Any, leaves: Any) -> Any:
@@ -24,7 +25,7 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
     norm (Theorem 1: induction over the graph with the mean value inequality).  For several outputs it is the sum of their norms.
 
     Args:
-        outputs: a NormedTensor, or any nested structure of them.
+        outputs: a NormedTensor, or any nested structure of them, dataclasses too.
         leaves: the NormedTensors to differentiate by, in any nested structure; each must carry a perturbation_size that
             requires grad.
 
@@ -44,7 +45,7 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
                 f"leaf {i} of sensitivities carries no perturbation_size that requires grad: construct it with "
                 "perturbation_size=torch.zeros((), dtype=torch.float64, requires_grad=True), or use with_perturbation"
             )
-    normed = [y for y in tree_flatten(outputs)[0] if isinstance(y, NormedTensor)]
+    normed = [y for y in leaves_of_results(outputs) if isinstance(y, NormedTensor)]
     if not normed:
         raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
     sizes = [leaf.perturbation_size for leaf in flat_leaves]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from thunder.core import dtypes
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_jit_ctx, get_parameter_or_buffer_or_submodule_name_and_root
 from thunder.core.proxies import TensorProxy
+from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
 
 
 class TracedLifting(Lifting):
@@ -94,7 +95,29 @@ class TracedLifting(Lifting):
     def _depends_on_given(self, p: Any) -> bool:
         if not isinstance(p, TensorProxy):
             return False
+        fake = self._acquisition.fakes.known(p)
+        if fake is not None and fake in self.unknown:
+            return True
         return p.name in self._made_by or self.is_parameter_proxy(p) and not self.is_measured(self._acquisition.fake_of(p))
+
+    def is_of_buffer(self, proxy: TensorProxy) -> bool:
+        """Whether a proxy has the memory of a module's buffer."""
+        return any(map(parameter_name, self._in_memory_of(proxy)))
+
+    def change(self, fn: Callable, proxy: TensorProxy) -> None:
+        """Remember that `fn` changed a plain tensor in place by normed ones, and with it those whose memory it has."""
+        for p in self._in_memory_of(proxy):
+            self.unknown.change(fn, self._acquisition.fake_of(p))
+
+    def _in_memory_of(self, proxy: TensorProxy) -> list[TensorProxy]:
+        """A proxy, and those that it was made of as a view or by an operation in place."""
+        found = {proxy.name: proxy}
+        for bsym in reversed(get_jit_ctx().computation_trace.bound_symbols):
+            shares = _is_inplace_op(bsym) or _is_view_creation_op(bsym)
+            if shares and any(p.name in found for p in bsym.flat_proxy_outs):
+                source = bsym.flat_proxy_args[0]
+                found[source.name] = source
+        return list(found.values())
 
     # -- lifting ------------------------------------------------------------------------------------------------------
 

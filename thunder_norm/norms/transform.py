@@ -13,6 +13,7 @@ from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.functions.jitted import SubclassTransform
 from thunder_norm.functions.transformed import compiles
+from thunder_norm.norms import recurrent_modules  # noqa: F401 - has lookasides
 from thunder_norm.norms import traced_initializing as _traced_initializing  # registers what it traces  # noqa: F401
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.higher_order import Replay, differentiable_twice

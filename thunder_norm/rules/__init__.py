@@ -32,6 +32,7 @@ from thunder_norm.rules import (
     shape,
     indexing,
     replacing,
+    writing,
     diagonals,
     joining,
     masking,
@@ -50,6 +51,9 @@ from thunder_norm.rules import (
     likelihoods,
     factories,
     derivatives,
+    recurrent,
+    recurrent_calls,
+    reparametrizations,
 )
 
 __all__ = [
@@ -83,7 +87,10 @@ __all__ = [
     "polynomials",
     "powers",
     "ranges",
+    "recurrent",
+    "recurrent_calls",
     "reductions",
+    "reparametrizations",
     "replacing",
     "resampling",
     "rotary",
@@ -98,4 +105,5 @@ __all__ = [
     "written_out_exponentials",
     "written_out_groups",
     "written_out_means",
+    "writing",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._shared import as_kind, negative, rms, root, scaled, spread, times
+from thunder_norm.rules._shared import as_kind, negative, per_dim, rms, root, scaled, spread, times
 
 
 @normed_op(torch.unfold_copy).register_norm
@@ -46,6 +47,41 @@ def im2col(input: RMSTensor, kernel_size: Any, dilation: Any = 1, padding: Any =
     channels = tuple(d for d in input.elem_dims if d == -3)
     x, c = as_kind(input, RMSTensor, channels)
     return rms(x.norm_size, (-2,) if channels else (), sensitivity={"input": c})
+
+
+def _overlap(size: int, kernel: int, dilation: int, padding: int, stride: int) -> int:
+    """How many windows of a dimension meet at one position, at most."""
+    starts = range(-padding, size + padding - dilation * (kernel - 1), stride)
+    met = Counter(start + dilation * tap for start in starts for tap in range(kernel))
+    return max((count for position, count in met.items() if 0 <= position < size), default=1)
+
+
+@normed_op(torch.ops.aten.col2im.default).register_norm
+def col2im(
+    input: RMSTensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> RMSTensor:
+    """Columns [.., C taps, L] added up to an image [.., C, H, W], each at the positions of its patch: the transpose of `im2col`.
+
+    m is how many patches meet at a position at most, K the number of taps.
+
+    Value:       RMS over channels, positions and all: sqrt(m K L / (H W)) n; over channels from RMS over the columns sqrt(K) m n; from the
+                 largest entry m n; other elem_dims are converted
+    Sensitivity: the same factor: it is linear
+    Gap:         fewer patches meet at the edges
+    Source:      ``(a_1 + .. + a_m)^2 <= m (a_1^2 + .. + a_m^2)``
+    """
+    sizes, kernels, *rest = (per_dim(v, 2) for v in (output_size, kernel_size, dilation, padding, stride))
+    m = math.prod(_overlap(*axis) for axis in zip(sizes, kernels, *rest, strict=True))
+    taps = math.prod(kernels)
+    columns = set(ed.nontrivial(input.shape, (-2, -1)))
+    if columns and columns <= set(input.elem_dims):
+        x, c = as_kind(input, RMSTensor, (-2, -1))
+        c *= math.sqrt(m * taps * input.shape[-1] / math.prod(sizes))
+        return rms(times(input.norm_size, c), (-3, -2, -1), sensitivity={"input": c})
+    channels = tuple(d for d in input.elem_dims if d == -2)
+    x, c = as_kind(input, RMSTensor, channels)
+    of_channels = m * (spread(math.sqrt(taps)) if channels else 1.0)
+    return rms(x.norm_size * of_channels, (-3,) if channels else (), sensitivity={"input": c * of_channels})
 
 
 @normed_op(torch.pixel_shuffle).register_norm

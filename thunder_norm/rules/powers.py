@@ -57,8 +57,8 @@ def only_largest_entry(x: RMSTensor, name: str, *, in_every_mode: bool = False) 
 
 
 def reach(x: RMSTensor) -> torch.Tensor:
-    """The largest entry there can be."""
-    return times(x.norm_size, math.sqrt(max(x.numel_normed, 1)))
+    """The largest entry there can be; in modes without a guarantee an entry of the norm's size."""
+    return times(x.norm_size, math.sqrt(max(x.numel_normed, 1)) if current_mode() == "bound" else 1.0)
 
 
 def growing(x: RMSTensor, value: torch.Tensor, at_zero: float, slope_at_zero: float) -> torch.Tensor:
@@ -69,7 +69,7 @@ def growing(x: RMSTensor, value: torch.Tensor, at_zero: float, slope_at_zero: fl
     """
     linear, square = 2 * at_zero * slope_at_zero, at_zero**2
     count = max(x.numel_normed, 1)
-    if count == 1:
+    if count == 1 or current_mode() != "bound":
         return value
     mean = square + linear * x.norm_size + (value.square() - square - linear * reach(x)) / count
     return torch.minimum(value, mean.clamp(min=0.0).sqrt())
@@ -150,7 +150,9 @@ def grows_exponentially(op: Callable, value: Function, slope: Function, derivati
 
     def rule(input: LinfTensor | RMSTensor) -> RMSTensor:  # other kinds become the former
         largest = reach(input)
-        steepest = local_slope(input, derivative) if is_local(input) else slope(largest)
+        steepest = slope(largest)
+        if is_local(input):
+            steepest = torch.minimum(steepest, local_slope(input, derivative))
         return like(input, growing(input, value(largest), at_zero, slope_at_zero), sensitivity={"input": steepest})
 
     def typical(input: RMSTensor) -> RMSTensor:

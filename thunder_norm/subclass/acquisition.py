@@ -134,6 +134,10 @@ class Acquisition:
             return True
         return is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 
+    def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
+        """What to do in place of an operation on wrappers that is none; None for all others.  `args` and `kwargs` hold proxies."""
+        return None
+
     def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
         """Whether torch's autograd has to start: a plain tensor that requires grad meets wrappers without any."""
         if self.num_levels or self.autograd.is_running or not is_grad_enabled():  # transforms differentiate inner tensors

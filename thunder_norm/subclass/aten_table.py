@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.tracing.torch_semantics import clamp
+from thunder_norm.tracing.torch_semantics import clamp, unfold
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
@@ -109,6 +109,7 @@ def _detach(a: TensorProxy) -> TensorProxy:
 
 
 SPECIAL: dict[Any, Callable] = {
+    torch.Tensor.unfold: unfold,
     aten.t.default: lambda a: ltorch.permute(a, tuple(reversed(range(a.ndim)))),
     aten.mm.default: ltorch.matmul,
     aten.bmm.default: ltorch.matmul,

@@ -167,6 +167,9 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         return iter(_call(acquisition, torch.Tensor.unbind, args, kwargs))
     if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
         acquisition.differentiate()
+    plainly = acquisition.plain_call(fn, args, kwargs)
+    if plainly is not None:
+        return plainly()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     given = (fake_args, fake_kwargs)
     before = trace.leaves_of_wrappers(acquisition, (given, acquisition.changing_with(given)))

@@ -178,10 +178,10 @@ def _arange(*args: Any, **kwargs: Any) -> Any:
 
 
 @_instead_of(torch.Tensor.unfold)
-def _unfold(self: Any, dimension: int, size: int, step: int) -> Any:
+def unfold(self: Any, dimension: int, size: int, step: int) -> Any:
     """Thunder runs ``F.unfold``, which has the same name."""
     if self.ndim == 0:
-        return ltorch.getitem(_unfold(ltorch.reshape(self, (1,)), dimension, size, step), 0)
+        return ltorch.getitem(unfold(ltorch.reshape(self, (1,)), dimension, size, step), 0)
     dim = utils.canonicalize_dim(self.ndim, dimension)
     length = self.shape[dim]
     utils.check(0 <= size <= length, lambda: f"maximum size for tensor at dimension {dim} is {length} but size is {size}")
@@ -192,6 +192,14 @@ def _unfold(self: Any, dimension: int, size: int, step: int) -> Any:
     taken = ltorch.index_select(self, dim, ltorch.reshape(places, (starts.shape[0] * size,)))
     windows = ltorch.reshape(taken, (*self.shape[:dim], starts.shape[0], size, *self.shape[dim + 1 :]))
     return ltorch.movedim(windows, dim + 1, -1)
+
+
+@_instead_of(torch._weight_norm)
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """Thunder does not know it: ``g v / |v|``, the norm over all dimensions but one, or over all for -1."""
+    over = tuple(d for d in range(v.ndim) if d != dim)
+    length = ltorch.sqrt(ltorch.sum(ltorch.mul(v, v), over, keepdim=dim != -1))
+    return ltorch.mul(v, ltorch.true_divide(g, length))
 
 
 # -- other derivatives ------------------------------------------------------------------------------------------------

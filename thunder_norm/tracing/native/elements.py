@@ -6,7 +6,13 @@ from typing import Any
 
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterStack, WrappedValue, check_and_append, populate_single_dict_item_wrapper, unwrap
+from thunder.core.interpreter import (
+    InterpreterStack,
+    WrappedValue,
+    check_and_append,
+    populate_single_dict_item_wrapper,
+    unwrap,
+)
 
 _handlers = thunders._default_opcode_handler_map
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED

@@ -1,0 +1,116 @@
+"""LSTM, GRU and RNN layers: what they compute against torch, their norms against adversarial inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.seeds import seeded
+from tests.within_norms import actual_norm
+from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, sensitivities, with_perturbation
+from thunder_norm.audit import Ball, Case
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.rules.recurrent import _blocks, _geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
+
+D = torch.float64
+GATES = {lstm_layer: 4, gru_layer: 3, rnn_tanh_layer: 1, rnn_relu_layer: 1}
+
+
+def balls(layer, size, steps, width=2, state=RMSTensor):
+    """The input's part of the gates, the states, the weight and the bias."""
+    gates = GATES[layer]
+    states = [Ball("h", state, (1, width), size)] + [Ball("c", state, (1, width), size)] * (layer is lstm_layer)
+    return (
+        Ball("gates", RMSTensor, (steps, 1, gates * width), size),
+        *states,
+        Ball("weight", RMSToRMSTensor, (gates * width, width), size),
+        Ball("bias", RMSTensor, (gates * width,), 0.5 * size),
+    )
+
+
+CASES = [
+    Case(
+        f"{layer.__name__} output {at}, {steps} steps, {state.__name__} {size}",
+        lambda *tensors, layer=layer, at=at: layer(*tensors)[at],
+        balls(layer, size, steps, state=state),
+        0.0,
+    )
+    for layer in GATES
+    for at in ((0, 2) if layer is lstm_layer else (0,))
+    for steps, state, size in ((1, RMSTensor, 1.0), (3, LinfTensor, 0.3))
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_bound_holds(case):
+    case.check(seeded())
+
+
+MODULES = {
+    "LSTM": lambda: nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
+    "LSTM, projected": lambda: nn.LSTM(3, 4, 2, proj_size=2),
+    "LSTM, without biases": lambda: nn.LSTM(3, 4, bias=False),
+    "GRU": lambda: nn.GRU(3, 4, 2, bidirectional=True),
+    "RNN": lambda: nn.RNN(3, 4, bidirectional=True, batch_first=True),
+    "RNN, relu": lambda: nn.RNN(3, 4, 2, nonlinearity="relu", bias=False),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_values_are_torchs_and_within_their_norms(name):
+    torch.manual_seed(seeded(0))
+    module = MODULES[name]().to(D)
+    x = torch.randn(5, 3, 3, dtype=D)
+    expected, states = module(x)
+    got, normed_states = module(RMSTensor.of(x))
+    pairs = [(got, expected)]
+    pairs += zip(normed_states, states, strict=True) if isinstance(states, tuple) else [(normed_states, states)]
+    for normed, t in pairs:
+        torch.testing.assert_close(normed.backing, t)
+        assert actual_norm(normed) <= normed.norm_size * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_sensitivity_bounds_the_jacobian(name):
+    """Against the largest of many directions' derivatives."""
+    torch.manual_seed(seeded(1))
+    module = MODULES[name]().to(D)
+    x = torch.randn(4, 2, 3, dtype=D)
+    normed = with_perturbation(RMSTensor.of(x))
+    (claimed,) = sensitivities(module(normed)[0], [normed])
+    for _ in range(10):
+        direction = torch.randn_like(x)
+        direction /= RMSTensor.of(direction).norm_size
+        moved = torch.func.jvp(lambda t: module(t)[0], (x,), (direction,))[1]
+        assert RMSTensor.of(moved).norm_size <= claimed * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("cell", "layer"), [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU), (nn.RNNCell, nn.RNN)])
+def test_a_cell_is_a_layer_of_one_step(cell, layer):
+    torch.manual_seed(seeded(2))
+    one, whole = cell(3, 4).to(D), layer(3, 4).to(D)
+    whole.load_state_dict({f"{k}_l0": v for k, v in one.state_dict().items()})
+    x = RMSTensor.of(torch.randn(2, 3, dtype=D))
+    state = one(x)
+    state = state[0] if isinstance(state, tuple) else state
+    out = whole(x.unsqueeze(0))[0][0]
+    torch.testing.assert_close(state.backing, out.backing)
+    assert state.norm_size.item() == pytest.approx(out.norm_size.item())
+
+
+def test_packed_sequences_are_refused():
+    with pytest.raises(UnsupportedOpError, match="padded sequence"):
+        nn.utils.rnn.pack_padded_sequence(RMSTensor.of(torch.randn(4, 2, 3)), torch.tensor([4, 2]))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 16])
+def test_geometric_sums(count):
+    p = torch.tensor(1.25, dtype=D)
+    power, total = _geometric(p, count)
+    assert power.item() == pytest.approx(1.25**count) and total.item() == pytest.approx(sum(1.25**j for j in range(count)))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 17, 18, 1000])
+def test_blocks_are_all_steps_but_the_first(steps):
+    assert [t for begin, end in _blocks(steps) for t in range(begin, end)] == list(range(1, steps))

@@ -1,0 +1,99 @@
+"""``x[index] = v``, ``x.copy_(v)``, fold, weight normalization, exponentials of RMS norms: against adversarial inputs and torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.seeds import seeded
+from thunder_norm import LinfTensor, RMSTensor, sensitivities, with_perturbation
+from thunder_norm.audit import Ball, Case
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules.writing import copied, with_entries
+
+R, INF = RMSTensor, LinfTensor
+MASK = torch.tensor([[True, False, True, True], [False, True, True, False], [True, True, True, True]])
+
+
+def x(*shape, dims=None, kind=R):
+    return Ball("x", kind, shape, 1.0, dims)
+
+
+def v(*shape, dims=None, kind=R):
+    return Ball("v", kind, shape, 0.6, dims)
+
+
+def writes(*index):
+    return lambda a, b: with_entries(a, index if len(index) != 1 else index[0], b)
+
+
+CASES = [
+    Case("a slice of the norm's", writes(..., slice(0, 2)), (x(3, 4), v(3, 2))),
+    Case("a slice beside", writes(slice(0, 2)), (x(3, 4), v(2, 4))),
+    Case("an index of the norm's", writes(slice(None), 2), (x(3, 4), v(3, kind=INF))),
+    Case("an index beside", writes(1), (x(3, 4), v(4))),
+    Case("an index and a slice", writes(1, slice(1, None, 2)), (x(3, 4, dims=(0, 1)), v(2))),
+    Case("a new dimension", writes(None, slice(0, 2)), (x(3, 4), v(1, 2, 4))),
+    Case("broadcast", writes(..., slice(0, 2)), (x(3, 4), v(2))),
+    Case("into the largest entries", writes(slice(0, 2)), (x(3, 4, kind=INF), v(2, 4, kind=INF))),
+    Case("RMS into the largest entries", writes(..., slice(0, 2)), (x(3, 4, kind=INF), v(3, 2))),
+    Case("everything", writes(...), (x(3, 4), v(3, 4))),
+    Case("a mask", lambda a: with_entries(a, MASK, 0.5), (x(3, 4),), 0.5),
+    Case("rows", lambda a, b: with_entries(a, torch.tensor([2, 0]), b), (x(3, 4), v(2, 4, kind=INF)), 0.5),
+    Case("copied", copied, (x(3, 4), v(4))),
+    Case("fold, all", lambda a: F.fold(a, (4, 4), 2, stride=2), (x(8, 4, dims=(-2, -1)),)),
+    Case("fold, overlapping", lambda a: F.fold(a, (4, 4), 3, padding=1), (x(9, 16, dims=(-2, -1)),), 0.6),
+    Case("fold, columns", lambda a: F.fold(a, (4, 4), 2), (x(8, 9),), 0.9),
+    Case("fold, entries", lambda a: F.fold(a, (4, 5), (2, 3), dilation=1, stride=(2, 1)), (x(6, 6, kind=INF),)),
+    Case("exp of RMS", torch.exp, (x(3, 4),), 0.4),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_bound_holds_and_is_attained(case):
+    case.check(seeded())
+
+
+INDICES = [
+    1, -1, slice(1, None), (slice(None), 0), (..., 2), (slice(0, 2), slice(1, 4, 2)), (None, 1), ..., (0, ..., slice(0, 3)),
+    torch.tensor([2, 0]), MASK,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_values_are_torchs(index):
+    t = torch.randn(3, 4, 5)
+    value = torch.randn(t[index].shape)
+    for given in (value, 2.5):
+        expected, y = t.clone(), 1.0 * RMSTensor.of(t)
+        expected[index] = given
+        y[index] = RMSTensor.of(given) if isinstance(given, torch.Tensor) and given.ndim else given
+        assert torch.equal(y.backing, expected)
+        assert type(y).of(expected, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-6)
+
+
+def test_zeros_filled_by_slices_have_the_norm_of_what_fills_them():
+    a, b = RMSTensor.of(torch.randn(3, 2)), RMSTensor.of(torch.randn(3, 4))
+    y = torch.zeros_like(RMSTensor.of(torch.randn(3, 6)))
+    y[:, :2], y[:, 2:] = a, b
+    assert type(y) is RMSTensor
+    assert y.norm_size.item() == pytest.approx(((2 * a.norm_size**2 + 4 * b.norm_size**2) / 6).sqrt().item())
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_weight_norm(dim):
+    torch.manual_seed(seeded(0))
+    w, g = (
+        torch.randn(3, 4, dtype=torch.float64),
+        torch.randn((3, 1) if dim == 0 else (1, 4) if dim == 1 else (), dtype=torch.float64),
+    )
+    g_normed = with_perturbation(LinfTensor.of(g))
+    y = torch._weight_norm(RMSTensor.of(w), g_normed, dim)
+    over = {0: (-1,), 1: (-2,), -1: (-2, -1)}[dim]
+    assert y.elem_dims == over
+    assert y.norm_size.item() == pytest.approx(RMSTensor.of(torch._weight_norm(w, g, dim), over).norm_size.item())
+    moved = torch._weight_norm(w, g.sign(), dim)
+    assert sensitivities(y, [g_normed])[0].item() == pytest.approx(RMSTensor.of(moved, over).norm_size.item())
+    with pytest.raises(NormMismatchError, match="no bound"):
+        torch._weight_norm(with_perturbation(RMSTensor.of(w)), LinfTensor.of(g), dim)
