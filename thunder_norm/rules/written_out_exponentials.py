@@ -82,8 +82,8 @@ class OnePlusExponential:
     of: Exponential
 
 
-def _always(args: dict[str, Any]) -> bool:
-    return True
+def _is_rms(args: dict[str, Any]) -> bool:
+    return isinstance(args["input"], RMSTensor)
 
 
 def _knows(kind: type, *names: str) -> Callable[[dict[str, Any]], bool]:
@@ -93,7 +93,7 @@ def _knows(kind: type, *names: str) -> Callable[[dict[str, Any]], bool]:
 # -- what is subtracted ---------------------------------------------------------------------------------------------------
 
 
-@normed_op(torch.amax).register_norm(when=_always)
+@normed_op(torch.amax).register_norm(when=_is_rms)
 def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTensor:
     """The largest entry: as ever, and of what."""
     result = unconditional(torch.amax, input, dim, keepdim)
@@ -107,7 +107,7 @@ def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
     return (with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), False)) if keepdim else result), index
 
 
-@normed_op(torch.logsumexp).register_norm(when=_always)
+@normed_op(torch.logsumexp).register_norm(when=_is_rms)
 def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor:
     """log sum exp x: as ever, and of what."""
     result = unconditional(torch.logsumexp, input, dim, keepdim)
@@ -159,7 +159,7 @@ def log_softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.d
 # -- exponentials and their sums ------------------------------------------------------------------------------------------
 
 
-@normed_op(torch.exp).register_norm(when=_always)
+@normed_op(torch.exp).register_norm(when=_is_rms)
 def exp(input: RMSTensor) -> NormedTensor:
     """e^x: as ever, and of what; for x of at most c, by what made it, value and sensitivity e^c.
 
