@@ -67,7 +67,7 @@ UNARY = {
     "1 - x": lambda x: 1 - x, "x - 0.5": lambda x: torch.sub(x, 0.25, alpha=2), "3 x": lambda x: 3 * x, "x / -2": lambda x: x / -2,
     "clamp": lambda x: x.clamp(-1, 2), "clamp_min": lambda x: torch.clamp_min(x, 0.1), "clamp max": lambda x: x.clamp(max=1.5),
     "x^2": lambda x: x**2, "x^3": lambda x: x.pow(3), "x^4": lambda x: torch.pow(x, 4.0), "sum": lambda x: x.sum(-1, keepdim=True),
-    "mean": lambda x: x.mean(0, keepdim=True), "amax": lambda x: x.amax(-1, keepdim=True), "view": lambda x: x.reshape(-1),
+    "cumsum": lambda x: x.cumsum(-1), "mean": lambda x: x.mean(0, keepdim=True), "amax": lambda x: x.amax(-1, keepdim=True), "view": lambda x: x.reshape(-1),
     "chunk": lambda x: x.chunk(2)[0], "index": lambda x: x[..., :1], "dropout": lambda x: F.dropout(x, 0.3, True),
     "fill": lambda x: x.masked_fill(x.backing > 0 if hasattr(x, "backing") else x > 0, -7.0), "x x": lambda x: x * x,
     "norm": lambda x: x.norm(dim=-1, keepdim=True), "var": lambda x: x.var(-1, unbiased=False, keepdim=True),
@@ -219,11 +219,12 @@ def test_gate_bounds_a_product():
     assert y.perturbation_size.item() == pytest.approx(1.0)
 
 
-def test_typical_mode_has_its_own_exponential():
-    with norm_mode("typical"):
-        a = torch.exp(-F.softplus(normed(torch.randn(3, 4))))
-        b = torch.exp(RMSTensor(F.softplus(normed(torch.randn(3, 4))).norm_size, backing=torch.randn(3, 4)))
-    assert a.norm_size == b.norm_size
+def test_exponential_of_what_is_negative_is_at_most_one_in_every_mode():
+    for mode in ("bound", "typical"):
+        with norm_mode(mode):
+            y = torch.exp(-F.softplus(RMSTensor(3.0, backing=torch.randn(3, 16), perturbation_size=1.0)))
+        assert y.norm_size.item() == 1.0
+        assert y.perturbation_size.item() <= 1.0
 
 
 def test_parameters_have_the_ranges_of_what_made_them():

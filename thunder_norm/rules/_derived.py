@@ -121,8 +121,9 @@ def _derived(derive: Callable[..., Any], call: inspect.BoundArguments) -> Iterat
     first, *others = known.values()
     for candidate in first:
         x = source_of(candidate)
-        fitting = [next((f for f in facts if source_of(f).is_same(x)), None) for facts in (first, *others)]
-        if None not in fitting:
+        found = [next((f for f in facts if source_of(f).is_same(x)), None) for facts in (first, *others)]
+        fitting = [f for f in found if f is not None]
+        if len(fitting) == len(found):
             seen = {name: Known(t, f) for (name, t), f in zip(given.items(), fitting, strict=True)}
             asked = inspect.BoundArguments(call.signature, {**call.arguments, **seen})  # type: ignore[arg-type]
             found = derive(*asked.args, **asked.kwargs)

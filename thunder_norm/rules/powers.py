@@ -87,8 +87,7 @@ def exponential(input: int | float, exponent: RMSTensor) -> RMSTensor:
     """
     rate = _rate(input)
     largest = torch.exp(reach(exponent) * rate)
-    scaled_exponent = like(exponent, exponent.norm_size * rate).finalize(exponent.backing)
-    return like(exponent, growing(scaled_exponent, largest, 1.0, 1.0), sensitivity={"exponent": largest * rate})
+    return like(exponent, growing(exponent, largest, 1.0, rate), sensitivity={"exponent": largest * rate})
 
 
 def _rate(base: float) -> float:

@@ -288,6 +288,16 @@ def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.sum).register_range(_summed)
 
 
+def _of_partial_sums(r: Range) -> Known:
+    """Sums of one sign have it, and are at least, or at most, their first term."""
+    if r.low >= 0 or r.high <= 0:
+        return Range(r.low if r.low >= 0 else -math.inf, r.high if r.high <= 0 else math.inf)
+    return None
+
+
+normed_op(torch.cumsum).register_range(_of_first(_of_partial_sums))
+
+
 def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = of(_argument(args, kwargs, 0, "input"))
     p = _argument(args, kwargs, 1, "p", default=0.5)

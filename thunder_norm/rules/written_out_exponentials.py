@@ -161,7 +161,7 @@ def log_softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.d
 
 @normed_op(torch.exp).register_norm(when=_is_rms)
 def exp(input: RMSTensor) -> NormedTensor:
-    """e^x: as ever, and of what; for x of at most c, by what made it, value and sensitivity e^c.
+    """e^x: as ever, and of what; for x of at most 0, by what made it, value and sensitivity at most 1.
 
     A log softmax gives the softmax: its value and sensitivity.
     Gap:         the norm of x does not count where its range does
@@ -169,11 +169,11 @@ def exp(input: RMSTensor) -> NormedTensor:
     shifted = fact(input, Shifted)
     if shifted is not None and shifted.is_log_softmax and len(shifted.dims) == 1:
         return _softmax(shifted.x, shifted.dims[0], "input")
-    found = range_of(input)
-    if current_mode() == "bound" and found is not None and found.high <= 0:
-        result = rms(bounded(1.0, input.norm_size), input.elem_dims, sensitivity={"input": 1.0})
-    else:
-        result = unconditional(torch.exp, input)
+    found, result = range_of(input), unconditional(torch.exp, input)
+    if current_mode() != "modula" and found is not None and found.high <= 0:
+        one = bounded(1.0, input.norm_size)
+        sensitivity = {"input": torch.minimum((result._sensitivity or {})["input"], one)}
+        result = rms(torch.minimum(result.norm_size, one), input.elem_dims, sensitivity=sensitivity)
     own, known = Source.of(input), polynomials(input)
     facts = [] if shifted is None else [Exponential(own, known, shifted.x, shifted.dims)]
     return with_facts(result, [*facts, Exponential(own, known, own, None)])

@@ -155,10 +155,10 @@ def rsub_number(input: Known, other: Number, alpha: Number = 1) -> Derived:
 
 
 def _shifted(f: Group, c: float, scale: float) -> Derived:
-    f = _multiple(f, scale)
-    if isinstance(f, Root):
-        return forms.root_plus(f, c)
-    return forms.shifted(f, c) if isinstance(f, Form) else None
+    scaled = _multiple(f, scale)
+    if isinstance(scaled, Root):
+        return forms.root_plus(scaled, c)
+    return forms.shifted(scaled, c) if isinstance(scaled, Form) else None
 
 
 @derives(torch.pow)
