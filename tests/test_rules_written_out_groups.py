@@ -391,6 +391,18 @@ def test_numbers_of_groups_are_bounded(call, balls, dims):
     check(call, [Ball("x", RMSTensor, balls, 0.5, elem_dims=dims)], tight=0, **FEW)
 
 
+@pytest.mark.parametrize("equation", ["a...d,a...d->...a", "ab...,ab...->...a", "abc,abc->ba"])
+def test_einsum_that_puts_its_groups_elsewhere_is_no_length_of_them(equation):
+    def call(x):
+        return x * torch.rsqrt(torch.einsum(equation, x, x)[..., None] / 3 + EPS)
+
+    ball = Ball("x", RMSTensor, (3, 3, 3), 0.4, elem_dims=(-1,))
+    try:
+        assert search(call, [ball], sensitivity=True, steps=12, restarts=4, seed=seeded()).is_sound
+    except NormMismatchError:
+        return
+
+
 class Net(torch.nn.Module):
     """A normalization between two layers."""
 
