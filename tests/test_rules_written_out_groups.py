@@ -350,6 +350,24 @@ def test_low_precision_divisor_claims_its_rounding():
     assert RMSTensor.of(y.backing).norm_size <= y.norm_size
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-8),
+        lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-8),
+        lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-9),
+    ],
+)
+def test_eps_that_a_dtype_rounds_to_zero_guards_nothing(call):
+    def given(dtype):
+        return RMSTensor(0.7, backing=torch.zeros(3, 4, dtype=dtype), elem_dims=(-1,), perturbation_size=1.0)
+
+    assert call(given(torch.float16).backing).isnan().all()
+    with pytest.raises(NormMismatchError):
+        call(given(torch.float16))
+    assert call(given(torch.float32)).perturbation_size.isfinite()
+
+
 def test_division_by_a_length_that_may_be_zero_is_refused_but_not_where_the_data_says_how_small_it_is():
     def unguarded(x):
         return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)

@@ -78,7 +78,7 @@ class Range:
 
     def rounded(self, dtype: torch.dtype) -> Range:
         """Of the same numbers as a dtype has them: what is small enough is 0 there, and what stays away from 0 may not do so any more."""
-        return replace(self, low=_nearest(self.low, dtype), high=_nearest(self.high, dtype))
+        return replace(self, low=nearest(self.low, dtype), high=nearest(self.high, dtype))
 
 
 def union(ranges: Iterable[Range]) -> Range:
@@ -87,9 +87,9 @@ def union(ranges: Iterable[Range]) -> Range:
     return Range(min(r.low for r in found), max(r.high for r in found))
 
 
-def _nearest(x: float, dtype: torch.dtype) -> float:
+def nearest(x: float, dtype: torch.dtype) -> float:
     """The closest number of a dtype, to even ones half way."""
-    if dtype == torch.float64 or x == 0 or math.isinf(x):
+    if dtype == torch.float64 or x == 0 or not math.isfinite(x):
         return x
     info = torch.finfo(dtype)
     step = max(math.ldexp(info.eps, math.frexp(x)[1] - 1), info.tiny * info.eps)
