@@ -131,6 +131,30 @@ def test_sums_of_fractions_are_away_from_zero():
     assert p.topk(2, dim=0)[0].sum(-1)._range.low == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_rounding_of_ranges_is_that_of_torch(dtype):
+    pick = random.Random(seeded())
+    numbers = [pick.choice([-1, 1]) * 10 ** pick.uniform(-50, 40) for _ in range(300)] + [1e-8, 1e-5, 1.0001, 65520.0, 0.0, INF]
+    for x in numbers:
+        assert Range(x, x).rounded(dtype) == Range(*[torch.tensor(x, dtype=torch.float64).to(dtype).item()] * 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: (torch.relu(x).half().abs() + 1e-8).reciprocal(),
+        lambda x: 1 / (torch.relu(x) + 1e-8).half().float(),
+        lambda x: x / (torch.relu(x) + 1e-50),
+        lambda x: (((torch.relu(x).bfloat16() + 1e-4) + 1) - 1).float().rsqrt(),
+        lambda x: (torch.relu(x).half() + 1e-9).log(),
+        lambda x: torch.reciprocal(torch.relu(x.double()) + 1e-200),
+    ],
+)
+def test_eps_that_a_dtype_rounds_to_zero_does_not_keep_away_from_zero(call):
+    with pytest.raises(NormMismatchError):
+        call(normed(torch.zeros(2, 4)))
+
+
 def test_in_place_operation_has_the_range_of_its_result():
     y = normed(torch.randn(3, 4)) * 1.0
     y.square_().add_(1.0)

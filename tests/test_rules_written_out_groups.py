@@ -350,6 +350,24 @@ def test_low_precision_divisor_claims_its_rounding():
     assert RMSTensor.of(y.backing).norm_size <= y.norm_size
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-8),
+        lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-8),
+        lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-9),
+    ],
+)
+def test_eps_that_a_dtype_rounds_to_zero_guards_nothing(call):
+    def given(dtype):
+        return RMSTensor(0.7, backing=torch.zeros(3, 4, dtype=dtype), elem_dims=(-1,), perturbation_size=1.0)
+
+    assert call(given(torch.float16).backing).isnan().all()
+    with pytest.raises(NormMismatchError):
+        call(given(torch.float16))
+    assert call(given(torch.float32)).perturbation_size.isfinite()
+
+
 def test_division_by_a_length_that_may_be_zero_is_refused_but_not_where_the_data_says_how_small_it_is():
     def unguarded(x):
         return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
@@ -389,6 +407,18 @@ def test_lengths_and_variances_move_with_x():
 @pytest.mark.parametrize("dims", [(-1,), (-2,), (-2, -1)])
 def test_numbers_of_groups_are_bounded(call, balls, dims):
     check(call, [Ball("x", RMSTensor, balls, 0.5, elem_dims=dims)], tight=0, **FEW)
+
+
+@pytest.mark.parametrize("equation", ["a...d,a...d->...a", "ab...,ab...->...a", "abc,abc->ba"])
+def test_einsum_that_puts_its_groups_elsewhere_is_no_length_of_them(equation):
+    def call(x):
+        return x * torch.rsqrt(torch.einsum(equation, x, x)[..., None] / 3 + EPS)
+
+    ball = Ball("x", RMSTensor, (3, 3, 3), 0.4, elem_dims=(-1,))
+    try:
+        assert search(call, [ball], sensitivity=True, steps=12, restarts=4, seed=seeded()).is_sound
+    except NormMismatchError:
+        return
 
 
 class Net(torch.nn.Module):

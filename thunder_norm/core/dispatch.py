@@ -204,7 +204,7 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         found = op.range_rule(args, kwargs, range_of)
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
-                x._range = found
+                x._range = None if found is None else found.rounded(x.dtype)
     return out
 
 

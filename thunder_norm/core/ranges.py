@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,25 @@ class Range:
         """Of a number brought between two others."""
         return self.image(lambda x: min(max(x, low), high))
 
+    def rounded(self, dtype: torch.dtype) -> Range:
+        """Of the same numbers as a dtype has them: what is small enough is 0 there, and what stays away from 0 may not do so any more."""
+        return replace(self, low=nearest(self.low, dtype), high=nearest(self.high, dtype))
+
 
 def union(ranges: Iterable[Range]) -> Range:
     """The smallest range with all of them in it."""
     found = list(ranges)
     return Range(min(r.low for r in found), max(r.high for r in found))
+
+
+def nearest(x: float, dtype: torch.dtype) -> float:
+    """The closest number of a dtype, to even ones half way."""
+    if dtype == torch.float64 or x == 0 or not math.isfinite(x):
+        return x
+    info = torch.finfo(dtype)
+    step = max(math.ldexp(info.eps, math.frexp(x)[1] - 1), info.tiny * info.eps)
+    found = round(x / step) * step
+    return math.copysign(math.inf, x) if abs(found) > info.max else found
 
 
 def _product(a: float, b: float) -> float:

@@ -156,7 +156,8 @@ class Lifting:
         op = None if made is None else registry.find_op(registry.key_of(made.fn))
         if made is None or op is None or op.range_rule is None:
             return None
-        return op.range_rule(made.args, made.kwargs, dispatch.range_of)
+        found = op.range_rule(made.args, made.kwargs, dispatch.range_of)
+        return None if found is None else found.rounded(t.dtype)
 
     def check_known(self, t: torch.Tensor, location: Location) -> None:
         """Refuse a tensor whose values depend on parameters in a way that no rule follows.

@@ -29,6 +29,7 @@ Known = Range | None
 _ANY = Range()
 _NOT_NEGATIVE = Range(0.0, math.inf)
 _ZERO = Range(0.0, 0.0)
+_TINY = 1e-150  # below, the slope of an inverse is no number
 
 
 def _argument(args: tuple, kwargs: Mapping[str, Any], at: int, *names: str, default: Any = None) -> Any:
@@ -312,14 +313,13 @@ normed_op(F.dropout).register_range(_dropped)
 
 def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:
     def condition(args: dict[str, Any]) -> bool:
-        found = range_of(args[name])
-        return found is not None and found.smallest_modulus > 0
+        return _range(args[name]).smallest_modulus > _TINY
 
     return condition
 
 
 def _above_zero(name: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda args: _range(args[name]).low > 0
+    return lambda args: _range(args[name]).low > _TINY
 
 
 def _range(x: Any) -> Range:

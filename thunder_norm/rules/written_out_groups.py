@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.ranges import nearest
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _forms as forms
@@ -133,32 +134,37 @@ def _sum(a: Known, b: Known, scale: float) -> Derived:
 @derives(torch.add)
 def add_number(input: Known, other: Number, alpha: Number = 1) -> Derived:
     """f + c: as every sum, and what it is of x."""
-    return _shifted(input.fact, float(other * alpha), 1.0)
+    return _shifted(input, float(other * alpha), 1.0)
 
 
 @derives(torch.add)
 def number_add(input: Number, other: Known, alpha: Number = 1) -> Derived:
     """c + f: as every sum, and what it is of x."""
-    return _shifted(other.fact, float(input), float(alpha))
+    return _shifted(other, float(input), float(alpha))
 
 
 @derives(torch.sub)
 def sub_number(input: Known, other: Number, alpha: Number = 1) -> Derived:
     """f - c: as every sum, and what it is of x."""
-    return _shifted(input.fact, -float(other * alpha), 1.0)
+    return _shifted(input, -float(other * alpha), 1.0)
 
 
 @derives(torch.rsub)
 def rsub_number(input: Known, other: Number, alpha: Number = 1) -> Derived:
     """c - f: as every sum, and what it is of x."""
-    return _shifted(input.fact, float(other), -float(alpha))
+    return _shifted(input, float(other), -float(alpha))
 
 
-def _shifted(f: Group, c: float, scale: float) -> Derived:
-    scaled = _multiple(f, scale)
+def _shifted(x: Known, c: float, scale: float) -> Derived:
+    scaled, c = _multiple(x.fact, scale), _in_dtype(c, x)
     if isinstance(scaled, Root):
         return forms.root_plus(scaled, c)
     return forms.shifted(scaled, c) if isinstance(scaled, Form) else None
+
+
+def _in_dtype(c: float, x: Known) -> float:
+    """A number as x's dtype has it beside 0, where a small one is 0."""
+    return c if nearest(c, x.dtype) else 0.0
 
 
 @derives(torch.pow)
@@ -214,4 +220,4 @@ def clamp(input: Known, min: Number | None = None, max: Number | None = None) ->
 @derives(torch.clamp_min)
 def clamp_min(input: Known, min: Number) -> Derived:
     """A length, or a mean square, of at least a number."""
-    return None if min < 0 else forms.at_least(input.fact, float(min))
+    return None if min < 0 else forms.at_least(input.fact, _in_dtype(float(min), input))

@@ -133,8 +133,10 @@ def einsum(equation: str, left: Known, right: Known) -> Derived:
     is_along = first == second and len(set(labels)) == len(labels) and set(output.replace("...", "")) <= set(labels)
     if not is_along or left.form is None or right.form is None or not output:
         return None
-    kept = [c for c in labels if c in output]
-    if [c for c in output if c in labels] != kept or ("..." in first) != ("..." in output):
+    left_over = first
+    for label in set(labels) - set(output):
+        left_over = left_over.replace(label, "")
+    if left_over != output:  # in another order, or beside another end of the ellipsis
         return None
     square = forms.product(left.form, right.form)
     if square is None or square.is_of_groups:
