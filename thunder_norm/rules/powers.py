@@ -72,7 +72,8 @@ def growing(x: RMSTensor, value: torch.Tensor, at_zero: float, slope_at_zero: fl
     if count == 1 or current_mode() != "bound":
         return value
     mean = square + linear * x.norm_size + (value.square() - square - linear * reach(x)) / count
-    return torch.minimum(value, mean.clamp(min=0.0).sqrt())
+    least = torch.minimum(value, mean.clamp(min=0.0).sqrt())
+    return torch.where(value < math.inf, least, value)  # infinity minus infinity is NaN
 
 
 @normed_op(torch.pow).register_norm

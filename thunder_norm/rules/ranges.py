@@ -1,4 +1,4 @@
-"""Which numbers the entries of a result can be, and rules for operations that need to know: quotients, roots and logarithms.
+"""Which numbers the entries of a result can be.  `range_bounds` has the rules of operations that need to know.
 
 Ranges hold for all tensors of the inputs' norms; what they say of an operation follows from the operation alone.
 """
@@ -13,15 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode
-from thunder_norm.core.dispatch import range_of
-from thunder_norm.core.kinds import RMSTensor
-from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import Range, union
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._facts import unconditional
-from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, negative, refined, rms, scalar, times
-from thunder_norm.rules.binary import product_dims
+from thunder_norm.rules._shared import dims_tuple, negative
 from thunder_norm.rules.written_out_exponentials import difference_of_largest
 
 Of = Callable[[Any], Range | None]
@@ -29,7 +23,6 @@ Known = Range | None
 _ANY = Range()
 _NOT_NEGATIVE = Range(0.0, math.inf)
 _ZERO = Range(0.0, 0.0)
-_TINY = 1e-150  # below, the slope of an inverse is no number
 
 
 def _argument(args: tuple, kwargs: Mapping[str, Any], at: int, *names: str, default: Any = None) -> Any:
@@ -306,134 +299,3 @@ def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 
 
 normed_op(F.dropout).register_range(_dropped)
-
-
-# -- rules that need them -------------------------------------------------------------------------------------------------
-
-
-def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:
-    def condition(args: dict[str, Any]) -> bool:
-        return _range(args[name]).smallest_modulus > _TINY
-
-    return condition
-
-
-def _above_zero(name: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda args: _range(args[name]).low > _TINY
-
-
-def _range(x: Any) -> Range:
-    return range_of(x) or _ANY
-
-
-def _is_bounded_product(args: dict[str, Any]) -> bool:
-    """Whether a factor's entries are bounded, where both norms together lose something."""
-    a, b = args["input"], args["other"]
-    if current_mode() != "bound" or not (isinstance(a, RMSTensor) and isinstance(b, RMSTensor)):
-        return False
-    return min(_range(t).largest_modulus for t in (a, b)) < math.inf and product_dims(a, b)[1] > 1
-
-
-@normed_op(torch.mul).register_norm(when=_is_bounded_product)
-def mul_by_range(input: RMSTensor, other: RMSTensor) -> RMSTensor:
-    """a b, where the entries of b are at most B in modulus, by what made it, or those of a at most A.
-
-    Value:       min(sqrt(N) |a| |b|, B |a|, A |b|)
-    Sensitivity: min(sqrt(N) |b|, B) to a, min(sqrt(N) |a|, A) to b
-    Gap:         a norm and a range are not attained together
-    """
-    result = unconditional(torch.mul, input, other)
-    dims, sensitivity = result.elem_dims, dict(result._sensitivity or {})
-    size = result.norm_size
-    for x, name, by in ((input, "input", other), (other, "other", input)):
-        largest = _range(by).largest_modulus
-        if largest < math.inf:
-            c = refined(x, dims) * largest
-            size = torch.minimum(size, times(x.norm_size, c))
-            sensitivity[name] = torch.minimum(sensitivity[name], scalar(c, size))
-    return rms(size, dims, sensitivity=sensitivity)
-
-
-@normed_op(torch.div).register_norm(
-    when=lambda args: args["rounding_mode"] is None and _away_from_zero("other")(args), lift_dims=SAME_DIMS
-)
-def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
-    """a / b, for b whose entries are at least c > 0 in modulus, by what made it.
-
-    Value:       |a| / c
-    Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product
-    Source:      |d(1 / b)| = |db| / b^2
-    Gap:         the norm of b does not count
-    """
-    c = _range(other).smallest_modulus
-    dims, k = product_dims(input, other)
-    ca = refined(input, dims)
-    return rms(times(input.norm_size, ca / c), dims, sensitivity={"input": ca / c, "other": times(input.norm_size, k / c**2)})
-
-
-@normed_op(torch.div).register_norm(when=lambda args: args["rounding_mode"] is None and _away_from_zero("other")(args))
-def number_by_range(input: Number, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
-    """c / b: c times `reciprocal`."""
-    inverse = reciprocal(other)
-    c = math.fabs(input)
-    return rms(times(inverse.norm_size, c), inverse.elem_dims, sensitivity={"other": (inverse._sensitivity or {})["input"] * c})
-
-
-@normed_op(torch.reciprocal).register_norm(when=_away_from_zero("input"))
-def reciprocal(input: RMSTensor) -> RMSTensor:
-    """1 / x, for x whose entries are at least c > 0 in modulus.
-
-    Value:       1 / c
-    Sensitivity: 1 / c^2
-    Gap:         the norm of x does not count
-    """
-    c = _range(input).smallest_modulus
-    return rms(bounded(1 / c, input.norm_size), input.elem_dims, sensitivity={"input": 1 / c**2})
-
-
-@normed_op(torch.rsqrt).register_norm(when=_above_zero("input"))
-def rsqrt(input: RMSTensor) -> RMSTensor:
-    """1 / sqrt(x), for x of at least c > 0.
-
-    Value:       c^(-1/2)
-    Sensitivity: c^(-3/2) / 2
-    Gap:         the norm of x does not count
-    """
-    c = _range(input).low
-    return rms(bounded(c**-0.5, input.norm_size), input.elem_dims, sensitivity={"input": 0.5 * c**-1.5})
-
-
-@normed_op(torch.sqrt).register_norm(when=_above_zero("input"))
-def sqrt(input: RMSTensor) -> RMSTensor:
-    """The root of an x of at least c > 0.
-
-    Value:       sqrt(n)          (attained by a constant)
-    Sensitivity: c^(-1/2) / 2
-    """
-    return rms(input.norm_size.sqrt(), input.elem_dims, sensitivity={"input": 0.5 * _range(input).low ** -0.5})
-
-
-@normed_op(torch.log).register_norm(when=_above_zero("input"))
-def log(input: RMSTensor) -> RMSTensor:
-    """log x, for x of at least c > 0.
-
-    Value:       |log c| + (n + c) / c
-    Sensitivity: 1 / c
-    Source:      |log x - log c| <= (x - c) / c, the slope at c
-    Gap:         the logarithm grows ever more slowly
-    """
-    c = _range(input).low
-    return rms(input.norm_size / c + (abs(math.log(c)) + 1), input.elem_dims, sensitivity={"input": 1 / c})
-
-
-@normed_op(torch.log1p).register_norm(when=lambda args: _range(args["input"]).low > -1)
-def log1p(input: RMSTensor) -> RMSTensor:
-    """log(1 + x), for x of at least c > -1.
-
-    Value:       n max(1, |log(1 + c) / c|): the chord from 0 to c is steeper than all others
-    Sensitivity: 1 / (1 + c)
-    Gap:         the chord and the slope at c are attained by x next to c alone, which a larger norm need not be
-    """
-    c = _range(input).low
-    steepest = 1.0 if c >= 0 else math.log1p(c) / c
-    return rms(times(input.norm_size, steepest), input.elem_dims, sensitivity={"input": 1 / (1 + c)})
