@@ -266,7 +266,7 @@ def silu_by_reciprocal(x):
 
 
 def softplus_by_log(x):
-    return torch.log(1.0 + x.exp())
+    return torch.log(torch.add(1.0, x.exp()))
 
 
 def softplus_by_log1p(x):
