@@ -16,6 +16,7 @@ from thunder_norm import (
     L1Tensor,
     L2Tensor,
     LinfTensor,
+    NormedTensor,
     RMSTensor,
     RMSToRMSConvTensor,
     RMSToRMSTensor,
@@ -23,6 +24,7 @@ from thunder_norm import (
     build_norm_map,
     norm_report,
     normed,
+    normed_op,
     sensitivities,
     with_perturbation,
 )
@@ -81,15 +83,46 @@ class Autoencoder(nn.Module):
         return F.linear(F.relu(F.linear(x, self.weight)), self.weight.t())
 
 
-class KernelAndGain(nn.Module):
-    """A kernel of which no norm says anything about its norm as the other thing it is."""
+class SmoothTensor(NormedTensor):
+    """A norm of which the library knows nothing."""
+
+    @classmethod
+    def measure(cls, t, elem_dims):
+        return t.double().mean().abs()
+
+
+class SmoothAndGain(nn.Module):
+    """A parameter of which no norm that its uses want says anything about the other, nor does its largest entry about both."""
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 3, 3, 3))
+        self.weight = nn.Parameter(torch.randn(3))
 
     def forward(self, x):
-        return F.conv2d(x, self.weight), x * self.weight
+        return smoothed(x, self.weight), x * self.weight
+
+
+@normed_op
+def smoothed(x, weight):
+    return x * weight.mean()
+
+
+@smoothed.register_norm
+def _smoothed(x: RMSTensor, weight: SmoothTensor) -> RMSTensor:
+    return RMSTensor(
+        x.norm_size * weight.norm_size, elem_dims=x.elem_dims, sensitivity={"x": weight.norm_size, "weight": x.norm_size}
+    )
+
+
+class KernelAndMatrix(nn.Module):
+    """A kernel whose taps are also matrices: the norm of either says nothing about the other, that of its largest entry of both."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.weight, self.use = nn.Parameter(torch.randn(3, 3, 3, 3)), use
+
+    def forward(self, x):
+        return F.conv2d(x, self.weight), self.use(x, self.weight)
 
 
 IDS = torch.tensor([[0, 1, 6], [2, 2, 5]])
@@ -334,24 +367,34 @@ def test_an_annotation_decides_and_the_explanation_says_so():
     assert given.norm == ROWS and given.reason == "a norm of that kind was given for it"
 
 
+@pytest.mark.parametrize(
+    "use",
+    [torch.matmul, lambda x, w: F.linear(x, w[0, 1]), lambda x, w: F.conv2d(x, w[:, :1], groups=3)],
+    ids=["matmul", "linear", "groups"],
+)
+def test_where_the_norms_of_two_uses_do_not_convert_the_largest_entry_bounds_both(use):
+    model, x = KernelAndMatrix(use), RMSTensor.of(torch.randn(3, 3, 3, 3), (1,))
+    with torch.no_grad():
+        largest = model.weight.abs().max().item()
+        for result in jit(model, parameters={"weight": largest})(x), jit(model)(x):
+            for y in result:
+                assert type(y).of(y.backing, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-6)
+
+
 def test_a_parameter_of_which_no_norm_fits_all_uses_is_refused_with_what_each_wants():
-    model, x = KernelAndGain(), RMSTensor.of(torch.randn(3, 3, 3, 3), (1,))
+    model, x = SmoothAndGain(), RMSTensor.of(torch.randn(2, 3))
     for call in (
         lambda: norm_report(jit(model), x),
         lambda: jit(model, parameters="unit")(x),
         lambda: run_eagerly(model, (x,), {}, policy="unit", mode="bound"),
-        lambda: build_norm_map(model, torch.empty(3, 3, 3, 3), parameters="unit")(RMSTensor(1.0, elem_dims=(1,))),
+        lambda: build_norm_map(model, torch.empty(2, 3), parameters="unit")(RMSTensor(1.0)),
     ):
         with pytest.raises(NormMismatchError) as e:
             call()
         message = str(e.value)
         assert "the uses of parameter 'weight' disagree about its norm" in message
-        assert "conv2d(weight) wants RMSToRMSConvTensor" in message and "mul(other) wants LinfTensor" in message
-        assert "return F.conv2d(x, self.weight), x * self.weight" in message and "instead" in message
-    with torch.no_grad():  # measured, each use has its own
-        y, z = jit(model)(x)
-        assert RMSTensor.of(y.backing, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-6)
-        assert z.norm_size.item() == pytest.approx((x.norm_size * model.weight.abs().max()).item())
+        assert "smoothed(weight) wants SmoothTensor" in message and "mul(other) wants LinfTensor" in message
+        assert "return smoothed(x, self.weight), x * self.weight" in message and "instead" in message
 
 
 # -- the explanation ------------------------------------------------------------------------------------------------------

@@ -315,7 +315,7 @@ def test_what_does_not_fit_is_refused(call, message):
 
 def test_a_generator_that_a_traced_program_makes_is_refused():
     def f(n: torch.Tensor) -> torch.Tensor:
-        return initialize(RMSTensor, (3,), n, generator=torch.Generator().manual_seed(3))
+        return initialize(RMSTensor, (3,), n, generator=torch.Generator().manual_seed(seeded(3)))
 
     jf = thunder.jit(f, transforms=[transforms.NormTransform()])
     for run in (jf, normed(jf)):

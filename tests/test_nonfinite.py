@@ -102,7 +102,7 @@ def _norm(y):
 
 # Their results have nothing to do with the values of this argument, only with its shape and dtype.
 _VALUES_DO_NOT_MATTER = {
-    *(("view_as", 1), ("reshape_as", 1), ("expand_as", 1), ("to", 1), ("type_as", 1), ("fill", 0), ("zero", 0)),
+    *(("view_as", 1), ("reshape_as", 1), ("expand_as", 1), ("to", 1), ("type_as", 1), ("fill", 0), ("zero", 0), ("copied", 0)),
     *((name, 0) for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")),
 }
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, normed
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import EscapeError, UnsupportedOpError
+from thunder_norm.errors import EscapeError
 from thunder_norm.transforms import NormTransform, ProfileTransform
 import thunder
 
@@ -335,18 +335,6 @@ def test_without_an_interpretation_of_wrappers_nothing_guards_what_is_kept():
     with pytest.raises(EscapeError, match="would have been a proxy"):
         thunder.jit(model, transforms=[ProfileTransform()])(X)
     assert model.cache == {}
-
-
-def test_a_buffer_that_takes_in_a_norm_in_place_is_refused():
-    class Ema(Model):
-        def keep(self, x):
-            self.running.mul_(0.9).add_(x.mean(0))
-            return x
-
-    model = Ema()
-    with pytest.raises(UnsupportedOpError, match="in-place"):
-        thunder.jit(model, transforms=[NormTransform()])(RMSTensor.of(X))
-    assert not model.running.any()
 
 
 def test_what_is_kept_requires_grad_as_in_eager_mode():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tests.seeds import seeded
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.modular.masses import LIGHT
 
@@ -32,7 +33,7 @@ def regression(b: Built) -> Callable[[], torch.Tensor]:
     results = floating(b())
     position = next(i for i, t in enumerate(results) if t.requires_grad)
     first = results[position].detach()
-    target = torch.randn(first.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(first.dtype)
+    target = torch.randn(first.shape, generator=torch.Generator().manual_seed(seeded(0)), dtype=torch.float64).to(first.dtype)
 
     def loss() -> torch.Tensor:
         return (floating(b())[position] - target).square().mean()

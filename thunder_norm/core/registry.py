@@ -195,7 +195,8 @@ class NormRule:
             if isinstance(value, NormedTensor):
                 if isinstance(value, slot.kinds):
                     return value
-                kind = next(k for k in slot.kinds if conversions.can_convert(value, k))
+                exact = (self.lift_kinds[name](value, given),) if name in self.lift_kinds else ()
+                kind = next(k for k in (*exact, *slot.kinds) if conversions.can_convert(value, k))
                 return conversions.convert(value, kind)
             if isinstance(value, torch.Tensor) and slot.kinds and not slot.accepts_plain:
                 return lift(value, *self.wanted(name, value, given))

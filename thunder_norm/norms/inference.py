@@ -192,7 +192,7 @@ RunWith = Callable[[Mapping[str, NormedTensor]], Any]
 def choose(
     name: str, t: torch.Tensor, uses: Sequence[Use], wants: Sequence[NormSpec], run: RunWith, decided: Mapping[str, NormSpec]
 ) -> tuple[NormSpec, tuple[Candidate, ...]]:
-    """The norm among `wants` for a parameter whose uses disagree, and what each of them costs.
+    """The norm among `wants` for a parameter whose uses disagree, that of its largest entry if none of them fits, and what each costs.
 
     Args:
         name: the parameter.
@@ -203,12 +203,16 @@ def choose(
         decided: what was chosen for other parameters already.
 
     Raises:
-        NormMismatchError: none of the norms can be converted to what all uses want.
+        NormMismatchError: neither they nor the norm of the largest entry can be converted to what all uses want.
     """
     unit = reference_size(wants[0], t.shape)
     others = {other: w.kind(1.0, elem_dims=w.elem_dims) for other, w in decided.items()}
     candidates = [_evaluate(name, w, reference_size(w, t.shape) / unit, run, others) for w in wants]
     possible = [c for c in candidates if not c.problem]
+    if not possible:  # the largest entry bounds every other norm
+        largest = NormSpec(LinfTensor, ())
+        candidates.append(_evaluate(name, largest, reference_size(largest, t.shape) / unit, run, others))
+        possible = [c for c in candidates if not c.problem]
     if not possible:
         raise NormMismatchError(
             with_details(

@@ -136,13 +136,15 @@ def derivations(derive: Callable[..., Any], *args: Any) -> list[Any]:
     return list(_derived(derive, inspect.signature(derive).bind(*args)))
 
 
-def facts_of(x: NormedTensor) -> list[Group]:
-    """What x is as a function of others, and of itself."""
+def facts_of(x: torch.Tensor) -> list[Group]:
+    """What x is as a function of others, and of itself; nothing of a plain tensor."""
+    if not isinstance(x, RMSTensor):
+        return []
     found = x._facts if isinstance(x._facts, Alternatives) else ()
-    return [*(f for f in found if isinstance(f, Group)), own_form(x)] if isinstance(x, RMSTensor) else []
+    return [*(f for f in found if isinstance(f, Group)), own_form(x)]
 
 
-def are_of_one(a: NormedTensor, b: NormedTensor) -> bool:
+def are_of_one(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether both are known as functions of one tensor."""
     return any(source_of(f).is_same(source_of(g)) for f in facts_of(a) for g in facts_of(b))
 

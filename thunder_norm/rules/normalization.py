@@ -59,8 +59,10 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     Sensitivity:  1 / g(0), 1 / sqrt(eps) mostly (the Jacobian (I - x x^T g' / (N r g)) / g at x = 0)
     Local:        1 / g(r^2) of the group with the smallest mean square r^2 of the data (centred if x is)
     Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom.  Mode "modula": 1.
-    Raises NormMismatchError where g(0) = 0 and x carries a perturbation_size; the value is about x that is not 0.
+    Raises NormMismatchError where eps < 0, and where g(0) = 0 and x carries a perturbation_size; the value is about x that is not 0.
     """
+    if divisor.eps < 0:
+        raise NormMismatchError(f"a normalization with eps = {divisor.eps} < 0 may divide by zero or a NaN: use eps > 0")
     elem_dims = tuple(sorted({*input.elem_dims, *dims}))
     n = input.norm_size
     count = ed.numel(input.shape, dims) // groups

@@ -8,6 +8,7 @@ import torch
 
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
@@ -30,7 +31,7 @@ def weight_norm(v: NormedTensor, g: LinfTensor, dim: int = 0) -> RMSTensor:
     """
     over = tuple(d - v.ndim for d in range(v.ndim) if dim == -1 or d != dim)
     count = math.prod(v.shape[d] for d in over)
-    value = g.norm_size / math.sqrt(max(count, 1))
+    value = spoiled(g.norm_size / math.sqrt(max(count, 1)), v.norm_size)
     slope: Constant = 0.0
     if v.perturbation_size is not None:
         x, c = as_kind(v, RMSTensor, over)

@@ -174,9 +174,9 @@ def emit_composite(
 
     It takes what the operations use of `arguments` in this order, then what else they use.  Outputs the log did not produce (an
     input returned as it is) keep their proxies.  What an earlier operation computed on the way and a wrapper kept, although it is
-    none of its leaves (a norm that a later rule asks for), is computed again.
+    none of its leaves (a norm that a later rule asks for, or hands on as it is), is computed again.
     """
-    everything = log = [*_made_before(acquisition, log), *log]
+    everything = log = [*_made_before(acquisition, log, outputs), *log]
     produced = {id(t) for r in log for t in r.outputs}
     outputs = [t for t in outputs if id(t) in produced]
     if not outputs and not any(is_random(r.func) for r in log):
@@ -205,13 +205,16 @@ def emit_composite(
         acquisition.autograd.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs}
 
 
-def _made_before(acquisition: Acquisition, log: Sequence[Recorded]) -> list[Recorded]:
-    """The operations inside earlier composites whose results `log` uses; nothing was changed in place since, or they stay unknown."""
+def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> list[Recorded]:
+    """The operations inside earlier composites that made what `log` uses, or one of `outputs`.
+
+    Nothing was changed in place since, or they stay unknown.
+    """
     known = {id(t) for r in log for t in r.outputs}
     earlier: list[Recorded] = []
 
-    def visit(recorded: Recorded) -> None:
-        for t in recorded.inputs:
+    def visit(used: Sequence[torch.Tensor]) -> None:
+        for t in used:
             if id(t) in known or acquisition.fakes.proxy_of(t) is not None or id(t) not in acquisition.autograd.made_by:
                 continue
             maker, used_then = acquisition.autograd.made_by[id(t)]
@@ -220,11 +223,12 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded]) -> list[Reco
             )
             if not (is_changed or maker.is_in_place or is_random(maker.func)):
                 known.update(id(o) for o in maker.outputs)
-                visit(maker)
+                visit(maker.inputs)
                 earlier.append(maker)
 
     for recorded in log:
-        visit(recorded)
+        visit(recorded.inputs)
+    visit(outputs)
     return earlier
 
 
