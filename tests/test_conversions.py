@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.seeds import seeded
-from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.audit import Ball, norm, start
 from thunder_norm.core.conversions import can_convert, convert, factor
 from thunder_norm.errors import NormMismatchError
@@ -106,6 +106,16 @@ def test_what_has_no_conversion_is_refused():
         convert(kernel, R)
     with pytest.raises(NormMismatchError, match="no conversion"):
         convert(OP(1.0, backing=torch.zeros(2, 3, 4)), OP, (-3, -1))
+
+
+def test_of_a_kind_that_a_user_defines_nothing_is_known():
+    class OwnTensor(NormedTensor):
+        """A norm that neither bounds another one nor is bounded by it."""
+
+    own = OwnTensor(1.0, backing=torch.zeros(3, 4))
+    for kind in (R, INF, L1, L2, OP):
+        assert not can_convert(own, kind)
+        assert not can_convert(kind(1.0, backing=torch.zeros(3, 4)), OwnTensor)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

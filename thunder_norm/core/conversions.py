@@ -12,6 +12,8 @@ from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, R
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 
+_KINDS = (RMSTensor, L1Tensor, L2Tensor, RMSToRMSTensor)  # of others, which a user defines, nothing is known
+
 
 def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> float | None:
     """Smallest known c with ``||t||_(kind, elem_dims) <= c ||t||_x`` for all tensors of x's shape; None if there is none.
@@ -21,6 +23,8 @@ def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> flo
     ``<= n sqrt(out) / in``; a matrix whose entries, rows or columns have RMS <= n has operator norm ``<= in n`` (Frobenius
     bounds the spectral norm).  A kernel is K such matrices, of which the largest counts K times.
     """
+    if not (isinstance(x, _KINDS) and issubclass(kind, _KINDS)):
+        return None
     if issubclass(kind, RMSToRMSTensor):
         return None if x.ndim < 2 else _to_operator(x, kind, elem_dims)
     if isinstance(x, RMSToRMSTensor):
