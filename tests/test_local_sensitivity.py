@@ -92,6 +92,8 @@ CASES = [
     ("sigmoid gate", lambda x: 3 * x * torch.sigmoid(1.702 * x), [ROWS * 0.1], [(R, LAST)], [0.99], [0.95]),
     ("tanh", torch.tanh, [ROWS + 3], [(INF, ())], [0.99], [1.0]),
     ("softmax of many", lambda x: F.softmax(x, -1), [gaussian(3, 64)], [(R, LAST)], [0.4], [0.7]),
+    ("softmin with a winner", lambda x: F.softmin(x, -1), [-6 * torch.eye(3, dtype=D)], [(INF, ())], [0.99], [0.1]),
+    ("softmin with a loser", lambda x: F.softmin(x, -1), [6 * torch.eye(3, dtype=D)], [(INF, ())], [0.9], [1.0]),
     ("softmax with a winner", lambda x: F.softmax(x, -1), [6 * torch.eye(3, dtype=D)], [(INF, ())], [0.99], [0.1]),
     ("attention", attention(), TOKENS, [(R, LAST)] * 3, [0.7, 0.65, 0.99], [0.5, 0.6, 1.0]),
     ("attention, causal", attention(is_causal=True), TOKENS, [(R, LAST)] * 3, [0.6, 0.6, 0.99], [0.5, 0.6, 1.0]),
@@ -160,8 +162,8 @@ def test_a_report_says_that_its_sensitivities_are_local():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     x = RMSTensor.of(torch.randn(3, 8))
     local = norm_report(thunder.jit(model, transforms=[NormTransform(sensitivity="local")]), x)
-    everywhere = norm_report(thunder.jit(model, transforms=[NormTransform()]), x)
-    assert "local: to first order" in str(local) and "are local" not in str(everywhere)
+    everywhere = norm_report(thunder.jit(model, transforms=[NormTransform()]), x, sensitivity="global")
+    assert "local: at the data" in str(local) and "local: at" not in str(everywhere)
     assert local.rows[0].sensitivity < everywhere.rows[0].sensitivity / 10
 
 

@@ -71,7 +71,7 @@ def x() -> RMSTensor:
 
 @pytest.fixture(scope="module")
 def report(model, x):
-    return norm_report(thunder.jit(model, transforms=[NormTransform()]), x)
+    return norm_report(thunder.jit(model, transforms=[NormTransform()]), x, sensitivity="global")
 
 
 def test_rows_are_the_operations_in_order(report):
@@ -226,7 +226,7 @@ def test_a_missing_rule_is_reported_at_the_users_line():
     with pytest.raises(
         MissingNormRuleError, match=rf"(?s)no norm rule for torch.linalg.qr.*{__file__}:\d+:  return torch.linalg.qr"
     ):
-        norm_report(thunder.jit(f, transforms=[NormTransform()]), RMSTensor.of(torch.ones(3, 4)))
+        norm_report(thunder.jit(f, transforms=[NormTransform()]), RMSTensor.of(torch.ones(3, 4)), sensitivity="global")
 
 
 # -- how it shows ----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,10 @@ class NormMismatchError(ThunderNormError, ValueError):
     """Kinds, elem_dims, shapes, sizes or names of normed tensors do not fit what an operation or a norm map needs."""
 
 
+class JumpError(NormMismatchError):
+    """How far a result moves is asked of an operation that jumps: there is no bound, at no data."""
+
+
 class NormMapKeyError(NormMismatchError, KeyError):
     """A parameter or buffer name is unknown to the model or missing from a mapping."""
 

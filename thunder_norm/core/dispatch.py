@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core import in_place
+from thunder_norm.core import by_data, in_place
 from thunder_norm.core.context import (
     Environment,
     current_environment,
@@ -23,13 +23,21 @@ from thunder_norm.core.context import (
 )
 from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.local import at_data
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call
-from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.errors import (
+    JumpError,
+    MissingNormRuleError,
+    NormMapKeyError,
+    NormMismatchError,
+    UnsupportedOpError,
+    with_details,
+)
 from thunder_norm.op_names import op_key, op_name
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -144,10 +152,13 @@ def torch_dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         with _autograd_again():
             return in_place.run(func, in_place.functional(func), args, kwargs, run_rule)
     op = find_op(key)
-    if op is None or not op.rules:
-        raise missing_rule(func, args, kwargs)
     with _autograd_again():
-        return run_rule(op, func, args, kwargs)
+        if op is not None and op.rules:
+            return run_rule(op, func, args, kwargs)
+        try:
+            raise missing_rule(func, args, kwargs)
+        except MissingNormRuleError:
+            return _by_data(func, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -168,10 +179,28 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
         raise UnsupportedOpError(f"{op_name(func)}: out= is not possible with a NormedTensor")
     _check_not_batched(func)
     _check_finalized(func, args, kwargs)
-    found = op.find(args, kwargs)
-    if found is None:
-        raise missing_rule(func, args, kwargs)
-    return apply_rule(op, *found, func, args, kwargs)
+    try:
+        found = op.find(*at_data((args, kwargs)))
+        if found is None:
+            raise missing_rule(func, args, kwargs)
+        return apply_rule(op, *found, func, args, kwargs)
+    except (NormMapKeyError, JumpError):
+        raise
+    except (MissingNormRuleError, NormMismatchError):
+        return _by_data(func, args, kwargs)
+
+
+def _by_data(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """The result by the data at hand, where that is asked for, or the error that is being handled."""
+    body = func.body if isinstance(func, NormedOp) else func
+    call = (lambda a, k: body(*a, **k)) if isinstance(func, NormedOp) else functools.partial(run_real, body)
+    out = by_data.found(func, args, kwargs, body, call)
+    if out is None:
+        raise
+    for y in flat_tensors(out):
+        if isinstance(y, NormedTensor):
+            _track_aliases(y, y.backing, args, kwargs)
+    return out
 
 
 def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -189,7 +218,7 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     except NormMapKeyError:  # a parameter's name is not the operation's affair
         raise
     except NormMismatchError as e:
-        raise NormMismatchError(
+        raise (JumpError if isinstance(e, JumpError) else NormMismatchError)(
             with_details(
                 f"{op_name(func)}: {e}", called_with=describe_call(args, kwargs), at=current_environment().user_location()
             )

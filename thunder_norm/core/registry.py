@@ -19,6 +19,7 @@ import torch
 from thunder_norm.core import conversions
 from thunder_norm.core.context import Mode, check_mode, current_mode, inside_operation_of_ones_own, lift
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import at_data
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.running import runner
@@ -197,7 +198,9 @@ class NormRule:
                     return value
                 exact = (self.lift_kinds[name](value, given),) if name in self.lift_kinds else ()
                 kind = next(k for k in (*exact, *slot.kinds) if conversions.can_convert(value, k))
-                return conversions.convert(value, kind)
+                converted = conversions.convert(value, kind)
+                # another norm of the same entries may be far smaller than what is known from this one
+                return converted if converted.norm_size is value.norm_size else at_data(converted)
             if isinstance(value, torch.Tensor) and slot.kinds and not slot.accepts_plain:
                 return lift(value, *self.wanted(name, value, given))
             return value

@@ -60,6 +60,7 @@ class NormedTensor(torch.Tensor):
     _is_multilinear: bool
     _facts: Any
     _range: Range | None
+    _at_data: tuple[Any, NormedTensor | None] | None
 
     norm_formula: ClassVar[str] = ""
 
@@ -126,6 +127,7 @@ class NormedTensor(torch.Tensor):
         self._is_multilinear = False
         self._facts = None  # what the rule that made it knows about it beyond its norm, for rules that come next
         self._range = None  # between which numbers all entries are, whatever the norm
+        self._at_data = None  # it with the norm of its entries (None: itself), and what that was found from
         return self
 
     @classmethod

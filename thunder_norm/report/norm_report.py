@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm import first_calls
-from thunder_norm.core.context import Mode, Sensitivity
+from thunder_norm.core.context import Mode, Sensitivity, check_sensitivity
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.eager import run_eagerly
@@ -152,21 +152,28 @@ class NormReport(Findings):
         return figure
 
 
-def norm_report(target: Any, *args: Any, explain: bool = False, **kwargs: Any) -> NormReport:
+def norm_report(
+    target: Any, *args: Any, explain: bool = False, sensitivity: Sensitivity | None = None, **kwargs: Any
+) -> NormReport:
     """Norm, sensitivity and tightness of every operation of a normed program.
 
     Args:
         target: a function or module jitted with `NormTransform`, or a norm map.
         *args: the arguments to run it with; for a norm map those of its last call if none are given.
         explain: print explanations under the table: why each parameter has its kind, and the rule of each operation.
+        sensitivity: "local", at the data of this run: each operation is bounded from the norms that its arguments have, and to first
+            order; or "global", for all inputs of these norms.  None: "local" where there is data (arguments that are not on meta,
+            measured parameters, mode "bound"), else the transform's own.  A norm map's is "global".
         **kwargs: as `args`, by name (for a norm map `normed_state_dict` too).
 
     Raises:
         NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
-            its norm and no norm fits all of them.
+            its norm and no norm fits all of them; no such sensitivity.
     """
+    if sensitivity is not None:
+        check_sensitivity(sensitivity)
     with first_calls.shown("norm report"), torch.inference_mode(False), torch.enable_grad():
-        report = _report_of(target, args, kwargs)
+        report = _report_of(target, args, kwargs, sensitivity)
     return replace(report, explains=True) if explain else report
 
 
@@ -180,7 +187,7 @@ def load_norm_report(path: str | Path) -> NormReport:
     return saving.load(path, NormReport)
 
 
-def _report_of(target: Any, args: tuple, kwargs: dict) -> NormReport:
+def _report_of(target: Any, args: tuple, kwargs: dict, sensitivity: Sensitivity | None) -> NormReport:
     if isinstance(target, NormMap):
         if isinstance(target.model, WithoutModel):
             target.model()  # says that there is none
@@ -194,7 +201,12 @@ def _report_of(target: Any, args: tuple, kwargs: dict) -> NormReport:
         own: dict[str, torch.Tensor] = {}
     else:
         own = {**target._overrides_parameters, **target._overrides_buffers}
-    return _report(model, args, kwargs, transform.parameters, transform.mode, own, scope=transform.sensitivity)
+    has_data = not any(isinstance(t, torch.Tensor) and t.is_meta for t in tree_flatten((args, kwargs, list(own.values())))[0])
+    if sensitivity is None:
+        sensitivity = (
+            "local" if has_data and transform.parameters == "measured" and transform.mode == "bound" else transform.sensitivity
+        )
+    return _report(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity)
 
 
 def _transform_of(target: Any) -> Any:

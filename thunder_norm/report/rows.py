@@ -81,7 +81,8 @@ class Findings:
         parameters: the same for parameters, by name.
         inferred: for each parameter its kind, what uses it, and why it has that kind.
         explains: whether the printed report has explanations under the table.
-        scope: whether sensitivities are "global", or "local": to first order, at the data of this run.
+        scope: "local" if each operation is bounded at the data of this run, from the norms of its arguments and to first order;
+            "global" if norms and sensitivities hold for all inputs of the given norms.
     """
 
     rows: tuple[ReportRow, ...]

@@ -36,9 +36,8 @@ def rich_table(report: Findings, max_rows: int | None = None, width: int = 160) 
     from rich.text import Text
 
     columns = [name for name, least in _COLUMNS.items() if width >= least]
-    captions = nonfinite(report)
-    if report.scope == "local":
-        captions.append("sensitivities are local: to first order, at the data of this run")
+    captions = ["local: at the data of this run, for small movements"] if report.scope == "local" else []
+    captions += nonfinite(report)
     caption = Text("\n".join(captions)) if captions else None
     table = Table(caption=caption, header_style="bold", row_styles=["", "dim"])
     for name in columns:

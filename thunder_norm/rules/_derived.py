@@ -19,6 +19,7 @@ import torch
 
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -26,7 +27,7 @@ from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules import _forms as forms
 from thunder_norm.rules._facts import Alternatives, Source, moves_with, unconditional, with_fact
 from thunder_norm.rules._forms import Form, Group, Inverse, Normalized, Root, own_form
-from thunder_norm.rules._local import is_local, smallest_mean_square
+from thunder_norm.rules._local import smallest_mean_square
 from thunder_norm.rules._shared import Constant, times
 from thunder_norm.rules.normalization import normalized
 

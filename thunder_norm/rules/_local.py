@@ -13,19 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 
 _TINY = 1e-30
-
-
-def is_local(*inputs: NormedTensor) -> bool:
-    """Whether local sensitivities are asked for, and there is data to find them at; a bound, so of mode "bound" only."""
-    return (
-        current_sensitivity() == "local"
-        and current_mode() == "bound"
-        and all(x.backing.device.type != "meta" and x.numel() > 0 for x in inputs)
-    )
 
 
 def data(x: NormedTensor) -> torch.Tensor:
@@ -50,13 +40,13 @@ def smallest_mean_square(x: NormedTensor, dims: ed.Dims, is_centred: bool, group
     return t.square().mean(over).amin().to(NORM_DTYPE)
 
 
-def softmax(x: NormedTensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Norms of softmax's Jacobian, the worst row's, from Linf to L1 and from L2 to L1.
+def softmax(x: NormedTensor, dim: int, of_negative: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Norms of softmax's Jacobian, of x or -x, the worst row's, from Linf to L1 and from L2 to L1; a row that is masked whole has none.
 
     ``max_S 4 P(S) (1 - P(S))``, which is ``4 p (1 - p)`` if one position has p >= 1/2, else at most 1;
     ``|J|_(2 -> 1) = max_s |p (s - p.s)|_2 <= 2 |p|_2`` over signs s.
     """
-    p = data(x).softmax(dim)
+    p = (-data(x) if of_negative else data(x)).softmax(dim).nan_to_num(nan=0.0)
     largest = p.amax(dim)
     of_entries = torch.where(largest > 0.5, 4 * largest * (1 - largest), torch.ones_like(largest))
     length = 2 * p.square().sum(dim).sqrt()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules import _local
 from thunder_norm.rules._gaussian import second_moment_root
-from thunder_norm.rules._local import is_local
 from thunder_norm.rules._shared import like
 
 Function = Callable[[torch.Tensor], torch.Tensor]

@@ -20,7 +20,7 @@ from thunder_norm.core.conversions import convert, factor
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.registry import NormedOp, NormRule
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.errors import JumpError, NormMismatchError
 
 # The kinds whose norm depends on the moduli of the entries only, and grows with them.
 VectorKind = RMSTensor | L1Tensor | L2Tensor
@@ -220,7 +220,7 @@ def refuse_perturbation(op: Callable, *inputs: RMSTensor) -> None:
     """An operation that jumps has no sensitivity.
 
     Raises:
-        NormMismatchError: an input carries a perturbation_size.
+        JumpError: an input carries a perturbation_size.
     """
     if any(x.perturbation_size is not None for x in inputs):
-        raise NormMismatchError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")
+        raise JumpError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _local
-from thunder_norm.rules._local import data, is_local
+from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import refined, rms, root, spread
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -228,7 +229,7 @@ def gelu(input: RMSTensor, approximate: str = "none") -> RMSTensor:
         gate, derivative, steepest = _gelu_gate, _gelu_slope, _SQRT2
     else:
         gate, derivative, steepest = _gelu_tanh_gate, _gelu_tanh_slope, 1.4185039629878893
-    slope = _local.slope(input, derivative) if _local.is_local(input) else derivative(reach.clamp(max=steepest))
+    slope = _local.slope(input, derivative) if is_local(input) else derivative(reach.clamp(max=steepest))
     return like(input, n * gate(reach), sensitivity={"input": slope})
 
 

@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._local import data, is_local, smallest_mean_square
+from thunder_norm.rules._local import data, smallest_mean_square
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times
 
 

@@ -8,11 +8,12 @@ import torch
 
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._local import data, is_local
+from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import Constant, as_kind, rms
 
 _NO_SLOPE = (

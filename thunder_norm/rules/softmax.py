@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules import _local
-from thunder_norm.rules._local import is_local
 from thunder_norm.rules._shared import Constant, dims_tuple, negative, refined, rms
 
 
@@ -27,13 +27,13 @@ def _elements_along(input: RMSTensor, dim: int) -> int:
     return input.shape[dim] if dim in input.elem_dims else 1
 
 
-def _softmax(input: RMSTensor, dim: int) -> L1Tensor:
+def _softmax(input: RMSTensor, dim: int, of_negative: bool = False) -> L1Tensor:
     dim = negative(dim, input.ndim)
     # from RMS over dim, |J|_(2 -> 1) <= 1 / sqrt(2) and Cauchy-Schwarz; otherwise through the largest entry
     is_length = _elements_along(input, dim) > 1
     constant: Constant = refined(input, ()) * (math.sqrt(0.5) if is_length else 1.0)
     if is_local(input) and input.ndim and input.shape[dim] > 1:
-        of_entries, of_length = _local.softmax(input, dim)
+        of_entries, of_length = _local.softmax(input, dim, of_negative)
         constant = refined(input, ()) * (of_length.clamp(max=math.sqrt(0.5)) if is_length else of_entries)
     if input.ndim == 0 or input.shape[dim] <= 1:
         constant = 0.0
@@ -57,7 +57,7 @@ def softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype
 @normed_op(F.softmin).register_norm
 def softmin(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> L1Tensor:
     """Softmax of -x: the same norms."""
-    return _softmax(input, dim)
+    return _softmax(input, dim, of_negative=True)
 
 
 @normed_op(torch.ops.aten._softmax.default).register_norm

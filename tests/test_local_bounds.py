@@ -1,0 +1,321 @@
+"""Norms and movements at the data at hand: of every operation of torch's database, and of programs, never below what happens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.seeds import named_seed, seeded
+from thunder_norm import (
+    L1Tensor,
+    L2Tensor,
+    LinfTensor,
+    NormedTensor,
+    RMSTensor,
+    norm_report,
+    norm_sensitivity,
+    sensitivities,
+    with_perturbation,
+)
+from thunder_norm.audit import norm
+from thunder_norm.core import by_data
+from thunder_norm.errors import MissingNormRuleError, NormMismatchError, ThunderNormError
+from thunder_norm.transforms import NormTransform
+import thunder
+
+D = torch.float64
+STEP = 1e-6
+
+
+def data(*shape, low=0.2):
+    generator = torch.Generator().manual_seed(seeded(3))
+    return torch.rand(*shape, dtype=D, generator=generator) + low
+
+
+def measured(y: NormedTensor) -> float:
+    return norm(type(y), y.backing.double(), y.elem_dims).item()
+
+
+def jacobian_size(f, x: torch.Tensor, out_dims) -> float:
+    """Largest length of ``J u`` in the RMS over `out_dims` for u of entries +-1, all of them: the norm from the largest entry."""
+    jacobian = torch.autograd.functional.jacobian(f, x).flatten(-x.ndim)
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=D)] * x.numel())
+    moved = torch.einsum("...i,si->s...", jacobian, signs.reshape(-1, x.numel()))
+    return moved.square().mean(out_dims).sqrt().amax().item() if out_dims else moved.abs().amax().item()
+
+
+# -- functions that have no bound for all inputs, or no rule ------------------------------------------------------------------
+
+UNBOUNDED = {
+    "a / b": lambda x: x / x.flip(-1),
+    "1 / x": lambda x: 1 / x,
+    "a number for each row": lambda x: x / x.sum(-1, keepdim=True),
+    "sqrt": torch.sqrt,
+    "log": torch.log,
+    "x^-1.5": lambda x: x**-1.5,
+    "x^y": lambda x: x ** x.flip(-1),
+    "standardized": lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True),
+    "logit": torch.logit,
+    "lgamma": torch.lgamma,
+}
+WITHOUT_RULE = {
+    "inverse": lambda x: torch.linalg.inv(x + torch.eye(3, dtype=D)),
+    "determinant": torch.linalg.det,
+    "singular values": torch.linalg.svdvals,
+    "solve": lambda x: torch.linalg.solve(torch.eye(3, dtype=D) + x, x),
+}
+
+
+@pytest.mark.parametrize("name", [*UNBOUNDED, *WITHOUT_RULE])
+def test_the_derivative_at_the_data_bounds_what_no_rule_does(name):
+    f, t = {**UNBOUNDED, **WITHOUT_RULE}[name], data(3, 3) * 0.6
+    x = with_perturbation(LinfTensor.of(t))
+    with norm_sensitivity("local"):
+        y = f(x)
+    torch.testing.assert_close(y.backing, f(t), rtol=1e-12, atol=1e-12)
+    assert measured(y) <= y.norm_size.item() * (1 + 1e-9)
+    found, least = sensitivities(y, x).item(), jacobian_size(f, t, y.elem_dims)
+    assert least * (1 - 1e-9) <= found <= least * 12  # a few operations, each with the worst of its entries
+    with pytest.raises((NormMismatchError, MissingNormRuleError)):
+        f(with_perturbation(LinfTensor.of(t)))
+
+
+@pytest.mark.parametrize("name", ["1 / x", "sqrt", "log", "x^-1.5", "logit"])
+def test_of_a_function_of_each_entry_it_is_the_steepest_slope(name):
+    f, t = UNBOUNDED[name], data(3, 4) * 0.7
+    (slope,) = torch.autograd.grad(f(leaf := t.clone().requires_grad_()).sum(), leaf)
+    for kind, dims in ((LinfTensor, ()), (RMSTensor, (-1,)), (RMSTensor, (-2, -1)), (RMSTensor, (-2,))):
+        x = with_perturbation(kind.of(t, dims))
+        with norm_sensitivity("local"):
+            y = f(x)
+        assert (type(y), y.elem_dims) == (kind, dims)
+        assert y.norm_size.item() == pytest.approx(measured(y), rel=1e-12)
+        assert sensitivities(y, x).item() == pytest.approx(slope.abs().max().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [LinfTensor, RMSTensor, L2Tensor, L1Tensor])
+def test_of_a_linear_map_without_a_rule_it_is_the_operator_norm(kind):
+    matrix = torch.randn(3, 5, dtype=D, generator=torch.Generator().manual_seed(seeded(1)))
+    t = data(5)
+    x = with_perturbation(kind.of(t))
+
+    linear = torch.library.custom_op(f"thunder_norm_tests::linear_{kind.__name__.lower()}", mutates_args=())(_times(matrix))
+    linear.register_autograd(lambda ctx, g: g @ matrix)
+    with norm_sensitivity("local"):
+        y = linear(x)
+    spectral = torch.linalg.matrix_norm(matrix, 2).item()
+    expected = {
+        RMSTensor: spectral * math.sqrt(5 / 3),
+        L2Tensor: spectral / math.sqrt(3),
+        L1Tensor: spectral / math.sqrt(3),
+    }.get(kind)
+    if expected is None:
+        expected = jacobian_size(lambda t: matrix @ t, t, ())
+    assert sensitivities(y, x).item() == pytest.approx(expected, rel=1e-9)
+
+
+def _times(matrix):
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        return matrix @ x
+
+    return linear
+
+
+def test_what_jumps_what_is_drawn_and_what_is_too_large_is_refused():
+    x = with_perturbation(RMSTensor.of(data(3, 4)))
+    large = with_perturbation(RMSTensor.of(data(64, 64)))
+    assert large.numel() ** 2 > by_data.LARGEST
+    with norm_sensitivity("local"):
+        for f in (lambda: torch.fmod(x, 0.3), lambda: torch.div(x, 0.3, rounding_mode="floor"), lambda: torch.linalg.inv(large)):
+            with pytest.raises(ThunderNormError):
+                f()
+        drawn = x * torch.randn_like(x)
+        assert measured(drawn) <= drawn.norm_size.item() * (1 + 1e-9)
+
+
+# -- every operation of torch's database ----------------------------------------------------------------------------------------
+
+OPS = [op for op in op_db if op.supports_dtype(D, "cpu") and not op.name.startswith(("sparse", "jiterator"))]
+RANDOM = (
+    "rand",
+    "dropout",
+    "empty",
+    "bernoulli",
+    "rrelu",
+    "normal",
+    "multinomial",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "uniform",
+)
+
+
+def moved(f, tree, direction):
+    return f(tree_map(lambda v: v + STEP * direction[id(v)] if id(v) in direction else v, tree))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op.name}.{op.variant_test_name}".strip("."))
+def test_no_operation_has_or_moves_more_than_is_claimed(op):
+    for sample in [s for s, _ in zip(op.sample_inputs("cpu", D), range(2), strict=False)]:
+        given = {id(t): t for t in tree_leaves(sample.input) if isinstance(t, torch.Tensor) and t.dtype == D and t.numel()}
+        if not given or any(name in op.name for name in RANDOM):
+            continue
+        normed = {i: with_perturbation(RMSTensor.of(t, (-1,) if t.ndim else ())) for i, t in given.items()}
+
+        def f(tree, sample=sample):
+            return op.op(tree, *sample.args, **sample.kwargs)
+
+        try:
+            with norm_sensitivity("local"):
+                out = f(tree_map(lambda v, normed=normed: normed.get(id(v), v), sample.input))
+        except ThunderNormError:
+            continue
+        check_movement(f, sample.input, given, normed, [y for y in tree_leaves(out) if isinstance(y, NormedTensor)])
+
+
+def check_movement(f, tree, given, normed, results):
+    generator = torch.Generator().manual_seed(named_seed("movement"))
+    plain = [t for t in tree_leaves(f(tree)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    if len(plain) != len(results):
+        return
+    for y, at in zip(results, plain, strict=True):
+        if at.numel() and at.isfinite().all() and y.norm_size.isfinite():
+            assert norm(type(y), at.double(), y.elem_dims).item() <= y.norm_size.item() * (1 + 1e-6) + 1e-12
+    for _ in range(3):
+        direction = {i: torch.randn(t.shape, dtype=D, generator=generator) for i, t in given.items()}
+        direction = {i: u / norm(RMSTensor, u, normed[i].elem_dims).clamp(min=1e-9) for i, u in direction.items()}
+        there, back = (
+            [t for t in tree_leaves(moved(f, tree, {i: s * u for i, u in direction.items()})) if isinstance(t, torch.Tensor)]
+            for s in (1, -1)
+        )
+        there, back = ([t for t in ts if t.is_floating_point()] for ts in (there, back))
+        for y, at, a, b in zip(results, plain, there, back, strict=True):
+            forward, backward = (a - at) / STEP, (at - b) / STEP
+            smooth = (forward - backward).abs() <= 1e-3 * (1 + forward.abs())  # no kink is met
+            if not at.numel() or not smooth.all() or y.perturbation_size is None or not y.norm_size.isfinite():
+                continue  # logdet has a NaN in a branch that is not taken
+            allowed = sum(sensitivities(y, x).item() for x in normed.values())
+            assert norm(type(y), forward.double(), y.elem_dims).item() <= allowed * (1 + 2e-3) + 1e-3
+
+
+# -- programs -----------------------------------------------------------------------------------------------------------------------
+
+
+class Deep(nn.Module):
+    """Convolutions, of which each gives up some of its bound."""
+
+    def __init__(self, depth=6):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(depth))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.silu(layer(x))
+        return x
+
+
+PROGRAMS = {
+    "convolutions": (Deep, (2, 4, 5, 5)),
+    "a perceptron": (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 6)), (3, 6)),
+    "a transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 3, 8)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_are_bounded_at_the_data_alike_in_both_modes(name):
+    build, shape = PROGRAMS[name]
+    torch.manual_seed(seeded(0))
+    model, t = build().double(), data(*shape)
+    dims = (1,) if len(shape) == 4 else (-1,)
+    x = with_perturbation(RMSTensor.of(t, dims))
+    with norm_sensitivity("local"):
+        eager = model(x)
+    traced = thunder.jit(model, transforms=[NormTransform(sensitivity="local")])(x)
+    everywhere = model(x)
+    for y in (eager, traced):
+        assert measured(y) <= y.norm_size.item() * (1 + 1e-9)
+        assert y.norm_size <= everywhere.norm_size * (1 + 1e-9) and y.perturbation_size <= everywhere.perturbation_size * (
+            1 + 1e-9
+        )
+    assert traced.norm_size.item() == pytest.approx(eager.norm_size.item(), rel=1e-6)
+    assert sensitivities(traced, x).item() == pytest.approx(sensitivities(eager, x).item(), rel=1e-6)
+    u = torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seeded(2)))
+    u = u / norm(RMSTensor, u, dims)
+    moved = (model(t + STEP * u) - model(t)) / STEP
+    assert norm(RMSTensor, moved, eager.elem_dims).item() <= sensitivities(eager, x).item()
+
+
+def test_what_one_operation_gives_up_is_not_multiplied_by_the_next():
+    torch.manual_seed(seeded(0))
+    model, x = Deep(12).double(), RMSTensor.of(data(2, 4, 5, 5), (1,))
+    with norm_sensitivity("local"):
+        local = model(x)
+    actual = measured(local)
+    assert actual <= local.norm_size.item() * (1 + 1e-9) <= actual * 30
+    assert model(x).norm_size.item() > 1000 * local.norm_size.item()
+
+
+@pytest.mark.parametrize("run", [lambda f: f, lambda f: thunder.jit(f, transforms=[NormTransform(sensitivity="local")])])
+def test_the_norm_moves_as_if_the_data_grew_with_it(run):
+    n = torch.tensor(5.0, dtype=D, requires_grad=True)
+    x = RMSTensor(n, backing=data(3, 4))  # of a norm below 5
+    with norm_sensitivity("local"):
+        y = run(lambda x: 3 * torch.relu(x))(x)
+    assert y.norm_size.item() == pytest.approx(3 * RMSTensor.of(x.backing).norm_size.item())
+    (slope,) = torch.autograd.grad(y.norm_size, n)
+    assert slope.item() == pytest.approx(y.norm_size.item() / 5)
+
+
+def test_what_was_changed_in_place_is_measured_anew():
+    with norm_sensitivity("local"):
+        y = 2 * RMSTensor.of(data(3, 4))
+        before = (y + 0).norm_size.item()
+        y.mul_(0.5)
+        assert (y + 0).norm_size.item() == pytest.approx(before / 2)
+        y.zero_()
+        assert (y + 0).norm_size.item() == 0
+
+
+@pytest.mark.parametrize("size", [0.0, math.inf, math.nan])
+def test_norms_that_are_no_positive_number(size):
+    x = RMSTensor(torch.tensor(size, dtype=D, requires_grad=True), backing=torch.zeros(2, 3) if size == 0 else torch.ones(2, 3))
+    with norm_sensitivity("local"):
+        y = x * 2
+    assert y.norm_size.item() == pytest.approx({0.0: 0.0, math.inf: 2.0}.get(size, math.nan), nan_ok=True)
+    if size == 0:
+        (slope,) = torch.autograd.grad(y.norm_size, x.norm_size)
+        assert slope.item() == 2
+
+
+# -- the report ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_local_where_there_is_data():
+    model, t = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(3, 4)
+
+    def scope(x=t, sensitivity=None, **options):
+        jm = thunder.jit(model, transforms=[NormTransform(**options)])
+        return norm_report(jm, RMSTensor.of(x) if not x.is_meta else RMSTensor(1.0, backing=x), sensitivity=sensitivity).scope
+
+    assert scope() == scope(sensitivity="local") == "local"
+    assert scope(sensitivity="global") == scope(parameters="unit") == scope(mode="typical") == "global"
+    assert scope(parameters="unit", sensitivity="local") == "local"
+    with pytest.raises(NormMismatchError, match="global"):
+        scope(sensitivity="here")
+
+
+def test_a_report_says_of_each_operation_what_it_gives_up():
+    torch.manual_seed(seeded(0))
+    jm = thunder.jit(Deep(12), transforms=[NormTransform()])
+    x = RMSTensor.of(data(2, 4, 5, 5).float(), (1,))
+    local, everywhere = norm_report(jm, x), norm_report(jm, x, sensitivity="global")
+    assert all(0.02 < row.tightness <= 1 + 1e-5 for row in local)
+    assert everywhere.rows[-1].tightness < 1e-4

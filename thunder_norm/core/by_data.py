@@ -1,0 +1,179 @@
+"""What an operation does at the data at hand, where no rule bounds it: its derivative there, inside ``norm_sensitivity("local")``."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from thunder_norm.core import conversions
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_environment, lift, perturbations_recorded
+from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.op_names import op_key
+from thunder_norm.trees import flat_tensors, map_tensors
+
+# Entries of a Jacobian that is computed whole.
+LARGEST = 2**22
+# What they return is not made of entries alone, but of memory.
+_OF_MEMORY = frozenset(("resize", "resize_as"))
+
+
+def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Callable[[tuple, dict], Any]) -> Any | None:
+    """The result of an operation with the norm it has and the movement its derivative at the data allows; None if that is not to be had.
+
+    With perturbations p_i of its arguments the result moves by at most ``sum_i L_i p_i``, to first order.
+
+    - A function of each entry, with derivative D_i: ``L_i = max |D_i|``, times what it costs to read the norm of i over the
+      dimensions of the result's (RMS, over those of the first argument).
+    - Anything else: from its Jacobian, of blocks J_or from a group r of entries, over which the norm of i runs, to a group o,
+      ``L_i = max_o sum_r |J_or|_2``, in the units of both norms.  Of at most `LARGEST` entries, and not while a program is traced.
+
+    Args:
+        func: the operation.
+        args: its arguments, normed tensors among them.
+        kwargs: the same, by name.
+        body: what it does to plain tensors.
+        call: does it as one operation of a program, for the result.
+    """
+    inputs = [x for x in flat_tensors((args, kwargs)) if isinstance(x, NormedTensor)]
+    if not inputs or not is_local(*inputs) or op_key(func) in _OF_MEMORY:
+        return None
+    derivatives = _derivatives_of(func)
+    if derivatives is None:
+        return None
+    given = map_tensors(
+        lambda t: t if isinstance(t, NormedTensor) or not t.is_floating_point() else lift(t, RMSTensor), (args, kwargs)
+    )
+    normed = list({id(x): x for x in flat_tensors(given) if isinstance(x, NormedTensor)}.values())
+    moving = [x for x in normed if x.perturbation_size is not None]
+    plain_args, plain_kwargs = map_tensors(lambda x: x.backing if isinstance(x, NormedTensor) else x, given)
+    real = call(plain_args, plain_kwargs)
+    results = [y for y in flat_tensors(real) if y.is_floating_point()]
+    if not results or any(y.is_complex() or y.layout != torch.strided for y in flat_tensors(real)):
+        return None
+    dims = [_dims(y, inputs) for y in results]
+    try:
+        constants = derivatives(given, body, moving, dims, sum(y.numel() for y in results)) if moving else [[] for _ in results]
+    except RuntimeError:  # torch has no derivative of it
+        return None
+    if constants is None:
+        return None
+    outs = {id(y): _wrapped(y, d, moving, c) for y, d, c in zip(results, dims, constants, strict=True)}
+    current_environment().note_call(None, SimpleNamespace(fn=found), (args, kwargs), {}, {})
+    for out in outs.values():
+        current_environment().note(func, out)
+    return map_tensors(lambda y: outs.get(id(y), y), real)
+
+
+def _dims(y: torch.Tensor, inputs: Sequence[NormedTensor]) -> ed.Dims:
+    """The dimensions of the result's norm: those of the first argument, where it has them."""
+    first = inputs[0].elem_dims
+    return first if all(-d <= y.ndim for d in first) else tuple(range(-y.ndim, 0))
+
+
+def _wrapped(y: torch.Tensor, dims: ed.Dims, moving: Sequence[NormedTensor], constants: Sequence[torch.Tensor]) -> NormedTensor:
+    kind = RMSTensor if dims else LinfTensor
+    with perturbations_recorded():
+        terms = [x.perturbation_size * c for x, c in zip(moving, constants, strict=True) if x.perturbation_size is not None]
+        movement = functools.reduce(torch.add, terms) if terms else None
+    return kind._wrap(y, kind.measure(y.detach(), dims).detach().to(NORM_DTYPE), movement, dims)
+
+
+@functools.cache
+def _has_tag(func: Callable, tag: torch.Tag) -> bool:
+    """Whether ATen says so of an operation: that it draws random numbers, that each entry of its result is made from one of each argument."""
+    packet = getattr(torch.ops.aten, str(op_key(func)), None)
+    return packet is not None and any(tag in getattr(packet, name).tags for name in packet.overloads())
+
+
+def _derivatives_of(func: Callable) -> Callable | None:
+    if _has_tag(func, torch.Tag.nondeterministic_seeded):  # dropout, say, would draw again
+        return _unmoved if str(op_key(func)).endswith("_like") else None
+    return _of_entries if _has_tag(func, torch.Tag.pointwise) else _jacobians
+
+
+def _leaves(given: Any, moving: Sequence[NormedTensor], shape: Sequence[int] | None) -> tuple[Any, list[torch.Tensor]]:
+    """The arguments on plain tensors, and those that move as leaves, in double precision and expanded to a shape if there is one."""
+    made: dict[int, torch.Tensor] = {}
+
+    def leaf(x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, NormedTensor):
+            return x
+        if id(x) not in made:
+            t = x.backing.detach().to(torch.float64)
+            t = t if shape is None else t.expand(shape)
+            made[id(x)] = t.clone().requires_grad_(any(x is m for m in moving))
+        return made[id(x)]
+
+    tree = map_tensors(leaf, given)
+    return tree, [made[id(x)] for x in moving]
+
+
+Derivatives = list[list[torch.Tensor]] | None  # of each result, the constant for each argument that moves
+
+
+def _unmoved(given: Any, body: Callable, moving: Sequence[NormedTensor], dims: Sequence[ed.Dims], size: int) -> Derivatives:
+    """Of random numbers: only the shape of an argument matters."""
+    return [[torch.zeros((), dtype=NORM_DTYPE)] * len(moving) for _ in dims]
+
+
+def _of_entries(given: Any, body: Callable, moving: Sequence[NormedTensor], dims: Sequence[ed.Dims], size: int) -> Derivatives:
+    shape = torch.broadcast_shapes(*(t.shape for t in flat_tensors(given)))
+    (args, kwargs), leaves = _leaves(given, moving, shape)
+    with torch.enable_grad():
+        (y,) = flat_tensors(body(*args, **kwargs))
+        slopes = torch.autograd.grad(y.sum(), leaves, allow_unused=True) if y.requires_grad else [None] * len(leaves)
+    constants = []
+    for x, slope in zip(moving, slopes, strict=True):
+        own = ed.nontrivial(x.shape, [d for d in dims[0] if -d <= x.ndim])
+        cost = conversions.factor(x, RMSTensor, own)
+        if cost is None:
+            return None
+        largest = torch.zeros((), dtype=NORM_DTYPE) if slope is None else slope.detach().abs().amax().to(NORM_DTYPE)
+        constants.append(largest.nan_to_num(nan=math.inf, posinf=math.inf) * cost)
+    return [constants]
+
+
+def _jacobians(given: Any, body: Callable, moving: Sequence[NormedTensor], dims: Sequence[ed.Dims], size: int) -> Derivatives:
+    costs = [conversions.factor(x, L2Tensor, x.elem_dims) for x in moving]
+    is_traced = any(isinstance(t.backing if isinstance(t, NormedTensor) else t, FakeTensor) for t in flat_tensors(given))
+    if is_traced or None in costs or size * sum(x.numel() for x in moving) > LARGEST:
+        return None
+    (args, kwargs), leaves = _leaves(given, moving, None)
+    with torch.enable_grad():
+        results = [y for y in flat_tensors(body(*args, **kwargs)) if y.is_floating_point()]
+    found = []
+    for y, over in zip(results, dims, strict=True):
+        rows = (
+            [torch.autograd.grad(e, leaves, retain_graph=True, allow_unused=True) for e in y.flatten()] if y.requires_grad else []
+        )
+        constants = []
+        for i, (x, cost) in enumerate(zip(moving, costs, strict=True)):
+            parts = [torch.zeros(x.shape, dtype=torch.float64) if row[i] is None else row[i] for row in rows]
+            constants.append(
+                _norm(torch.stack(parts).reshape((*y.shape, *x.shape)), x, y.ndim, over) * cost if parts else torch.zeros(())
+            )
+        found.append([c.to(NORM_DTYPE) for c in constants])
+    return found
+
+
+def _norm(jacobian: torch.Tensor, x: NormedTensor, ndim: int, over: ed.Dims) -> torch.Tensor:
+    """``max_o sum_r |J_or|_2``, the result's norm being a mean over `over` and x's a length over its elem_dims."""
+    jacobian = jacobian.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+    if not jacobian.isfinite().all():
+        return torch.tensor(math.inf)
+    outputs = [d for d in range(ndim) if d - ndim not in over]
+    inside = [d for d in range(ndim) if d - ndim in over]
+    groups = [ndim + d for d in range(x.ndim) if d - x.ndim not in x.elem_dims]
+    entries = [ndim + d for d in range(x.ndim) if d - x.ndim in x.elem_dims]
+    sizes = [math.prod(jacobian.shape[d] for d in part) for part in (outputs, groups, inside, entries)]
+    blocks = jacobian.permute((*outputs, *groups, *inside, *entries)).reshape(sizes)
+    return torch.linalg.matrix_norm(blocks, 2).sum(1).amax() / math.sqrt(max(sizes[2], 1))

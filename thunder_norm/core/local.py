@@ -1,0 +1,73 @@
+"""Norms at the data at hand: inside ``norm_sensitivity("local")`` a rule gets tensors with the norms their entries have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.trees import map_tensors
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """What the norm at the data was found from."""
+
+    norm_size: torch.Tensor
+    perturbation_size: torch.Tensor | None
+    backing: torch.Tensor
+    version: int | None
+    facts: Any
+
+    def is_same(self, other: _State) -> bool:
+        return self.version == other.version and all(
+            getattr(self, name) is getattr(other, name) for name in ("norm_size", "perturbation_size", "backing", "facts")
+        )
+
+
+# Of an operator the norm is a singular value: parameters are measured once, and nothing else often is one.
+_MEASURED = (RMSTensor, L1Tensor, L2Tensor)
+
+
+def is_local(*inputs: NormedTensor) -> bool:
+    """Whether claims are to hold at the data alone, and there is some; bounds, so in mode "bound" only."""
+    return (
+        current_sensitivity() == "local"
+        and current_mode() == "bound"
+        and all(x.backing.device.type != "meta" and x.backing.numel() > 0 for x in inputs)
+    )
+
+
+def at_data(tree: Any) -> Any:
+    """The same structure where every NormedTensor has the norm of its entries, if that is smaller: of x twice the same tensor."""
+    if current_sensitivity() == "global":
+        return tree
+    return map_tensors(lambda x: _at_data(x) if isinstance(x, _MEASURED) and x.backing is not None else x, tree)
+
+
+def _at_data(x: NormedTensor) -> NormedTensor:
+    if not is_local(x):
+        return x
+    now = _State(x.norm_size, x.perturbation_size, x.backing, None if x.backing.is_inference() else x.backing._version, x._facts)
+    if x._at_data is None or not x._at_data[0].is_same(now):
+        out = type(x)._wrap(x.backing, _size(x), x.perturbation_size, x.elem_dims)
+        out._facts, out._range, out._aliases = x._facts, x._range, x._aliases
+        out._at_data = replace(now, norm_size=out.norm_size, perturbation_size=out.perturbation_size), None
+        x._at_data = now, out
+    found = x._at_data[1]
+    return x if found is None else found
+
+
+def _size(x: NormedTensor) -> torch.Tensor:
+    """n m / n with the measured m as a constant: its derivatives are those of n, as if the data grew with it."""
+    n = x.norm_size
+    measured = type(x).measure(x.backing.detach(), x.elem_dims).detach().to(NORM_DTYPE)
+    is_scaled = ~(measured >= n) & ~n.isinf() & (n != 0)  # a NaN stays one
+    ratio = torch.where(
+        is_scaled, measured / torch.where(is_scaled, n.detach(), torch.ones_like(measured)), torch.ones_like(measured)
+    )
+    return torch.where(n.isinf(), measured, n * ratio)
