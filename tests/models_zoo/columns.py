@@ -93,12 +93,15 @@ def normed_mode(model: Model) -> Figures:
 
 
 def report(model: Model) -> Figures:
-    """The number of operations that `norm_report` lists, and the share of them with a finite norm."""
+    """The number of operations that `norm_report` lists, the share of them with a finite norm, and the last one's actual norm over it."""
     b = built(model)
     rows = norm_report(jit(b.module), *b.args, **b.kwargs).rows
     if not rows:
         raise WrongResult("no rows")
-    return {"operations": len(rows), "finite": sum(math.isfinite(r.norm_size) for r in rows) / len(rows)}
+    ratio = rows[-1].tightness
+    if ratio is not None and ratio > 1.001:
+        raise WrongResult(f"norm {rows[-1].actual:g} above the bound {rows[-1].norm_size:g}")
+    return {"operations": len(rows), "finite": sum(math.isfinite(r.norm_size) for r in rows) / len(rows), "ratio": ratio}
 
 
 def norm_map(model: Model) -> Figures:

@@ -22,7 +22,7 @@ OURS = tuple(column for column in COLUMNS if column != "plain")
 TITLES = {
     "real": "real mode",
     "normed": "normed mode: bound, actual, ratio",
-    "report": "report: operations",
+    "report": "report: operations, ratio",
     "norm_map": "norm map: norm",
     "bound": "modular norm, bound: unreached, smallest target",
     "typical": "typical",
@@ -97,7 +97,8 @@ def cell(row: Row, column: str) -> str:
         case "normed":
             return f"{number(found['bound'])}, {number(found['actual'])}, {number(found['ratio'])}"
         case "report":
-            return str(found["operations"])
+            ratio = found.get("ratio")
+            return f"{found['operations']}, {'-' if ratio is None else number(ratio)}"
         case "norm_map":
             return number(found["norm"])
         case "bound" | "typical" | "modula":

@@ -143,9 +143,9 @@ def _of_entries(given: Any, body: Callable, moving: Sequence[NormedTensor], dims
 
 
 def _jacobians(given: Any, body: Callable, moving: Sequence[NormedTensor], dims: Sequence[ed.Dims], size: int) -> Derivatives:
-    costs = [conversions.factor(x, L2Tensor, x.elem_dims) for x in moving]
+    costs = [c for x in moving if (c := conversions.factor(x, L2Tensor, x.elem_dims)) is not None]
     is_traced = any(isinstance(t.backing if isinstance(t, NormedTensor) else t, FakeTensor) for t in flat_tensors(given))
-    if is_traced or None in costs or size * sum(x.numel() for x in moving) > LARGEST:
+    if is_traced or len(costs) < len(moving) or size * sum(x.numel() for x in moving) > LARGEST:
         return None
     (args, kwargs), leaves = _leaves(given, moving, None)
     with torch.enable_grad():

@@ -213,7 +213,7 @@ class Derived:
 
 
 def refuse_mutation(fn: Callable, args: tuple, kwargs: dict, location: str | None) -> None:
-    """Refuse to change a tensor made from parameters whose norms are given: its own norm would silently stay what it was.
+    """Refuse to change a tensor made from parameters: its own norm would silently stay what it was.
 
     Raises:
         UnsupportedOpError: `fn` works in place.
@@ -221,7 +221,7 @@ def refuse_mutation(fn: Callable, args: tuple, kwargs: dict, location: str | Non
     if registry.is_mutation(fn, kwargs):
         raise UnsupportedOpError(
             with_details(
-                f"in-place {op_names.op_name(fn)} on a tensor made from parameters with given norms",
+                f"in-place {op_names.op_name(fn)} on a tensor made from parameters",
                 called_with=describe(args),
                 at=location,
                 instead="use the out-of-place operation and assign its result",

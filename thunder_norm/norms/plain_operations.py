@@ -108,7 +108,8 @@ class Functions(TorchFunctionMode):
         if any(isinstance(t, NormedTensor) for t in tensors):
             return environment.run(func, environment.annotated(args), environment.annotated(kwargs))
         if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
-            return func(*args, **kwargs)
+            is_derived = len(tensors) == 1 and id(tensors[0]) in known.derived
+            return environment.derive(torch.Tensor.detach, tensors, {}) if is_derived else func(*args, **kwargs)
         if func in _DEEP_COPIES:
             return known.copied(func, *args, **kwargs)
         has_rule = registry.has_rule(func)
@@ -126,6 +127,8 @@ class Functions(TorchFunctionMode):
             elif not has_rule:
                 return func(*args, **kwargs)
             return environment.derive(func, args, kwargs)
+        if tensors and concerns[0] and known.matters(tensors[0]):
+            refuse_mutation(func, args, kwargs, environment.user_location())
         if any(concerns) and has_rule:
             return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
         return run_plainly(environment, func, args, kwargs, tensors)

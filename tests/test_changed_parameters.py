@@ -1,0 +1,99 @@
+"""What a program writes into a tensor that it made from parameters: as in torch, or refused; never a norm of what was there before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.seeds import seeded
+from thunder_norm import RMSTensor, build_norm_map, norm_report, normed
+from thunder_norm.errors import ThunderNormError
+from thunder_norm.modular import ModularNorm
+from thunder_norm.transforms import NormTransform
+import thunder
+
+WRITES = {
+    "fill_": lambda w: w.fill_(30.0),
+    "mul_": lambda w: w.mul_(30.0),
+    "add_": lambda w: w.add_(30.0),
+    "zero_": lambda w: w.zero_(),
+    "clamp_": lambda w: w.clamp_(min=30.0),
+    "sigmoid_": lambda w: w.sigmoid_(),
+    "nan_to_num_": lambda w: w.nan_to_num_(),
+    "copy_": lambda w: w.copy_(torch.full_like(w, 30.0)),
+    "copy_ of a constant": lambda w: w.copy_(torch.full((4,), 30.0)),
+    "an entry": lambda w: w.__setitem__(0, 30.0),
+    "a mask": lambda w: w.masked_fill_(torch.tensor([True, False, True, False]), 30.0),
+    "index_fill_": lambda w: w.index_fill_(0, torch.tensor([1]), 30.0),
+    "swapped": lambda w: w.unsqueeze_(0),
+}
+THROUGH = {
+    "itself": lambda w: w,
+    "detach": lambda w: w.detach(),
+    "data": lambda w: w.data,
+    "view": lambda w: w.view(2, 2).view(4),
+    "slice": lambda w: w[:4],
+    "detached slice": lambda w: w[:].detach(),
+}
+MADE = {"tanh": lambda p: torch.tanh(p).clone(), "transposed": lambda p: (p * 1.0).view(4, 1).t().contiguous().view(4)}
+
+
+class Writes(nn.Module):
+    def __init__(self, write, through, make, without_grad):
+        super().__init__()
+        torch.manual_seed(seeded(0))
+        self.p = nn.Parameter(torch.randn(4) * 0.1)
+        self.write, self.through, self.make, self.without_grad = write, through, make, without_grad
+
+    def forward(self, x):
+        w = self.make(self.p)
+        with torch.set_grad_enabled(not self.without_grad):
+            self.write(self.through(w))
+        return x * w
+
+
+def programs(model):
+    """Each way to a norm, with a norm of the input that is that of x."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seeded(1)))
+    given = RMSTensor.of(x)
+    jm = thunder.jit(model, transforms=[NormTransform()])
+    yield "eager", x, lambda: model(given)
+    yield "traced", x, lambda: normed(jm)(given)
+    yield "norm map", x, lambda: build_norm_map(model, x)(given)
+    yield "report", x, lambda: norm_report(jm, given, sensitivity="global").rows[-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("without_grad", [False, True], ids=["recorded", "no_grad"])
+@pytest.mark.parametrize("through", THROUGH)
+@pytest.mark.parametrize("write", WRITES)
+def test_norms_are_those_of_what_is_there_now(write, through, without_grad):
+    for make in MADE.values():
+        model = Writes(WRITES[write], THROUGH[through], make, without_grad)
+        for way, x, run in programs(model):
+            try:
+                expected = model(x)
+            except RuntimeError:  # torch refuses it too
+                continue
+            try:
+                y = run()
+            except (ThunderNormError, AttributeError):  # Thunder has no x.data
+                continue
+            assert RMSTensor.of(expected).norm_size <= y.norm_size * (1 + 1e-5), way
+            if way in ("eager", "traced"):
+                torch.testing.assert_close(y.backing, expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("through", THROUGH)
+def test_the_modular_norm_does_not_take_what_was_there_before(through):
+    def write(w):
+        w.copy_(torch.full((4,), 30.0))
+
+    class Deep(Writes):
+        def forward(self, x):
+            return super().forward(x) * self.p
+
+    with pytest.raises(ThunderNormError, match="in-place"):
+        ModularNorm(Deep(write, THROUGH[through], MADE["tanh"], True), torch.randn(3, 4))
