@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.core import conversions
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_environment, lift, perturbations_recorded
+from thunder_norm.core.context import current_environment, lift, perturbations_recorded, setting
 from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
@@ -24,6 +26,16 @@ from thunder_norm.trees import flat_tensors, map_tensors
 LARGEST = 2**22
 # What they return is not made of entries alone, but of memory.
 _OF_MEMORY = frozenset(("resize", "resize_as"))
+
+
+_is_allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_by_data", default=True)
+
+
+@contextlib.contextmanager
+def by_rules_alone() -> Iterator[None]:
+    """Inside the block what no rule bounds is refused, whatever the data."""
+    with setting(_is_allowed, False):
+        yield
 
 
 def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Callable[[tuple, dict], Any]) -> Any | None:
@@ -44,7 +56,7 @@ def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Calla
         call: does it as one operation of a program, for the result.
     """
     inputs = [x for x in flat_tensors((args, kwargs)) if isinstance(x, NormedTensor)]
-    if not inputs or not is_local(*inputs) or op_key(func) in _OF_MEMORY:
+    if not _is_allowed.get() or not inputs or not is_local(*inputs) or op_key(func) in _OF_MEMORY:
         return None
     derivatives = _derivatives_of(func)
     if derivatives is None:

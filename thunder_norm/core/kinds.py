@@ -142,6 +142,8 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
     @takes_any_precision
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
         out_features, in_features = (t.shape[d] for d in elem_dims)
+        if out_features % cls.groups:
+            raise NormMismatchError(f"a kernel for {out_features} channels is not one of {cls.groups} groups")
         taps = t.numel() // (out_features * in_features)
         largest = runner().run_real(operator_norm, (t, elem_dims, cls.groups), {})
         return largest * (taps * math.sqrt(in_features * cls.groups / out_features))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm import op_names
-from thunder_norm.core import context, conversions, dispatch, registry
+from thunder_norm.core import by_data, context, conversions, dispatch, registry
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
@@ -254,13 +255,19 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
         NormMismatchError: the result has no sound conversion to `kind`.
     """
     wanted = RMSTensor if kind is NormedTensor else kind
+
+    def as_its_rule_wants() -> NormedTensor:
+        return conversions.convert(derived.norm(lambda v: v), wanted, dims)
+
     try:
-        result = _derived_in(derived, wanted, dims)
+        with by_data.by_rules_alone():
+            result = _derived_in(derived, wanted, dims)
     except (NormMismatchError, MissingNormRuleError):
-        try:
-            result = conversions.convert(derived.norm(lambda v: v), wanted, dims)
-        except (NormMismatchError, MissingNormRuleError):
-            result = None
+        result = None
+        for rules in (by_data.by_rules_alone(), contextlib.nullcontext()):  # at the data, where no rule bounds it
+            with contextlib.suppress(NormMismatchError, MissingNormRuleError), rules:
+                result = as_its_rule_wants()
+                break
         if result is None:
             raise
     return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
