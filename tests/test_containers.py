@@ -76,7 +76,53 @@ def missing_items(x, y):
         return x + y * len(e.args[0])
 
 
+class Frozen(OrderedDict):
+    """As transformers' outputs: nobody may delete from one, but it does itself."""
+
+    def __delitem__(self, key):
+        raise RuntimeError("not from outside")
+
+    def without(self, key):
+        super().__delitem__(key)
+        return self
+
+
+class FrozenDict(dict):
+    def __delitem__(self, key):
+        raise RuntimeError("not from outside")
+
+    def without(self, key):
+        super().__delitem__(key)
+        return self
+
+
+def own_deletions(x, y):
+    total = 0
+    for cls in (Frozen, FrozenDict, OrderedDict, dict):
+        table = cls()
+        table["a"], table["b"] = x, y
+        if cls in (OrderedDict, dict):
+            del table["a"]
+        else:
+            table = table.without("a")
+        total = total + table["b"] * len(table) + (x if "a" in table else 0)
+    try:
+        del Frozen(a=1)["a"]
+    except RuntimeError as e:
+        total = total + x * len(e.args[0])
+    return total
+
+
+def missing_deletions(x, y):
+    try:
+        Frozen().without("a")
+    except KeyError:
+        return x + 2 * y
+
+
 PROGRAMS = [
+    own_deletions,
+    missing_deletions,
     replaced_afterwards,
     appended_afterwards,
     emptied_afterwards,

@@ -13,6 +13,8 @@ from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor, norm_mode
 from thunder_norm.audit import Ball, Case, norm, start
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError
+from thunder_norm.transforms import NormTransform
+import thunder
 
 R, INF, L1, L2, OP, CONV = RMSTensor, LinfTensor, L1Tensor, L2Tensor, RMSToRMSTensor, RMSToRMSConvTensor
 D = torch.float64
@@ -368,6 +370,27 @@ REFUSED = [
 def test_what_has_no_bound_is_refused(f):
     with pytest.raises((NormMismatchError, MissingNormRuleError, UnsupportedOpError)):
         f(R(1.0, backing=torch.ones(3, 4)))
+
+
+MASKED = {
+    "expand_as": lambda x, mask: x.masked_fill(mask[:1].expand_as(x), 0.0),
+    "view_as": lambda x, mask: x.masked_fill(mask.reshape(6).view_as(x), 0.0),
+    "reshape_as": lambda x, mask: x.masked_fill(mask.reshape(6).reshape_as(x), 0.0),
+    "type_as": lambda x, mask: x * mask.type_as(x),
+    "to": lambda x, mask: x * mask.to(x),
+    "integers": lambda x, mask: x * (mask.long() * 3).expand_as(x).type_as(x),
+    "remainder": lambda x, mask: x * ((mask.long() + 7) % 3),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_and_integers_in_the_shape_or_dtype_of_a_normed_tensor_stay_plain(name):
+    f, mask = MASKED[name], torch.tensor([[True, False, True], [True, True, False]])
+    x = R.of(torch.randn(2, 3))
+    for run in (f, thunder.jit(f, transforms=[NormTransform()])):
+        y = run(x, mask)
+        torch.testing.assert_close(y.backing, f(x.backing, mask), rtol=0, atol=0)
+        assert R.of(y.backing).norm_size <= y.norm_size * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("kind", [RMSTensor, RMSToRMSTensor])

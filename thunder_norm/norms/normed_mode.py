@@ -174,7 +174,8 @@ class NormAcquisition(Acquisition):
                 refuse_mutation(fn, args, kwargs, location_of_user())  # what is derived would stay what it was, its value too
             if tensors and all(self.lifting.concerns(t) for t in tensors):
                 return environment.derive(fn, args, kwargs)
-            if not registry.has_rule(fn) and not any(self.lifting.concerns(t) for t in tensors):
+            is_plain = not any(self.lifting.concerns(t) for t in tensors)
+            if is_plain and not (registry.has_rule(fn) and dispatch.is_factory(fn)):
                 return run_plainly(environment, fn, args, kwargs, tensors)
             return dispatch.run_registered(fn, args, kwargs)
 

@@ -60,6 +60,17 @@ def type_as(input: NormedTensor, other: NormedTensor | torch.Tensor, *args: Any,
     return cast(input, other.dtype, other=0)
 
 
+def _has_no_norm(args: dict[str, Any]) -> bool:
+    return not isinstance(args["input"], NormedTensor) and not args["input"].is_floating_point()
+
+
+for _op in (torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.expand_as, torch.Tensor.view_as, torch.Tensor.reshape_as):
+
+    @normed_op(_op).register_norm(allow_plain_tensors=True, when=_has_no_norm)
+    def of_numbers(input: torch.Tensor, other: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
+        """A mask, or integers, in the shape or dtype of a normed tensor: plain as before."""
+
+
 @normed_op(torch.Tensor.type).register_norm
 def type_of(input: NormedTensor, dtype: torch.dtype | str | None = None, **kwargs: Any) -> NormedTensor | None:
     """x in another dtype: `to`; without one, the name of its type."""

@@ -7,6 +7,7 @@ operation (``fs = [x]; y = torch.cat(fs); fs.append(y)``).
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from typing import Any
 
 from thunder_norm.tracing import guards
@@ -18,6 +19,7 @@ from thunder.core.symbol import BoundSymbol, Symbol
 
 _original_bind = Symbol.bind
 _thunders_item = MutMappingWrapperMethods.__getitem__
+_thunders_deletion = MutMappingWrapperMethods.__delitem__
 
 
 def _bind(self: Symbol, *args: Any, output: Any, **kwargs: Any) -> BoundSymbol:
@@ -53,6 +55,22 @@ def _item(mapping: WrappedValue, key: WrappedValue) -> Any:
         return _thunders_item(mapping, key)
     guards.note(mapping, "own item", key.value, _copied(value))
     return interpreter.wrap_const(value)
+
+
+@instead_of(dict.__delitem__)
+@instead_of(OrderedDict.__delitem__)
+def _delete(mapping: WrappedValue, key: WrappedValue) -> Any:
+    """``super().__delitem__(key)`` in the ``__delitem__``, or another method, of a dict's subclass: not the subclass's own."""
+    if not isinstance(getattr(type(mapping.value), "__delitem__", None), types.FunctionType):
+        return _thunders_deletion(mapping, key)
+    mapping.track_items()
+    try:
+        (OrderedDict if isinstance(mapping.value, OrderedDict) else dict).__delitem__(mapping.value, key.value)
+    except Exception as e:
+        return interpreter.do_raise(e)
+    for wrappers in (mapping.key_wrappers, mapping.item_wrappers):
+        wrappers.pop(key.value, None)
+    return interpreter.wrap_const(None)
 
 
 def _is_constant(x: Any) -> bool:
