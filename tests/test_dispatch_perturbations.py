@@ -238,8 +238,8 @@ def test_in_place_on_an_input_is_refused():
     assert y.norm_size.item() == 2 and x.norm_size.item() == 1
 
 
-@pytest.mark.parametrize("view", [lambda y: y[0], lambda y: y.mT, lambda y: y[:, 1:], lambda y: y.view(-1)[3:]])
-def test_in_place_on_either_side_of_a_view_of_other_elements_is_refused(view):
+@pytest.mark.parametrize("view", [lambda y: y.diagonal(), lambda y: y.expand(2, 4, 5)])
+def test_in_place_on_either_side_of_a_view_that_slices_do_not_cut_out_is_refused(view):
     y = 2 * rms()
     z = view(y)
     with pytest.raises(UnsupportedOpError, match="shares its storage"):

@@ -14,6 +14,7 @@ from thunder_norm.core.context import current_environment
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import NormedOp, find_op, key_of
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call
+from thunder_norm.core.views import Part, is_reshaped, part_of
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import is_in_place, op_key, op_name
 from thunder_norm.trees import map_tensors
@@ -99,10 +100,65 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
     if result.backing is target.backing:
         return target
     _check(target, aliases)
-    new = {id(x): _in_place_of(x, result, run_rule, func in _functional) for x in (target, *aliases)}
+    new = _changed(target, aliases, result, run_rule, func in _functional)
     for x in (target, *aliases):
         x._assign(new[id(x)])
+        x._aliases = before
     return target
+
+
+def _changed(
+    target: NormedTensor, aliases: list[NormedTensor], result: NormedTensor, run_rule: RunRule, is_written: bool
+) -> dict[int, NormedTensor]:
+    """What the target and those that share its storage are with `result` in the target's place, by identity.
+
+    Where some are parts of others, one has them all; what is written there, and what each becomes of that, goes on sharing a storage.
+    """
+    if all(is_reshaped(x.backing, target.backing) for x in aliases):
+        return {id(x): _in_place_of(x, result, run_rule, is_written) for x in (target, *aliases)}
+    found = next(filter(None, (_parts(whole, [target, *aliases]) for whole in (target, *aliases))), None)
+    if found is None:
+        raise _refused(target, "shares its storage with another tensor, of other elements or in another order")
+    whole, parts = found
+    its_part = parts[id(target)]
+    changed = _in_place_of(target, result, run_rule, is_written)
+    written = _with_part(whole, its_part, changed)
+    new = {}
+    for x in (target, *aliases):
+        part = parts[id(x)]
+        now = part.taken_from(written)
+        if is_reshaped(x.backing, target.backing):
+            claim = _in_place_of(x, result, run_rule, is_written)
+        elif not part.meets(its_part, whole):
+            claim = x
+        else:
+            of_both = _claimed(x, target, changed)
+            claim = now if of_both is None else of_both
+        out = type(claim)._wrap(now.backing, claim.norm_size, claim.perturbation_size, claim.elem_dims)
+        out._facts, out._range = claim._facts, claim._range
+        new[id(x)] = out
+    return new
+
+
+def _parts(whole: NormedTensor, tensors: list[NormedTensor]) -> tuple[NormedTensor, dict[int, Part]] | None:
+    """Where each tensor is in one of them, by identity; None if that has not all of them."""
+    parts = {id(x): part for x in tensors if (part := part_of(x.backing, whole.backing)) is not None}
+    return (whole, parts) if len(parts) == len(tensors) else None
+
+
+def _with_part(whole: NormedTensor, part: Part, value: NormedTensor) -> NormedTensor:
+    """The whole with a value at a part of it, by the rule of ``x[items] = v``."""
+    with_entries = _functional[torch.Tensor.__setitem__]
+    return with_entries(whole, part.items, part.placed(value))
+
+
+def _claimed(x: NormedTensor, target: NormedTensor, changed: NormedTensor) -> NormedTensor | None:
+    """A tensor with the norm that x has once the target is `changed`, where one of both is in the other."""
+    inside = part_of(target.backing, x.backing)
+    if inside is not None:
+        return _with_part(x, inside, changed)
+    taken = part_of(x.backing, target.backing)
+    return None if taken is None else taken.taken_from(changed)
 
 
 def _changes_plainly(func: Callable, target: Any) -> bool:
@@ -113,27 +169,21 @@ def _changes_plainly(func: Callable, target: Any) -> bool:
 
 def _check(target: NormedTensor, aliases: list[NormedTensor]) -> None:
     """Refuse to change what others look at, who would not know."""
-    why = None
-    if any(x._is_leaf_value for x in (target, *aliases)):
-        why = "was given from outside" if target._is_leaf_value else "shares its storage with one that was given from outside"
-    elif not all(_is_reshaped(x.backing, target.backing) for x in aliases):
-        why = "shares its storage with another tensor, of other elements or in another order"
-    if why is not None:
-        raise UnsupportedOpError(
-            with_details(
-                f"in-place operation on a {type(target).__name__} that {why}",
-                at=current_environment().user_location(),
-                why="the norm of the other owner would silently become wrong",
-                instead="write y = x + ... in place of x += ..., or work on x.clone()",
-            )
+    if target._is_leaf_value:
+        raise _refused(target, "was given from outside")
+    if any(x._is_leaf_value for x in aliases):
+        raise _refused(target, "shares its storage with one that was given from outside")
+
+
+def _refused(target: NormedTensor, why: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            f"in-place operation on a {type(target).__name__} that {why}",
+            at=current_environment().user_location(),
+            why="the norm of the other owner would silently become wrong",
+            instead="write y = x + ... in place of x += ..., or work on x.clone()",
         )
-
-
-def _is_reshaped(t: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors in one storage are the same elements in the same order."""
-    if not (t.is_contiguous() and other.is_contiguous()):
-        return t.shape == other.shape and t.stride() == other.stride() and t.storage_offset() == other.storage_offset()
-    return (t.numel(), t.storage_offset()) == (other.numel(), other.storage_offset())
+    )
 
 
 def _in_place_of(x: NormedTensor, result: NormedTensor, run_rule: RunRule, is_written: bool) -> NormedTensor:

@@ -1,0 +1,132 @@
+"""In-place operations on views of normed tensors: what shares memory changes with them, in value and in norm, or it is refused."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from tests.seeds import named_seed, seeded
+from thunder_norm import LinfTensor, RMSTensor, with_perturbation
+from thunder_norm.core.views import part_of
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform
+import thunder
+
+VIEWS = {
+    "columns": lambda b: b[..., :2],
+    "a row": lambda b: b[1],
+    "steps": lambda b: b[:, ::2],
+    "transposed": lambda b: b.transpose(0, 1)[1:],
+    "of a view": lambda b: b[1:][:, 1],
+    "a chunk": lambda b: b.chunk(2, -1)[1],
+    "unbound": lambda b: b.unbind(0)[1],
+    "unsqueezed": lambda b: b[:, None, 1:],
+    "reshaped": lambda b: b.view(2, 2, 4)[:, 1],
+    "whole": lambda b: b.view(16),
+    "detached": lambda b: b.detach()[2:],
+    "narrow": lambda b: b.narrow(0, 1, 2),
+    "diagonal": lambda b: b.diagonal(),
+    "expanded": lambda b: b[:1].expand(4, 4),
+}
+WRITES = {
+    "mul_": lambda v, a: v.mul_(3.0),
+    "copy_": lambda v, a: v.copy_(a.sum() * torch.ones_like(v)),
+    "copy_ of a constant": lambda v, a: v.copy_(torch.full(v.shape, 5.0, dtype=torch.float64)),
+    "zero_": lambda v, a: v.zero_(),
+    "add_ itself": lambda v, a: v.add_(v),
+    "relu_": lambda v, a: torch.relu_(v),
+    "an entry": lambda v, a: v.__setitem__(0, 7.0),
+    "clamp_": lambda v, a: v.clamp_(-0.1, 0.1),
+    "sub_": lambda v, a: v.sub_(a.amax()),
+}
+
+
+def program(view, write, again):
+    def f(x):
+        base = x * 2
+        beside, over = base[0], base[:, 1:3]
+        v = VIEWS[view](base)
+        WRITES[write](v, x)
+        WRITES[again](over, x)
+        WRITES[write](v, x)
+        return base + 0, v * 1, beside - 0, over * 1
+
+    return f
+
+
+def check(got, expected):
+    for y, w in zip(got, expected, strict=True):
+        torch.testing.assert_close(y.backing, w)
+        assert type(y).of(w, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("view", "write"), itertools.product(VIEWS, WRITES))
+def test_what_shares_memory_changes_too(view, write):
+    again = random.Random(named_seed(view + write)).choice(sorted(WRITES))
+    f = program(view, write, again)
+    t = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(0)))
+    for run in (f, thunder.jit(f, transforms=[NormTransform()])):
+        for x in (RMSTensor.of(t), LinfTensor.of(t), RMSTensor.of(t, (0, 1))):
+            try:
+                expected = f(t)
+            except RuntimeError:  # more than one entry of an expanded tensor is one in memory
+                return
+            try:
+                got = run(x)
+            except UnsupportedOpError:
+                assert view in ("diagonal", "expanded")
+                continue
+            check(got, expected)
+
+
+@pytest.mark.parametrize("view", ["columns", "steps", "reshaped"])
+def test_movements_go_through_what_was_written(view):
+    """A finite difference of the whole after a part was multiplied."""
+    t = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(1)))
+
+    def f(x):
+        base = x * 1
+        VIEWS[view](base).mul_(5.0)
+        return base * 1
+
+    d = torch.tensor(1.0, dtype=torch.float64)
+    for run in (f, thunder.jit(f, transforms=[NormTransform()])):
+        y = run(RMSTensor(RMSTensor.of(t).norm_size, backing=t, perturbation_size=d))
+        moved = RMSTensor.of(f(torch.ones(4, 4, dtype=torch.float64)))  # linear, in x of norm 1
+        assert moved.norm_size <= y.perturbation_size <= 6 * (1 + 1e-9)  # what stays, and 5 times what was
+
+
+def test_what_was_given_from_outside_stays():
+    x = with_perturbation(RMSTensor.of(torch.randn(4, 4)))
+    with pytest.raises(UnsupportedOpError, match="outside"):
+        x[:2].mul_(3.0)
+
+
+def test_parts_are_where_the_views_are():
+    """Random chains of views, against what indexing a tensor of its own places gives."""
+    pick = random.Random(seeded(5))
+    for _ in range(300):
+        whole = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
+        if pick.random() < 0.5:
+            whole = whole.permute(pick.sample(range(4), 4))
+        view = whole
+        for _ in range(pick.randint(1, 4)):
+            d = pick.randrange(view.ndim) if view.ndim else 0
+            view = pick.choice(
+                [
+                    lambda v, d=d: v.select(d, pick.randrange(v.shape[d])) if v.ndim > 1 else v,
+                    lambda v, d=d: v[(slice(None),) * d + (slice(pick.randrange(v.shape[d]), None, pick.randint(1, 2)),)],
+                    lambda v, d=d: v.transpose(d, pick.randrange(v.ndim)),
+                    lambda v, d=d: v.unsqueeze(d),
+                ]
+            )(view)
+        part = part_of(view, whole)
+        assert part is not None
+        assert torch.equal(part.taken_from(whole), view)
+        written, value = whole.clone(), torch.randint(1000, view.shape)
+        written[part.items] = part.placed(value)
+        assert torch.equal(part.taken_from(written), value)
+        assert written.ne(whole).sum() <= view.numel()
