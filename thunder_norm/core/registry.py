@@ -35,6 +35,9 @@ _NORM_NEUTRAL = frozenset(
     {"inplace", "_stacklevel", "memory_format", "non_blocking", "pin_memory", "layout", "device", "cudnn_enable", "cudnn_enabled"}
 )
 
+# What torch's functions take by NumPy's names as well, and methods of tensors by theirs.
+_OTHER_NAMES = {"self": "input", "axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other"}
+
 # From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).
 LiftDims = Callable[[torch.Tensor, dict[str, Any]], "tuple[int, ...] | None"]
 # The same for the kind it should be lifted to, a subclass of the slot's (None: the slot's own).
@@ -62,7 +65,7 @@ class NormRule:
         """
         names = self.signature.parameters
         takes_any = self._takes_any
-        kwargs = {("input" if k == "self" and k not in names else k): v for k, v in kwargs.items()}
+        kwargs = {(k if k in names else _OTHER_NAMES.get(k, k)): v for k, v in kwargs.items()}
         if not takes_any:
             kwargs = {
                 k: v

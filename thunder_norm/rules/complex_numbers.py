@@ -80,30 +80,30 @@ def view_as_complex(input: RMSTensor) -> RMSTensor:
     return rms(times(input.norm_size, c), dims, sensitivity={"input": c})
 
 
-@normed_op(torch.complex).register_norm(lift_dims={"input": over_dims_of("imag"), "imag": over_dims_of("input")})
-def complex(input: RMSTensor, imag: RMSTensor) -> RMSTensor:
+@normed_op(torch.complex).register_norm(lift_dims={"real": over_dims_of("imag"), "imag": over_dims_of("real")})
+def complex(real: RMSTensor, imag: RMSTensor) -> RMSTensor:
     """a + i b.
 
     Value:       sqrt(|a|^2 + |b|^2)      (attained: an equality for constants)
     Sensitivity: 1 and 1
     """
-    dims, (ca, cb) = align(broadcast(input.shape, imag.shape), input, imag)
-    value = root_sum_squares(times(input.norm_size, ca), times(imag.norm_size, cb))
-    return rms(value, dims, sensitivity={"input": ca, "imag": cb})
+    dims, (ca, cb) = align(broadcast(real.shape, imag.shape), real, imag)
+    value = root_sum_squares(times(real.norm_size, ca), times(imag.norm_size, cb))
+    return rms(value, dims, sensitivity={"real": ca, "imag": cb})
 
 
 @normed_op(torch.polar).register_norm
-def polar(input: RMSTensor, angle: RMSTensor) -> RMSTensor:
+def polar(abs: RMSTensor, angle: RMSTensor) -> RMSTensor:
     """r e^(i t).
 
     Value:       |r|      (an equality)
     Sensitivity: 1 to r;  c |r| to t, with the constant of a product
     Source:      |e^(i s) - e^(i t)| <= |s - t|
     """
-    dims, c = product_dims(input, angle)
-    to_value = refined(input, dims)
-    value = times(input.norm_size, to_value)
-    return rms(value, dims, sensitivity={"input": to_value, "angle": times(input.norm_size, c)})
+    dims, c = product_dims(abs, angle)
+    to_value = refined(abs, dims)
+    value = times(abs.norm_size, to_value)
+    return rms(value, dims, sensitivity={"abs": to_value, "angle": times(abs.norm_size, c)})
 
 
 refuse(
@@ -127,7 +127,8 @@ _ALL: tuple[Callable | NormedOp, ...] = (
     torch.Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as, torch.Tensor.repeat, torch.tile, torch.repeat_interleave,
     torch.ops.aten.slice.Tensor, torch.narrow, torch.select, torch.unbind, torch.split, torch.chunk, torch.tensor_split,
     torch.Tensor.__getitem__, torch.index_select, torch.gather, torch.diagonal, torch.ops.aten.split_with_sizes.default,
-    torch.ops.aten.index.Tensor, torch.cat, torch.stack, torch.tril, torch.triu, torch.diag_embed, torch.where,
+    torch.ops.aten.index.Tensor, torch.cat, torch.stack, torch.tril, torch.triu, torch.diag_embed, torch.where, F.pad,
+    torch.constant_pad_nd, torch.masked_fill,
     torch.slice_scatter, torch.select_scatter, torch.index_copy, torch.index_add, torch.scatter, torch.scatter_add,
     with_entries, copied,
     # copies and constants
