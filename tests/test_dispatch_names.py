@@ -53,6 +53,18 @@ def test_an_argument_that_a_rule_does_not_name_is_off_only_where_torch_means_off
     assert op.find((x, 2), {"sorted": False}) is None
 
 
+def test_arguments_by_numpys_names():
+    x = RMSTensor.of(torch.randn(3, 4), -2)
+    for named, own in (
+        (x.mean(axis=1, keepdims=True), x.mean(dim=1, keepdim=True)),
+        (torch.sum(x, axis=0), torch.sum(x, dim=0)),
+        (torch.sum(a=x, axis=(0, 1)), torch.sum(x, dim=(0, 1))),
+        (torch.add(x1=x, x2=x), torch.add(x, x)),
+    ):
+        assert torch.equal(named.norm_size, own.norm_size) and named.elem_dims == own.elem_dims
+        assert torch.equal(named.backing, own.backing)
+
+
 def test_functions_that_are_not_torchs_are_their_own_key():
     def relu(x):
         return x

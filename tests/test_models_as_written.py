@@ -33,12 +33,8 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "weight_norm": ("length of v", (MODULAR,)),
     "weight_norm, dim None": ("length of v", (MODULAR,)),
     "_weight_norm": ("length of v", (MODULAR,)),
-    "weight_norm of a convolution": ("_weight_norm", (MODULAR,)),
+    "weight_norm of a convolution": ("length of v", (MODULAR,)),
     "spectral_norm": ("division by a normed tensor", (TRACED, META, MODULAR)),
-    "FFT operator": ("rfft", NORMED),
-    "FFT operator, 2D": ("rfft2", NORMED),
-    "FFT operator, a real weight": ("rfft", NORMED),
-    "FNet": ("complex64", NORMED),
     "EMA buffer": ("'ema', which is on the meta device", (META,)),
     "EMA buffer assigned": ("'ema', which is on the meta device", (META,)),
     "EMA buffer under no_grad": ("copy_", (EAGER,)),
@@ -237,6 +233,16 @@ def test_arguments_from_a_generator():
     assert torch.equal(thunder.jit(lambda x: add(*(t for t in (x, 2 * x))), transforms=[NormTransform()])(x), 3 * x)
 
 
+@pytest.mark.parametrize("mode", ["typical", "modula"])
+@pytest.mark.parametrize("dim", [0, 2])
+def test_weight_norm_of_a_grouped_convolution_in_modes_without_a_guarantee(mode, dim):
+    torch.manual_seed(seeded())
+    m = torch.nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 8, 3, padding=1, groups=2), dim=dim)
+    norm = ModularNorm(m, torch.randn(2, 8, 5), mode=mode)
+    assert not norm.unreached and all(0 < norm.targets[name] < math.inf for name, mass in norm.masses.items() if mass > 0)
+    assert norm.masses["parametrizations.weight.original1"] > 0
+
+
 def test_weight_norm_without_a_lower_bound_says_what_to_do():
-    with pytest.raises(NormMismatchError, match="remove_parametrizations"):
+    with pytest.raises(NormMismatchError, match="mode='typical'.*remove_parametrizations"):
         ModularNorm(torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), torch.randn(4, 6))

@@ -175,3 +175,13 @@ def test_the_error_says_which_operation_and_where():
             ThunderNormError, match=r"no norm rule for .*solve, which made a Tensor\[8, 8\][\s\S]*test_plain_operations.py"
         ):
             run()
+
+
+def test_a_function_written_in_python_meets_parameters_and_plain_inputs():
+    """Its operations find their rules where no argument is normed: attention of a plain input, whose parameters move."""
+    torch.manual_seed(seeded())
+    m = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+    report = norm_report(thunder.jit(m, transforms=[NormTransform()]), X)
+    assert set(report.parameters) == {name for name, _ in m.named_parameters()}
+    assert all(0 < r.sensitivity < float("inf") for r in report.parameters.values())
+    assert all(r.actual <= r.norm_size * (1 + 1e-5) for r in report.rows)

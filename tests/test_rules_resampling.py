@@ -146,6 +146,14 @@ def test_cubic_gains_with_a_scale_are_those_of_torchs_weights():
     assert cubic_gain(5, 7, False, 1.5, False) == pytest.approx(weights.abs().sum(0).max().item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("options", [{"mode": "nearest"}, {"mode": "bilinear", "align_corners": True}, {"mode": "bicubic"}])
+def test_sizes_that_a_program_computes(options):
+    image, sizes = RMSTensor.of(torch.randn(1, 2, 4, 5), 1), torch.tensor([3, 7])
+    out, expected = (F.interpolate(image, size=size, **options) for size in (tuple(sizes), (3, 7)))
+    assert torch.equal(out.norm_size, expected.norm_size) and torch.equal(out.backing, expected.backing)
+    assert F.pad(image, (0, sizes[0], 1, 0)).norm_size == F.pad(image, (0, 3, 1, 0)).norm_size
+
+
 def test_a_plain_image_is_measured_where_its_grid_is_normed():
     image, at = torch.randn(1, 2, 4, 4), torch.rand(1, 3, 3, 2)
     out = F.grid_sample(image, INF.of(at), align_corners=False)

@@ -11,7 +11,7 @@ from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 
 def actual_norm(t: NormedTensor) -> torch.Tensor:
     """The norm that a normed tensor's data have, written out."""
-    x, dims = t.backing.double(), t.elem_dims
+    x, dims = (t.backing.abs() if t.backing.is_complex() else t.backing).double(), t.elem_dims
     if isinstance(t, LinfTensor) or not dims:
         return x.abs().max()
     assert isinstance(t, RMSTensor)

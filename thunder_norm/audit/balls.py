@@ -55,7 +55,7 @@ class Ball:
 def norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
     """The norm of a plain tensor, differentiable, 0-dim."""
     if t.numel() == 0:
-        return t.new_zeros(())
+        return t.abs().new_zeros(())
     if issubclass(kind, RMSToRMSTensor):
         m, scale = _matrices(kind, t, dims)
         return torch.linalg.matrix_norm(m, 2).amax() * scale
@@ -67,7 +67,7 @@ def _group_norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.
         return t.abs()
     if issubclass(kind, L1Tensor):
         return t.abs().sum(dims, keepdim=True)
-    squares = t.square().sum(dims, keepdim=True)
+    squares = (t.abs() if t.is_complex() else t).square().sum(dims, keepdim=True)
     if issubclass(kind, RMSTensor):
         squares = squares / math.prod(t.shape[d] for d in dims)
     elif not issubclass(kind, L2Tensor):

@@ -268,7 +268,7 @@ class _Searching:
     # -- both ---------------------------------------------------------------------------------------------------------------
 
     def _out_norm(self, t: torch.Tensor) -> torch.Tensor:
-        return norm(type(self.claimed["out"]), t.double(), self.claimed["out"].elem_dims)
+        return norm(type(self.claimed["out"]), _doubled(t), self.claimed["out"].elem_dims)
 
     def _half_step(self, k: int, relative: float) -> tuple[float, list[float]]:
         """The length h of a half step of input k, and radii for which X + h u and X - h u are both in the ball."""
@@ -286,10 +286,14 @@ class _Searching:
             *xs, u = inputs
             x, size = xs[k], directions.norm(u).clamp(min=1e-12)
             ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
-            end, begin = self.call(*ahead).double(), self.call(*behind).double()
+            end, begin = _doubled(self.call(*ahead)), _doubled(self.call(*behind))
             return (self._out_norm(end - begin) - rounding) / (2 * h * size)
 
         return slope
+
+
+def _doubled(t: torch.Tensor) -> torch.Tensor:
+    return t.to(torch.complex128) if t.is_complex() else t.double()
 
 
 def _directions(ball: Ball) -> Ball:

@@ -18,7 +18,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_environment, lift, perturbations_recorded, setting
 from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
-from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
 from thunder_norm.op_names import op_key
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -56,7 +56,7 @@ def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Calla
         call: does it as one operation of a program, for the result.
     """
     inputs = [x for x in flat_tensors((args, kwargs)) if isinstance(x, NormedTensor)]
-    if not _is_allowed.get() or not inputs or not is_local(*inputs) or op_key(func) in _OF_MEMORY:
+    if not _is_allowed.get() or not inputs or not is_local(*inputs) or op_key(func) in _OF_MEMORY or any(map(is_complex, inputs)):
         return None
     derivatives = _derivatives_of(func)
     if derivatives is None:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.measuring import operator_norm, takes_any_precision
+from thunder_norm.core.measuring import operator_norm, takes_any_precision, takes_complex
 from thunder_norm.core.running import runner
-from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
 
 
@@ -23,8 +23,9 @@ class RMSTensor(NormedTensor):
     norm_formula = "sqrt(mean(t^2))"
 
     @classmethod
+    @takes_complex
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        squares = t.to(NORM_DTYPE).square()  # the square of a number of t's own dtype may be beyond it
+        squares = _moduli(t).to(NORM_DTYPE).square()  # the square of a number of t's own dtype may be beyond it
         # a trace has the mean as sum and quotient, whose last bit differs
         means = squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares
         return _sqrt(means.amax())
@@ -45,6 +46,7 @@ class LinfTensor(RMSTensor):
         return ()
 
     @classmethod
+    @takes_complex
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
         return t.abs().amax()
 
@@ -55,8 +57,9 @@ class L2Tensor(NormedTensor):
     norm_formula = "sqrt(sum(t^2))"
 
     @classmethod
+    @takes_complex
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        squares = t.to(NORM_DTYPE).square()  # as for RMSTensor
+        squares = _moduli(t).to(NORM_DTYPE).square()  # as for RMSTensor
         return _sqrt((squares.sum(elem_dims) if elem_dims else squares).amax())
 
 
@@ -66,6 +69,7 @@ class L1Tensor(NormedTensor):
     norm_formula = "sum(|t|)"
 
     @classmethod
+    @takes_complex
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
         return (t.abs().sum(elem_dims) if elem_dims else t.abs()).amax()
 
@@ -100,6 +104,7 @@ class RMSToRMSTensor(NormedTensor):
         return self.shape[self.elem_dims[1]]
 
     @classmethod
+    @takes_complex
     @takes_any_precision
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
         largest = runner().run_real(operator_norm, (t, elem_dims), {})
@@ -139,6 +144,7 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
         return math.prod(self.shape) // (self.out_features * self.in_features)
 
     @classmethod
+    @takes_complex
     @takes_any_precision
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
         out_features, in_features = (t.shape[d] for d in elem_dims)
@@ -147,6 +153,11 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
         taps = t.numel() // (out_features * in_features)
         largest = runner().run_real(operator_norm, (t, elem_dims, cls.groups), {})
         return largest * (taps * math.sqrt(in_features * cls.groups / out_features))
+
+
+def _moduli(t: torch.Tensor) -> torch.Tensor:
+    """Real numbers of the same size: the moduli of complex ones."""
+    return t.abs() if is_complex(t) else t
 
 
 def _sqrt(square: torch.Tensor) -> torch.Tensor:

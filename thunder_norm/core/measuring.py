@@ -42,13 +42,19 @@ def takes_any_precision(measure: F) -> F:
     return measure
 
 
+def takes_complex(measure: F) -> F:
+    """Mark a kind's `measure` as one that takes complex tensors; of others they are refused."""
+    measure.takes_complex = True  # type: ignore[attr-defined]
+    return measure
+
+
 def operator_norm(t: torch.Tensor, elem_dims: tuple[int, int], groups: int = 1) -> torch.Tensor:
     """Largest singular value of the matrices [out, in] over `elem_dims` in `t`: a 0-dim float64 tensor, the maximum over all.
 
     It is NaN or infinite if an entry is.  The derivative is ``u v^T`` for the singular vectors of the largest value.
 
     Args:
-        t: a floating tensor, not empty.
+        t: a floating tensor, real or complex, not empty.
         elem_dims: the output and the input dimension.
         groups: into how many matrices, each with as many outputs, the output dimension is cut.
     """

@@ -10,8 +10,8 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,87 +23,20 @@ from thunder_norm.core.local import at_data
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.running import runner
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.slots import Slot
+from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.op_names import METADATA, is_in_place, op_key
 from thunder_norm.trees import flat_tensors
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What one argument of a rule accepts, read from its annotation."""
-
-    kinds: tuple[type[NormedTensor], ...] = ()
-    is_list: bool = False
-    is_optional: bool = False
-    accepts_plain: bool = False  # annotated torch.Tensor: taken as it is
-    accepts_number: bool = False
-    is_unconstrained: bool = False  # no annotation of ours: any non-tensor
-
-    @staticmethod
-    def of(annotation: Any) -> Slot:
-        """Parse an annotation."""
-        if annotation is inspect.Parameter.empty or annotation is Any:
-            return Slot(is_unconstrained=True)
-        members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-        kinds, found = [], {"is_list": False, "is_optional": False, "accepts_plain": False, "accepts_number": False}
-        is_ours = has_other = False
-        for member in members:
-            origin = typing.get_origin(member)
-            if member is type(None):
-                found["is_optional"] = True
-            elif isinstance(member, type) and issubclass(member, NormedTensor):
-                kinds.append(member)
-                is_ours = True
-            elif member is torch.Tensor:
-                found["accepts_plain"] = is_ours = True
-            elif member in (int, float, bool):
-                found["accepts_number"] = is_ours = True
-            elif isinstance(origin, type) and issubclass(origin, Sequence) and typing.get_args(member):
-                inner = Slot.of(typing.get_args(member)[0])
-                if inner.kinds or inner.accepts_plain:
-                    kinds.extend(inner.kinds)
-                    found["is_list"] = is_ours = True
-                    found["accepts_plain"] |= inner.accepts_plain
-                else:
-                    has_other = True
-            else:
-                has_other = True
-        return Slot(tuple(kinds), is_unconstrained=has_other or not is_ours, **found)
-
-    def fits(self, value: Any, *, converting: bool) -> bool:
-        """Whether `value` may be passed, as it is or (if `converting`) after a sound conversion or a lift."""
-        if value is None:
-            return self.is_optional or self.is_unconstrained
-        if isinstance(value, list | tuple) and flat_tensors(value):
-            # a list that may hold plain tensors holds indices: numbers, slices and None go along
-            element = Slot(
-                self.kinds,
-                accepts_plain=self.accepts_plain,
-                accepts_number=self.accepts_number,
-                is_unconstrained=self.accepts_plain,
-            )
-            return self.is_list and all(element.fits(v, converting=converting) for v in value)
-        if isinstance(value, NormedTensor):
-            if isinstance(value, self.kinds):
-                return True
-            return converting and any(conversions.can_convert(value, kind) for kind in self.kinds)
-        if isinstance(value, torch.Tensor):
-            return self.accepts_plain or (bool(self.kinds) and value.is_floating_point())
-        if isinstance(value, bool | int | float):
-            return self.accepts_number or self.is_unconstrained
-        return self.is_unconstrained
-
-
-def _is_union(annotation: Any) -> bool:
-    return isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
-
 
 # Arguments that do not change a norm: a rule need not name them.  (One that is None, or False where torch's default is not
 # True, need not be named either.)
 _NORM_NEUTRAL = frozenset(
     {"inplace", "_stacklevel", "memory_format", "non_blocking", "pin_memory", "layout", "device", "cudnn_enable", "cudnn_enabled"}
 )
+
+# What torch's functions take by NumPy's names as well, and methods of tensors by theirs.
+_OTHER_NAMES = {"self": "input", "axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other"}
 
 # From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).
 LiftDims = Callable[[torch.Tensor, dict[str, Any]], "tuple[int, ...] | None"]
@@ -122,6 +55,7 @@ class NormRule:
     lift_dims: Mapping[str, LiftDims] = field(default_factory=dict)
     lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
     when: Callable[[dict[str, Any]], bool] | None = None
+    takes_complex: bool = False  # what it says holds for complex numbers as well, whose norm is that of their moduli
     is_refusal = False  # it only says why there is no rule
 
     def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:
@@ -131,7 +65,7 @@ class NormRule:
         """
         names = self.signature.parameters
         takes_any = self._takes_any
-        kwargs = {("input" if k == "self" and k not in names else k): v for k, v in kwargs.items()}
+        kwargs = {(k if k in names else _OTHER_NAMES.get(k, k)): v for k, v in kwargs.items()}
         if not takes_any:
             kwargs = {
                 k: v
@@ -269,6 +203,7 @@ class NormedOp:
         lift_dims: Mapping[str, LiftDims] | None = None,
         lift_kinds: dict[str, LiftKind] | None = None,
         when: Callable[[dict[str, Any]], bool] | None = None,
+        takes_complex: bool = False,
     ) -> Callable:
         """Register a norm rule; usable as ``@op.register_norm`` and ``@op.register_norm(...)``.
 
@@ -279,6 +214,7 @@ class NormedOp:
             lift_dims: for a plain tensor in a normed slot, argument name -> function giving its elem_dims.
             lift_kinds: the same for its kind, where the annotated one is not exact enough.
             when: a condition on the arguments by name, as given; a rule with one goes before the others.
+            takes_complex: it holds for complex tensors too; other rules do not meet them.
 
         Raises:
             NormMismatchError: ``torch.Tensor`` in the annotations without `allow_plain_tensors`, no tensor annotation at
@@ -286,7 +222,13 @@ class NormedOp:
         """
         if rule is None:
             return lambda fn: self.register_norm(
-                fn, mode=mode, allow_plain_tensors=allow_plain_tensors, lift_dims=lift_dims, lift_kinds=lift_kinds, when=when
+                fn,
+                mode=mode,
+                allow_plain_tensors=allow_plain_tensors,
+                lift_dims=lift_dims,
+                lift_kinds=lift_kinds,
+                when=when,
+                takes_complex=takes_complex,
             )
         if mode is not None:
             check_mode(mode)
@@ -302,22 +244,36 @@ class NormedOp:
         unknown = {*(lift_dims or ()), *(lift_kinds or ())} - set(slots)
         if unknown:
             raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
-        self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when))
+        self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when, takes_complex))
         self.is_factory = not any(s.kinds for r in self.rules for s in r.slots.values())
         return rule
 
+    def extend_to_complex(self, *names: str) -> None:
+        """Say of rules registered before that they hold for complex tensors: of those named, or of all that have no condition."""
+        self.rules = [
+            replace(r, takes_complex=True) if (r.fn.__name__ in names if names else r.when is None and not r.is_refusal) else r
+            for r in self.rules
+        ]
+
     def register_range(self, rule: RangeRule) -> RangeRule:
-        """Register which entries a result has, given those of the arguments; usable as a decorator."""
-        self.range_rule = rule
+        """Register which entries a result has, given those of the arguments, real ones; usable as a decorator."""
+
+        def of_real(args: tuple, kwargs: Mapping[str, Any], of: Callable[[Any], Range | None]) -> Range | None:
+            return None if _any_complex(args, kwargs) else rule(args, kwargs, of)
+
+        self.range_rule = of_real
         return rule
 
     def find(self, args: tuple, kwargs: dict, *, with_conditions: bool = True) -> tuple[NormRule, inspect.BoundArguments] | None:
         """The rule for these arguments.
 
         Exact kinds go before converted ones, then rules with a condition before the others, then those of the current mode.
+        Complex tensors meet rules that say they hold for them.
         """
         mode = current_mode()
         ordered = [r for r in self.rules if r.mode in (mode, None) and (with_conditions or r.when is None)]
+        if _any_complex(args, kwargs):
+            ordered = [r for r in ordered if r.takes_complex or r.is_refusal]
         ordered.sort(key=lambda r: (r.when is None, r.mode is None))
         on_by_default = _on_by_default(self.key)
         bindable = []
@@ -329,6 +285,11 @@ class NormedOp:
                 return rule, bound
             bindable.append((rule, bound))
         return next(((rule, bound) for rule, bound in bindable if rule.fits(bound, converting=True)), None)
+
+
+def _any_complex(args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tensor among the arguments has complex entries."""
+    return any(is_complex(t) for t in flat_tensors((args, kwargs)))
 
 
 @functools.cache

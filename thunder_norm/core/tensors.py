@@ -152,10 +152,12 @@ class NormedTensor(torch.Tensor):
         3.5355339059327378
 
         Raises:
-            NormMismatchError: `t` is not a real floating tensor, or elem_dims do not fit it.
+            NormMismatchError: `t` is not a floating tensor, or complex where the kind measures real ones, or elem_dims do not fit it.
         """
-        if not isinstance(t, torch.Tensor) or isinstance(t, NormedTensor) or not t.is_floating_point():
+        if not isinstance(t, torch.Tensor) or isinstance(t, NormedTensor) or not has_norm(t):
             raise NormMismatchError(f"{cls.__name__}.of needs a plain floating tensor, got {describe(t)}")
+        if is_complex(t) and not getattr(cls.measure, "takes_complex", False):
+            raise NormMismatchError(f"{cls.__name__} is a norm of real tensors, got {describe(t)}")
         given = cls.default_elem_dims(t.ndim) if elem_dims is None else _as_dims(elem_dims)
         dims = cls._canonical(given, t.ndim)
         if t.numel() == 0:
@@ -252,6 +254,18 @@ class NormedTensor(torch.Tensor):
         return f"{type(self).__name__}({_show(self.norm_size)}{perturbation}, elem_dims={dims}, shape={shape})"
 
 
+def is_complex(t: torch.Tensor) -> bool:
+    """Whether the entries of a tensor are complex numbers; a norm is then that of their moduli."""
+    with unwatched():
+        return t.dtype.is_complex
+
+
+def has_norm(t: torch.Tensor) -> bool:
+    """Whether the entries of a tensor are real or complex numbers, of which there are norms: no integers, no bools."""
+    with unwatched():
+        return t.dtype.is_floating_point or t.dtype.is_complex
+
+
 def _for_autograd(size: torch.Tensor) -> torch.Tensor:
     """A size that autograd can take: one made under `torch.inference_mode` it cannot."""
     with unwatched():
@@ -304,7 +318,8 @@ def describe(t: Any) -> str:
     """Short text for error messages: kind, shape and elem_dims of a tensor, or the type of anything else."""
     if isinstance(t, NormedTensor):
         shape = list(t.shape) if t.finalized else "[unfinalized]"
-        return f"{type(t).__name__}{shape} over dims {t.elem_dims}"
+        numbers = f" {str(t.dtype).removeprefix('torch.')}" if is_complex(t) else ""
+        return f"{type(t).__name__}{shape}{numbers} over dims {t.elem_dims}"
     if isinstance(t, torch.Tensor):
         return f"Tensor[{', '.join(map(str, t.shape))}] {str(t.dtype).removeprefix('torch.')}"
     if isinstance(t, list | tuple):

@@ -4,6 +4,8 @@ For a gradient G the linear minimization oracle gives ``lmo(G) = argmax <G, D> o
 the loss most, to first order, among all steps of norm t, by t times the dual norm ``<G, lmo(G)>``.  Where G is 0 (a row no token
 selected, directions a matrix does not move) so is ``lmo(G)``.
 
+The inner product of complex tensors is the real part of ``sum conj(G) D``, as in torch's gradients.
+
 Each ball acts on its own dimensions, named from the end, and on every index of the others alike: tensors of one shape may be
 stacked along new leading dimensions.
 """
@@ -64,10 +66,21 @@ class Ball:
         """The tensor of the ball that is nearest to t, in the Euclidean distance."""
         raise NotImplementedError
 
-    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> torch.Tensor:
-        """A tensor of norm exactly 1 to start a parameter from, in float64 on the generator's device: see `initialize`."""
+    def draw(self, shape: torch.Size, generator: torch.Generator | None = None, is_complex: bool = False) -> torch.Tensor:
+        """A tensor of norm exactly 1 to start a parameter from, in float64 on the generator's device: see `initialize`.
+
+        A complex one is that with random phases, which change no norm.
+        """
         device = "cpu" if generator is None else generator.device
-        return initialize(self.kind, shape, generator=generator, elem_dims=self.elem_dims, dtype=torch.float64, device=device)
+        t = initialize(self.kind, shape, generator=generator, elem_dims=self.elem_dims, dtype=torch.float64, device=device)
+        for sizes in self._phases(shape) if is_complex else ():
+            angles = torch.rand(sizes, generator=generator, dtype=torch.float64, device=device) * (2 * math.pi)
+            t = t * torch.polar(torch.ones_like(angles), angles)
+        return t
+
+    def _phases(self, shape: torch.Size) -> list[list[int]]:
+        """The shapes of the phases, tensors of modulus 1, by which a start may be multiplied."""
+        return [list(shape)]
 
 
 class _VectorBall(Ball):
@@ -119,7 +132,7 @@ class L2Ball(_VectorBall):
         return rows * (size * self._radius(rows) / torch.where(length > 0, length, math.inf))
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
-        size = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64) / self._radius(rows)
+        size = torch.linalg.vector_norm(rows.abs(), dim=-1, keepdim=True, dtype=torch.float64) / self._radius(rows)
         return rows / size.clamp(min=1).to(rows.dtype)
 
 
@@ -133,11 +146,14 @@ class RMSBall(L2Ball):
 class LinfBall(_VectorBall):
     """Largest entry: sign(g); entries are clamped.  A start is ones, which as gains or scales change nothing."""
 
+    def _phases(self, shape: torch.Size) -> list[list[int]]:
+        return []
+
     def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
-        return rows.sign() * size
+        return rows.sgn() * size
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.clamp(-1, 1)
+        return rows / rows.abs().clamp(min=1) if rows.is_complex() else rows.clamp(-1, 1)
 
 
 class L1Ball(_VectorBall):
@@ -145,15 +161,15 @@ class L1Ball(_VectorBall):
 
     def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
         largest = rows.abs().argmax(-1, keepdim=True)
-        return torch.zeros_like(rows).scatter(-1, largest, rows.gather(-1, largest).sign() * size)
+        return torch.zeros_like(rows).scatter(-1, largest, rows.gather(-1, largest).sgn() * size)
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
         # |t_i| - theta where positive; theta makes the sum 1 with the k largest entries, for the largest k that leaves all k positive
         ordered, _ = rows.abs().sort(-1, descending=True)
-        counts = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=rows.dtype)
+        counts = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=ordered.dtype)
         thetas = (ordered.cumsum(-1) - 1) / counts
         last = (ordered > thetas).sum(-1, keepdim=True).clamp(min=1) - 1
-        lowered = rows.sign() * (rows.abs() - thetas.gather(-1, last)).clamp(min=0)
+        lowered = rows.sgn() * (rows.abs() - thetas.gather(-1, last)).clamp(min=0)
         return torch.where(rows.abs().sum(-1, keepdim=True) > 1, lowered, rows)
 
 
@@ -169,6 +185,13 @@ class OperatorBall(Ball):
 
     def _back(self, matrices: torch.Tensor) -> torch.Tensor:
         return matrices.movedim((-2, -1), self.elem_dims)
+
+    def _phases(self, shape: torch.Size) -> list[list[int]]:
+        # of rows and of columns: what was semi-orthogonal is so in complex numbers
+        of_rows, of_columns = (
+            [1 if d - len(shape) == not_in else n for d, n in enumerate(shape)] for not_in in self.elem_dims[::-1]
+        )
+        return [of_rows, of_columns]
 
     def _largest(self, matrices: torch.Tensor) -> float:
         """The singular value of a matrix of norm 1."""

@@ -20,7 +20,7 @@ from torch._dynamo import OptimizedModule
 
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode
-from thunder_norm.core.tensors import NORM_DTYPE, describe
+from thunder_norm.core.tensors import NORM_DTYPE, describe, has_norm
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning, with_details
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, RMSBall, ball
@@ -173,7 +173,7 @@ class ModularNorm:
 
         Raises:
             NormMapKeyError: an unknown name, or two names of one parameter.
-            NormMismatchError: a tensor of another shape, not floating, or with an entry that is not finite.
+            NormMismatchError: a tensor of another shape, of integers, or with an entry that is not finite.
         """
         given = self._checked(updates, "updates")
         sizes = [self._share(self.first_names[name], t) for name, t in given.items()]
@@ -283,7 +283,7 @@ class ModularNorm:
 
         def drawn(name: str, p: torch.Tensor, random: torch.Generator | None) -> torch.Tensor:
             is_bias = p.ndim == 1 and isinstance(self.balls[name], RMSBall)
-            return torch.zeros(p.shape) if zero_biases and is_bias else self.balls[name].draw(p.shape, random)
+            return torch.zeros(p.shape) if zero_biases and is_bias else self.balls[name].draw(p.shape, random, p.is_complex())
 
         parameters = self._changeable()
         spread = self._spread(parameters, self.process_group)
@@ -308,7 +308,7 @@ class ModularNorm:
         self._check_names(tensors, what)
         for name, t in given.items():
             shape = self._shapes[self.first_names[name]]
-            if not isinstance(t, torch.Tensor) or t.layout != torch.strided or not t.is_floating_point() or t.shape != shape:
+            if not isinstance(t, torch.Tensor) or t.layout != torch.strided or not has_norm(t) or t.shape != shape:
                 layout = "" if not isinstance(t, torch.Tensor) or t.layout == torch.strided else f" ({t.layout})"
                 raise NormMismatchError(
                     f"{what}[{name!r}] must be a dense floating tensor of shape {list(shape)}, got {describe(t)}{layout}"

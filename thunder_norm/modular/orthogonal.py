@@ -39,10 +39,11 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     """The matrices [..., m, n] with all singular values (those that are 0 excepted) moved to `size`: ``U V^T`` of ``U S V^T``.
 
     Args:
-        matrices: any number of them; computed in float32 at least, returned in their own dtype.
+        matrices: any number of them, real or complex; computed in float32 at least, returned in their own dtype.
         method: "newton_schulz": matrix products alone; singular values come out up to 0.5 % too small, less if they were below 0.003 of
             the Frobenius norm; differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
-            devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01.  "svd": exact.
+            devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01; complex matrices, which
+            bfloat16 has none of, as "newton_schulz".  "svd": exact.
         size: the singular values of the result.
 
     Raises:
@@ -56,9 +57,9 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     if method == "svd":
         return (_polar(x) * size).to(matrices.dtype)
     is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x  # the Gram matrix is the smaller one
+    x = x.mH if is_tall else x  # the Gram matrix is the smaller one
     shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x
-    if method == "newton_schulz_bf16":
+    if method == "newton_schulz_bf16" and not x.is_complex():
         x = _in_six_steps(x, torch.bfloat16).to(x.dtype) * size
     elif torch.is_grad_enabled() and x.requires_grad:
         x = _in_six_steps(x, x.dtype) * size
@@ -67,7 +68,7 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     else:
         x = _by_products(x, size)
     x = x.view(shape)
-    return (x.mT if is_tall else x).to(matrices.dtype)
+    return (x.mH if is_tall else x).to(matrices.dtype)
 
 
 def goes_alone(matrices: torch.Tensor) -> bool:
@@ -78,6 +79,8 @@ def goes_alone(matrices: torch.Tensor) -> bool:
 def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
     """`t` with largest entry 1 along dims (or all zero): squares neither overflow nor vanish."""
     d = t.detach()
+    if d.is_complex():
+        return t / _positive(d.abs().amax(dims, keepdim=True))
     return t / _positive(torch.maximum(d.amax(dims, keepdim=True), -d.amin(dims, keepdim=True)))
 
 
@@ -91,7 +94,7 @@ def _in_six_steps(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     x = (x / _positive(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True))).to(dtype)
     product_and_sum = torch.addmm if x.ndim == 2 else torch.baddbmm
     for a, b, c in _QUINTICS:
-        gram = x @ x.mT
+        gram = x @ x.mH
         x = product_and_sum(x, product_and_sum(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
@@ -100,9 +103,9 @@ def _by_products(x: torch.Tensor, size: float) -> torch.Tensor:
     """As few products as is safe, for wide matrices whose derivatives nobody wants."""
     on_x = _steps_on_x(*x.shape[-2:])
     for k in range(on_x):
-        gram = _symmetric(x, x.mT)
+        gram = _symmetric(x, x.mH)
         if k == 0:
-            norm = _positive(gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt())[..., None, None]
+            norm = _positive(gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).sqrt())[..., None, None]
             gram = gram.div_(norm).div_(norm)
             x = _polynomial(gram, k).div_(norm) @ x
         else:
@@ -110,7 +113,7 @@ def _by_products(x: torch.Tensor, size: float) -> torch.Tensor:
             x = (p.mul_(size) if k == len(_QUINTICS) - 1 else p) @ x
     if on_x == len(_QUINTICS):
         return x
-    gram, q = _symmetric(x, x.mT), None
+    gram, q = _symmetric(x, x.mH), None
     for k in range(on_x, len(_QUINTICS)):
         p = _polynomial(gram, k)
         q = p if q is None else _symmetric(q, p)
@@ -137,7 +140,7 @@ def _polynomial(gram: torch.Tensor, k: int) -> torch.Tensor:
 def _symmetric(
     x: torch.Tensor, y: torch.Tensor, plus: torch.Tensor | None = None, beta: float = 0.0, alpha: float = 1.0
 ) -> torch.Tensor:
-    """``alpha x y + beta plus``, which is symmetric: on a CPU only blocks on and above the diagonal are multiplied."""
+    """``alpha x y + beta plus``, which is symmetric (Hermitian): on a CPU only blocks on and above the diagonal are multiplied."""
     m = x.shape[-2]
     blocks = m // _BLOCK
     if blocks < 2 or x.device.type != "cpu" or x.ndim > 2:
@@ -148,9 +151,9 @@ def _symmetric(
     edges = [round(m * i / blocks) for i in range(blocks + 1)]
     for start, end in zip(edges, edges[1:], strict=False):
         found[start:end, start:].addmm_(x[start:end], y[:, start:], beta=beta, alpha=alpha)
-        found[end:, start:end].copy_(found[start:end, end:].mT)
+        found[end:, start:end].copy_(found[start:end, end:].mH)
         on_diagonal = found[start:end, start:end]  # symmetric to the last bit: what is not grows in later products
-        on_diagonal.copy_((on_diagonal + on_diagonal.mT) / 2)
+        on_diagonal.copy_((on_diagonal + on_diagonal.mH) / 2)
     return found
 
 

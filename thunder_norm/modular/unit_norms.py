@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.core.context import Mode
 from thunder_norm.core.kinds import RMSTensor
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.norms.eager import run_eagerly
@@ -145,7 +145,7 @@ class _Program:
 def _check_known(model: torch.nn.Module, outputs: Any) -> None:
     """Refuse outputs whose norm depends on values that nobody has."""
     if any(y.norm_size.is_meta for y in leaves_of_results(outputs) if isinstance(y, NormedTensor)):
-        empty = [name for name, b in model.named_buffers() if b.is_meta and b.is_floating_point()]
+        empty = [name for name, b in model.named_buffers() if b.is_meta and has_norm(b)]
         raise NormMismatchError(
             with_details(
                 "the norm of the output depends on the values of tensors on the meta device",
@@ -228,7 +228,7 @@ def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, values: Values
         values += [(y, x) for x, y in zip(given, leaves, strict=True) if _is_plain(x) and not x.is_meta]
     leaves = [_constant(x) if isinstance(x, NormedTensor) else x for x in leaves]
     if not is_given:
-        plain = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()}
+        plain = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and has_norm(x)}
         norms = _natural_norms(model, leaves, spec, plain)
         leaves = [norms[i].around(x, 1.0) if i in norms else x for i, x in enumerate(leaves)]
     return tree_unflatten(leaves, spec)
@@ -236,7 +236,7 @@ def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, values: Values
 
 def _is_plain(x: Any) -> bool:
     """Whether it is a tensor that gets no norm of its own: indices, masks."""
-    return isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and not x.is_floating_point()
+    return isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and not has_norm(x)
 
 
 def _on_meta(x: Any) -> Any:

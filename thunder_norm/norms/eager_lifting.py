@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core import context, conversions
-from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.constants import Constants
@@ -43,7 +43,7 @@ class EagerLifting(Lifting):
     ):
         super().__init__(policy, otherwise, named_annotations(model), inferred)
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        self.parameters = {id(t) for name, t in tensors.items() if name in parameters and t.is_floating_point()}
+        self.parameters = {id(t) for name, t in tensors.items() if name in parameters and has_norm(t)}
         self.names = {id(t): name for name, t in reversed(tensors.items())}
         if self.leaves is not None:  # of tied names the one a norm is given for
             self.names |= {id(t): name for name, t in tensors.items() if name in self.leaves}

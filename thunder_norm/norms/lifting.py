@@ -26,7 +26,7 @@ import torch
 
 from thunder_norm.core import dispatch, registry
 from thunder_norm.core.ranges import Range
-from thunder_norm.core.tensors import NormedTensor, describe
+from thunder_norm.core.tensors import NormedTensor, describe, has_norm
 from thunder_norm.errors import MissingNormRuleError, UnsupportedOpError, with_details
 from thunder_norm.norms.annotations import Annotation
 from thunder_norm.norms.inference import NormSpec
@@ -189,7 +189,7 @@ class Unknown:
         """Remember the floating results of `func`; what is no argument of it came from it."""
         given = {id(v) for v in flat_tensors(args)}
         for t in flat_tensors(result):
-            if t.is_floating_point() and id(t) not in given:
+            if has_norm(t) and id(t) not in given:
                 self._made[id(t)] = t, func
 
     def change(self, func: Callable, t: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.core.context import Mode, setting
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.lifting import Otherwise
@@ -92,7 +92,7 @@ def placeholder(leaf: Any, example: Any, model: Callable) -> Any:
         return leaf
     device = _device(example, model)
     if isinstance(leaf, NormedTensor):
-        if not example.is_floating_point():
+        if not has_norm(example):
             raise NormMismatchError(f"a {type(leaf).__name__} was given in place of a tensor of {example.dtype}")
         backing = torch.zeros((), dtype=example.dtype, device=device).expand(example.shape)
         return type(leaf)._wrap(backing, leaf.norm_size, leaf.perturbation_size, leaf.elem_dims)

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import context, dispatch, registry
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.norms.eager import chosen_norms
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, refuse_mutation
@@ -81,7 +81,7 @@ class NormAcquisition(Acquisition):
         """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""
         if self._model is None or not (self.is_normed_call or any(map(_is_normed, _tensors((args, kwargs))))):
             return
-        if not any(self.lifting.has_size_only(name) for name, p in self._model.named_parameters() if p.is_floating_point()):
+        if not any(self.lifting.has_size_only(name) for name, p in self._model.named_parameters() if has_norm(p)):
             return
         otherwise = "measured" if self.lifting.otherwise == "measured" else "unit"
         self.lifting.inferred = chosen_norms(

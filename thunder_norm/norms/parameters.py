@@ -262,14 +262,18 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     try:
         with by_data.by_rules_alone():
             result = _derived_in(derived, wanted, dims)
-    except (NormMismatchError, MissingNormRuleError):
-        result = None
+    except (NormMismatchError, MissingNormRuleError) as first:
+        result, why = None, first
         for rules in (by_data.by_rules_alone(), contextlib.nullcontext()):  # at the data, where no rule bounds it
-            with contextlib.suppress(NormMismatchError, MissingNormRuleError), rules:
-                result = as_its_rule_wants()
+            try:
+                with rules:
+                    result = as_its_rule_wants()
                 break
+            except (NormMismatchError, MissingNormRuleError) as second:
+                # that the kind wanted of the result has no rule says nothing about its sources
+                why = second if isinstance(first, MissingNormRuleError) else first
         if result is None:
-            raise
+            raise why from None
     return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
 
 

@@ -131,6 +131,11 @@ class Functions(TorchFunctionMode):
             refuse_mutation(func, args, kwargs, environment.user_location())
         if any(concerns) and has_rule:
             return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
+        if any(concerns) and any(map(known.matters, tensors)):
+            body = dispatch._python_body(func)
+            if body is not None:  # what it calls may have rules
+                with environment.inside_function():
+                    return body(*args, **kwargs)
         return run_plainly(environment, func, args, kwargs, tensors)
 
 

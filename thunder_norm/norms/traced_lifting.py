@@ -59,7 +59,7 @@ class TracedLifting(Lifting):
         if fake is not None and id(fake) in self.derived:
             return True
         found = parameter_name(proxy)
-        return found is not None and found[0] == "_parameters" and dtypes.is_float_dtype(proxy.dtype)
+        return found is not None and found[0] == "_parameters" and dtypes.is_inexact_dtype(proxy.dtype)
 
     def has_size_only(self, name: str) -> bool:
         """Whether a size is given for a parameter, and no kind."""
@@ -86,7 +86,7 @@ class TracedLifting(Lifting):
         bsyms = get_jit_ctx().computation_trace.bound_symbols
         for bsym in bsyms[self._num_followed :]:
             if not isinstance(bsym.sym.id, trace.OperationId) and any(map(self._depends_on_given, bsym.flat_proxy_args)):
-                made = (p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_float_dtype(p.dtype))
+                made = (p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype))
                 self._made_by |= dict.fromkeys((p.name for p in made), bsym.sym.name)
         self._num_followed = len(bsyms)
         if proxy.name in self._made_by:

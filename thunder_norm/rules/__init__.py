@@ -55,6 +55,8 @@ from thunder_norm.rules import (
     recurrent,
     recurrent_calls,
     reparametrizations,
+    fourier,
+    complex_numbers,  # after the rules it extends
 )
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "binary",
     "casts",
     "combining",
+    "complex_numbers",
     "conv",
     "derivatives",
     "diagonals",
@@ -71,6 +74,7 @@ __all__ = [
     "elementwise",
     "embedding",
     "factories",
+    "fourier",
     "grouped",
     "indexing",
     "joining",

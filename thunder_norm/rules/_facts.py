@@ -18,7 +18,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import Constant, times
 
@@ -101,7 +101,7 @@ def moves_with(source: Source, result: NormedTensor, lipschitz: Constant, *argum
 
 def is_plain(x: Any) -> bool:
     """Whether x is a plain floating tensor."""
-    return isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and x.is_floating_point()
+    return isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and has_norm(x)
 
 
 def is_rms(*values: Any) -> bool:

@@ -15,7 +15,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import lift, run_real
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     SAME_DIMS,
@@ -47,7 +47,7 @@ def gain_of(t: torch.Tensor, x: NormedTensor) -> NormedTensor:
     """
     if t.dtype is torch.bool:
         return LinfTensor._wrap(t, torch.ones_like(x.norm_size), None, ())
-    return lift(t if t.is_floating_point() else run_real(torch.Tensor.to, (t, x.dtype), {}), LinfTensor)
+    return lift(t if has_norm(t) else run_real(torch.Tensor.to, (t, x.dtype), {}), LinfTensor)
 
 
 # -- sums -----------------------------------------------------------------------------------------------------------------

@@ -13,15 +13,16 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import like, scaled, times
 
-# Significant bits; rounding to nearest errs by at most 2^-bits of the entry, in the normal range.
+# Significant bits; rounding to nearest errs by at most 2^-bits of the entry, in the normal range.  A part of a complex number is less.
 _PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+_PRECISION |= {torch.complex128: 53, torch.complex64: 24, torch.complex32: 11}
 
 
 def cast(x: NormedTensor, dtype: torch.dtype | None, **ignored: Any) -> NormedTensor:
     """The result of x as another dtype.
 
     Raises:
-        NormMismatchError: the dtype is not a floating one.
+        NormMismatchError: the dtype is that of integers or bools.
     """
     source, target = _PRECISION.get(x.dtype), _PRECISION.get(x.dtype if dtype is None else dtype)
     sensitivity = {"input": 1, **ignored}
@@ -48,7 +49,7 @@ def to(input: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor:
                  (attained to 0.998; an operator: u sqrt(min(in, out)))
     Sensitivity: 1 in exact arithmetic
     Source:      IEEE rounding to nearest, in the normal range
-    Raises NormMismatchError for a dtype that is not floating.
+    Raises NormMismatchError for integers and bools.
     """
     return cast(input, _dtype_among((*args, *kwargs.values())))
 
@@ -101,7 +102,7 @@ def copy(input: NormedTensor) -> NormedTensor:
 
 _COPIES = (
     torch.clone, torch.detach, torch.Tensor.contiguous, torch.ops.aten.alias.default, torch.alias_copy,
-    torch.ops.aten.lift_fresh.default, torch.Tensor.cpu, torch.Tensor.resolve_conj, torch.Tensor.resolve_neg, torch.Tensor.conj,
+    torch.ops.aten.lift_fresh.default, torch.Tensor.cpu, torch.Tensor.resolve_conj, torch.Tensor.resolve_neg,
 )  # fmt: skip
 for _op in _COPIES:
     normed_op(_op).register_norm(copy)

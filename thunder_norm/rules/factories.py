@@ -21,14 +21,14 @@ from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import Number, as_kind, like, maximum, refuse, register_refusal, scalar
 
 
-def _is_floating(x: NormedTensor, options: dict[str, Any]) -> bool:
+def _is_floating(options: dict[str, Any]) -> bool:
     dtype = options.get("dtype")
-    return dtype is None or dtype.is_floating_point
+    return dtype is None or dtype.is_floating_point or dtype.is_complex
 
 
 def _constant(x: NormedTensor, value: float, options: dict[str, Any]) -> LinfTensor | None:
     """A constant beside x, which does not move with it; integers and bools stay plain."""
-    if not _is_floating(x, options):
+    if not _is_floating(options):
         return None
     return LinfTensor(scalar(math.fabs(value), x.norm_size), elem_dims=(), sensitivity={"input": 0})
 
@@ -97,7 +97,7 @@ def linspace(
     Value:       max(n, m)      (attained: at either end)
     Sensitivity: 1 to both      (attained: at their own end)
     """
-    if options.get("dtype") is not None and not options["dtype"].is_floating_point:
+    if not _is_floating(options):
         return None
     ends = [x for x in (start, end) if isinstance(x, NormedTensor)]
     sizes = [as_kind(x, LinfTensor, ())[0].norm_size for x in ends]

@@ -173,8 +173,9 @@ class _Padding:
 
 
 def _paddings(x: NormedTensor, pad: Sequence[int]) -> dict[int, _Padding]:
-    """By dimension (negative), those that `pad` changes."""
-    pairs = enumerate(zip(pad[::2], pad[1::2], strict=True))
+    """By dimension (negative), those that `pad` changes; programs compute some of them as tensors."""
+    counts = [int(n) for n in pad]
+    pairs = enumerate(zip(counts[::2], counts[1::2], strict=True))
     return {-1 - i: _Padding(x.shape[-1 - i], left, right) for i, (left, right) in pairs if left or right}
 
 
@@ -194,8 +195,10 @@ def _padded(x: RMSTensor, pad: Sequence[int], mode: str, v: float) -> RMSTensor:
     return rms(value, x.elem_dims, sensitivity={"input": c})
 
 
-@normed_op(F.pad).register_norm
-def pad(input: RMSTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> RMSTensor:
+@normed_op(F.pad).register_norm(allow_plain_tensors=True)
+def pad(
+    input: RMSTensor, pad: list[torch.Tensor] | Sequence[int], mode: str = "constant", value: float | None = None
+) -> RMSTensor:
     """Positions added around x: of value v, or taken from x (reflect, replicate, circular).
 
     Value:       with N entries of elem_dims becoming N', sqrt((N n^2 + (N' - N) v^2) / N'), and at least |v| if there are
@@ -206,9 +209,12 @@ def pad(input: RMSTensor, pad: Sequence[int], mode: str = "constant", value: flo
     return _padded(input, pad, mode, math.fabs(value or 0.0))
 
 
-@normed_op(F.pad).register_norm
+@normed_op(F.pad).register_norm(allow_plain_tensors=True)
 def pad_zeros(
-    input: L1Tensor | L2Tensor | RMSToRMSTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+    input: L1Tensor | L2Tensor | RMSToRMSTensor,
+    pad: list[torch.Tensor] | Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
 ) -> NormedTensor:
     """Zeros around x in other kinds: a sum stays; a matrix with out' rows and in' columns has sqrt(out in' / (out' in)) n."""
     paddings = _paddings(input, pad)

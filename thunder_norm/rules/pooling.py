@@ -78,10 +78,10 @@ def _adaptive(shape: Sequence[int], output_size: Any) -> list[_Windows]:
 
 
 def output_sizes(output_size: Any, shape: Sequence[int]) -> tuple[int, ...]:
-    """The positions of an output along each dimension; None stands for as many as there are."""
+    """The positions of an output along each dimension; None stands for as many as there are.  Some may be given as tensors."""
     sizes = (output_size,) * len(shape) if isinstance(output_size, int) or output_size is None else tuple(output_size)
     sizes = sizes * len(shape) if len(sizes) == 1 else sizes
-    return tuple(n if out is None else out for out, n in zip(sizes, shape, strict=True))
+    return tuple(n if out is None else int(out) for out, n in zip(sizes, shape, strict=True))
 
 
 def _positions(count: int) -> ed.Dims:
@@ -225,10 +225,10 @@ for _dims in (1, 2, 3):
 # -- resampling -----------------------------------------------------------------------------------------------------------------
 
 
-@normed_op(F.interpolate).register_norm
+@normed_op(F.interpolate).register_norm(allow_plain_tensors=True)
 def interpolate(
     input: RMSTensor,
-    size: Any = None,
+    size: list[torch.Tensor] | Sequence[int] | int | None = None,
     scale_factor: Any = None,
     mode: str = "nearest",
     align_corners: bool | None = None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -251,6 +252,21 @@ def _larger(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.maximum).register_range(_larger)
 
 
+def _largest_entry(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Of N entries that sum up to s, at least s / N."""
+    x, dim = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "dim", "axis")
+    if isinstance(dim, torch.Tensor) or "other" in kwargs:
+        return _larger(args, kwargs, of)
+    found = of(x)
+    if found is None or found.least_sum is None or found.least_sum[0] not in dims_tuple(dim, x.ndim):
+        return None if found is None else Range(found.low, found.high)
+    along, least = found.least_sum
+    return Range(max(found.low, least / x.shape[along]), found.high)
+
+
+_register(_largest_entry, (torch.max, torch.amax))  # of amax it says more than that it picks entries
+
+
 def _chosen(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = [of(_argument(args, kwargs, 1, "input", "self")), of(_argument(args, kwargs, 2, "other"))]
     return None if None in found else union(r for r in found if r is not None)
@@ -267,15 +283,33 @@ def _filled(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.masked_fill).register_range(_filled)
 
 
+def _padded(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """The entries, and what is put around them: one of them, or a constant."""
+    found = of(_argument(args, kwargs, 0, "input", "self"))
+    value = kwargs.get("value", args[-1] if len(args) > 2 and not isinstance(args[-1], str) else None)  # after a mode, or none
+    around = value or 0.0
+    return None if found is None or not isinstance(around, int | float) else union([found, Range(around, around)])
+
+
+_register(_padded, (F.pad, torch.constant_pad_nd))
+
+
 def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Sums over D of entries that sum up to s along a dimension: over it too s for each of the others, else that much along it."""
     x = _argument(args, kwargs, 0, "input", "self")
     found = of(x)
     if found is None:
         return None
-    dims = dims_tuple(_argument(args, kwargs, 1, "dim"), x.ndim)
+    dims = dims_tuple(_argument(args, kwargs, 1, "dim", "axis"), x.ndim)
     total = found.scaled(float(ed.numel(x.shape, dims)))
-    if found.least_sum is not None and dims == (found.least_sum[0],):
-        total = Range(max(total.low, found.least_sum[1]), total.high)
+    if found.least_sum is not None:
+        along, least = found.least_sum
+        sums = least * ed.numel(x.shape, [d for d in dims if d != along])
+        if along in dims:
+            total = Range(max(total.low, sums), total.high)
+        else:
+            keepdim = _argument(args, kwargs, 2, "keepdim", "keepdims", default=False)
+            total = replace(total, least_sum=(along if keepdim else along + sum(d > along for d in dims), sums))
     return total if total.says_something else None
 
 

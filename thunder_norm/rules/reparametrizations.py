@@ -18,7 +18,8 @@ from thunder_norm.rules._shared import Constant, as_kind, rms
 
 _NO_SLOPE = (
     "weight normalization divides by the length of v, which may be as small as one likes: how far the weight moves with v has no bound; "
-    "remove it (torch.nn.utils.parametrize.remove_parametrizations, torch.nn.utils.remove_weight_norm), the weight itself has one"
+    "mode='typical' takes v at its own length, sensitivity='local' at that of its data; or remove it "
+    "(torch.nn.utils.parametrize.remove_parametrizations, torch.nn.utils.remove_weight_norm), the weight itself has a bound"
 )
 
 
@@ -29,6 +30,7 @@ def weight_norm(v: NormedTensor, g: LinfTensor, dim: int = 0) -> RMSTensor:
     Value:       max |g| / sqrt(N), RMS over those dimensions    (attained: an equality for the largest g)
     Sensitivity: 1 / sqrt(N) to g; none to v, whose length has no lower bound; local: max |g| / |v|_2, v the shortest; in mode
                  "typical" at v's own length
+    Raises NormMismatchError for a v that moves, in mode "bound": the weight is that of c v for any c > 0, so that no length is special.
     """
     over = tuple(d - v.ndim for d in range(v.ndim) if dim == -1 or d != dim)
     count = math.prod(v.shape[d] for d in over)

@@ -72,10 +72,10 @@ def _is_cubic(arguments: dict[str, Any]) -> bool:
     return arguments["mode"] == "bicubic"
 
 
-@normed_op(F.interpolate).register_norm(when=_is_cubic)
+@normed_op(F.interpolate).register_norm(when=_is_cubic, allow_plain_tensors=True)
 def interpolate_bicubic(
     input: RMSTensor,
-    size: Any = None,
+    size: list[torch.Tensor] | Sequence[int] | int | None = None,
     scale_factor: Any = None,
     mode: str = "nearest",
     align_corners: bool | None = None,

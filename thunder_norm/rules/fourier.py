@@ -1,0 +1,160 @@
+"""Norm rules for discrete Fourier transforms.
+
+Along a dimension of N entries a transform is a matrix with entries of modulus s, the scale that `norm` names, and orthogonal but for
+s sqrt(N).  Of the input K entries matter: it is cut to N, or filled with zeros.  What a transform of real numbers leaves out, or takes
+to be there, are the conjugates of other entries; these count twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.registry import normed_op
+from thunder_norm.rules._shared import negative, rms, scaled, spread, times
+
+
+@dataclass(frozen=True)
+class _Transform:
+    """A transform along one dimension: as many entries as given, as it works on, as it has.
+
+    Attributes:
+        given: entries of the input.
+        n: entries of the whole signal, N.
+        out: entries of the output.
+        scale: modulus of the matrix's entries, s.
+        half: which side has one half of the spectrum, "out" or "in"; "" for neither.
+    """
+
+    given: int
+    n: int
+    out: int
+    scale: float
+    half: str
+
+    @property
+    def _weights(self) -> list[int]:
+        """How often each input entry that matters counts: those of a half spectrum with their conjugates."""
+        if self.half != "in":
+            return [1] * min(self.given, self.n)
+        return [1 if k in (0, self.n / 2) else 2 for k in range(min(self.given, self.n // 2 + 1))]
+
+    @property
+    def typical(self) -> float:
+        """RMS of the output of independent entries of RMS 1; of complex ones of which one takes the real part, half the squares."""
+        squares = math.fsum(w * w for w in self._weights)
+        return self.scale * math.sqrt(squares / 2 if self.half == "in" else squares)
+
+    @property
+    def largest(self) -> float:
+        """Largest entry of the output per largest entry of the input: entries that agree, in the first place."""
+        return self.scale * math.fsum(self._weights)
+
+    @property
+    def mean(self) -> float:
+        """RMS of the output per RMS of the input: the length of what matters times its share, K of the input's length at most."""
+        length = self.n * max(self._weights, default=0)
+        if self.half == "out":
+            # (N |x|^2 + |X_0|^2 + |X_(N/2)|^2) / 2; the two last have the sums over even and odd places
+            used = min(self.given, self.n)
+            length = self.n / 2 + math.ceil(used / 2) if self.n % 2 == 0 else (self.n + used) / 2
+        return self.scale * math.sqrt(length * self.given / max(self.out, 1))
+
+    def factor(self, is_normed: bool) -> float:
+        """The norm's growth, where the norm runs over the dimension or not."""
+        bound = self.mean if is_normed else self.largest
+        return self.typical * spread(bound / self.typical) if self.typical > 0 else 0.0
+
+
+def _transformed(x: RMSTensor, transforms: Sequence[tuple[int, _Transform]]) -> RMSTensor:
+    """One transform after the other, each along a dimension."""
+    c = 1.0
+    for dim, t in transforms:
+        c *= t.factor(dim in x.elem_dims)
+    return scaled(x, c)
+
+
+def _scale(n: int, norm: str | None, is_inverse: bool) -> float:
+    """s for a signal of n entries."""
+    if norm == "ortho":
+        return 1 / math.sqrt(n)
+    return 1 / n if ((norm or "backward") == "backward") == is_inverse else 1.0
+
+
+def _along(x: RMSTensor, dim: int, n: int | None, norm: str | None, kind: str) -> tuple[int, _Transform]:
+    """The transform `kind` ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft") along a dimension."""
+    at = negative(dim, x.ndim)
+    given = x.shape[at]
+    half = {"rfft": "out", "ihfft": "out", "irfft": "in", "hfft": "in"}.get(kind, "")
+    length = n if n is not None else 2 * (given - 1) if half == "in" else given
+    out = length // 2 + 1 if half == "out" else length
+    return at, _Transform(given, length, out, _scale(length, norm, kind in ("ifft", "irfft", "ihfft")), half)
+
+
+def _dims(x: RMSTensor, s: Sequence[int] | None, dim: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int | None]]:
+    """The dimensions of a transform along several, and the sizes given for them; -1 is the input's own."""
+    if dim is None:
+        dim = range(-len(s), 0) if s is not None else range(-x.ndim, 0)
+    return dim, [None] * len(dim) if s is None else [None if n == -1 else n for n in s]
+
+
+_DOC = """{title}
+
+    Value:       along a dimension of K entries, N with zeros, M of them in the result, s = 1 (1 / N, 1 / sqrt(N): as `norm` says):
+                 s sqrt(c K N / M) n where the norm runs over it; s c' n where it does not: {counts}
+                 (attained: constants, or one frequency; in one dimension)
+    Sensitivity: the same factor
+    Typical:     s sqrt(K) n: entries of a random sign{typical}
+    Source:      Parseval; triangle inequality
+    """
+_PLAIN_COUNTS = "c = 1, c' = min(K, N)"
+_OUT_COUNTS = "c = (N / 2 + ceil(K / 2)) / N, or (N + K) / 2 N for odd N, c' = min(K, N)"
+_IN_COUNTS = "c = 2 where a frequency has a conjugate that is not given, c' counts both"
+
+
+def _one(kind: str) -> Callable[..., RMSTensor]:
+    def rule(input: RMSTensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> RMSTensor:
+        return _transformed(input, [_along(input, dim, n, norm, kind)])
+
+    return rule
+
+
+def _several(first: str, last: str, default: tuple[int, ...] | None) -> Callable[..., RMSTensor]:
+    """A transform along several dimensions: `last` along the last of them, `first` along the others."""
+
+    def rule(
+        input: RMSTensor, s: Sequence[int] | None = None, dim: Sequence[int] | None = default, norm: str | None = None
+    ) -> RMSTensor:
+        dims, sizes = _dims(input, s, dim)
+        kinds = [*[first] * (len(dims) - 1), last]
+        return _transformed(input, [_along(input, d, n, norm, k) for d, n, k in zip(dims, sizes, kinds, strict=True)])
+
+    return rule
+
+
+def _register(name: str, rule: Callable[..., RMSTensor], last: str, title: str) -> None:
+    counts = {"rfft": _OUT_COUNTS, "ihfft": _OUT_COUNTS, "irfft": _IN_COUNTS, "hfft": _IN_COUNTS}.get(last, _PLAIN_COUNTS)
+    typical = "; of a half spectrum, the real parts of both halves" if counts is _IN_COUNTS else ""
+    rule.__name__ = rule.__qualname__ = f"fft_{name}"
+    rule.__doc__ = _DOC.format(title=title, counts=counts, typical=typical)
+    normed_op(getattr(torch.fft, name)).register_norm(rule, takes_complex=True)
+
+
+for _kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
+    _register(_kind, _one(_kind), _kind, "A discrete Fourier transform along one dimension.")
+    _first = {"rfft": "fft", "irfft": "ifft", "hfft": "fft", "ihfft": "ifft"}.get(_kind, _kind)
+    for _suffix, _default in (("2", (-2, -1)), ("n", None)):
+        _title = "Discrete Fourier transforms along several dimensions."
+        _register(_kind + _suffix, _several(_first, _kind, _default), _kind, _title)
+
+
+@normed_op(torch.fft.fftshift).register_norm(takes_complex=True)
+@normed_op(torch.fft.ifftshift).register_norm(takes_complex=True)
+def fftshift(input: RMSTensor, dim: Any = None) -> RMSTensor:
+    """The same entries, each half of them in the place of the other.  Value n, attained; sensitivity 1."""
+    return rms(times(input.norm_size, 1.0), input.elem_dims, sensitivity={"input": 1})
