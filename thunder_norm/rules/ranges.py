@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.ranges import Range, union
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import dims_tuple, negative
 from thunder_norm.rules.written_out_exponentials import difference_of_largest
 
@@ -42,6 +44,13 @@ def _of_first(f: Callable[[Range], Known]) -> Callable[[tuple, Mapping[str, Any]
     return rule
 
 
+def _operand(x: Any, of: Of) -> Known:
+    """Of one of two operands: a plain tensor is a constant."""
+    found = of(x)
+    is_constant = found is not None and isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor)
+    return replace(found, averaged=math.inf) if is_constant else found
+
+
 def _register(rule: Callable, ops: Iterable[Callable]) -> None:
     for op in ops:
         normed_op(op).register_range(rule)
@@ -66,11 +75,6 @@ def _logistic(x: float) -> float:
     return 1 / (1 + _exp(-x))
 
 
-def _even(r: Range, f: Callable[[float], float]) -> Range:
-    """Of a function of the modulus that increases with it."""
-    return Range(f(r.smallest_modulus), f(r.largest_modulus))
-
-
 _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.exp: lambda r: r.image(_exp),
     torch.expm1: lambda r: r.image(lambda x: _exp(x) - 1),
@@ -78,8 +82,8 @@ _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.tanh: lambda r: r.image(math.tanh),
     torch.erf: lambda r: r.image(math.erf),
     torch.sqrt: lambda r: r.image(_root),
-    torch.abs: lambda r: _even(r, lambda x: x),
-    torch.square: lambda r: _even(r, lambda x: x * x),
+    torch.abs: lambda r: r.even_image(lambda x: x),
+    torch.square: lambda r: r.even_image(lambda x: x * x),
     torch.neg: Range.negative,
     torch.relu: lambda r: r.between(0.0, math.inf),
     F.relu6: lambda r: r.between(0.0, 6.0),
@@ -90,11 +94,6 @@ _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.cosh: lambda r: Range(1.0, math.inf),
     torch.sin: lambda r: Range(-1.0, 1.0),
     torch.cos: lambda r: Range(-1.0, 1.0),
-    torch.var: lambda r: _NOT_NEGATIVE,
-    torch.std: lambda r: _NOT_NEGATIVE,
-    torch.norm: lambda r: _NOT_NEGATIVE,
-    torch.linalg.norm: lambda r: _NOT_NEGATIVE,
-    torch.linalg.vector_norm: lambda r: _NOT_NEGATIVE,
 }
 for _op, _f in _OF_ENTRIES.items():
     normed_op(_op).register_range(_of_first(_f))
@@ -108,10 +107,34 @@ _PICKS = (
     torch.Tensor.view, torch.reshape, torch.flatten, torch.unflatten, torch.permute, torch.transpose, torch.movedim, torch.t,
     torch.flip, torch.roll, torch.unsqueeze, torch.squeeze, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as,
     torch.Tensor.repeat, torch.repeat_interleave, torch.Tensor.__getitem__, torch.index_select, torch.gather, torch.narrow, torch.select,
-    torch.chunk, torch.split, torch.unbind, torch.sort, torch.amax, torch.amin, torch.mean, torch.diagonal,
+    torch.chunk, torch.split, torch.unbind, torch.sort, torch.amax, torch.amin, torch.diagonal,
 )  # fmt: skip
 _register(_of_first(lambda r: r), _COPIES)
-_register(_of_first(lambda r: Range(r.low, r.high)), _PICKS)
+_register(_of_first(Range.of_entries), _PICKS)
+
+
+def _count(args: tuple, kwargs: Mapping[str, Any], at: int) -> int:
+    """Over how many entries a reduction runs, by its `dim`."""
+    x = _argument(args, kwargs, 0, "input", "self")
+    dim = _argument(args, kwargs, at, "dim")
+    return ed.numel(x.shape, dims_tuple(None if isinstance(dim, bool) else dim, x.ndim))
+
+
+def _length(at: int) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+    """Of a norm or a deviation, whose `dim` is the argument at `at`."""
+    return lambda args, kwargs, of: _NOT_NEGATIVE.of_many(_count(args, kwargs, at))
+
+
+_register(_length(1), (torch.var, torch.std))
+_register(_length(2), (torch.norm, torch.linalg.norm, torch.linalg.vector_norm))
+
+
+def _mean(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    found = of(_argument(args, kwargs, 0, "input", "self"))
+    return None if found is None else found.of_many(_count(args, kwargs, 1))
+
+
+normed_op(torch.mean).register_range(_mean)
 
 
 def _softmax(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
@@ -133,7 +156,7 @@ def _largest(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
         or found.least_sum[0] != dim
         or not _argument(args, kwargs, 3, "largest", default=True)
     ):
-        return None if found is None else Range(found.low, found.high)
+        return None if found is None else found.of_entries()
     return Range(found.low, found.high, (dim, found.least_sum[1] * k / x.shape[dim]))
 
 
@@ -168,7 +191,7 @@ def _power(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     if not isinstance(exponent, int | float) or exponent <= 0:
         return None
     if exponent % 2 == 0:
-        return _even(base or _ANY, lambda x: _raised(x, exponent))
+        return (base or _ANY).even_image(lambda x: _raised(x, exponent))
     return base.image(lambda x: _raised(x, exponent)) if base is not None and base.low >= 0 else None
 
 
@@ -187,7 +210,7 @@ normed_op(torch.pow).register_range(_power)
 
 def _sum(args: tuple, kwargs: Mapping[str, Any], of: Of, sign: float = 1.0) -> Known:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-    a, b = of(_argument(args, kwargs, 0, "input", "self")), of(_argument(args, kwargs, 1, "other"))
+    a, b = _operand(_argument(args, kwargs, 0, "input", "self"), of), _operand(_argument(args, kwargs, 1, "other"), of)
     if a is None or b is None or not isinstance(alpha, int | float):
         return None
     found = a.plus(b.scaled(sign * alpha))
@@ -211,8 +234,8 @@ normed_op(torch.rsub).register_range(
 def _product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     first, second = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "other")
     if first is second and isinstance(first, torch.Tensor):
-        return _even(of(first) or _ANY, lambda x: x * x)
-    a, b = of(first), of(second)
+        return (of(first) or _ANY).even_image(lambda x: x * x)
+    a, b = _operand(first, of), _operand(second, of)
     if a is None or b is None:
         return None
     found = a.times(b)
@@ -223,7 +246,7 @@ normed_op(torch.mul).register_range(_product)
 
 
 def _quotient(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    a, b = of(_argument(args, kwargs, 0, "input", "self")), of(_argument(args, kwargs, 1, "other"))
+    a, b = _operand(_argument(args, kwargs, 0, "input", "self"), of), _operand(_argument(args, kwargs, 1, "other"), of)
     inverse = None if b is None or kwargs.get("rounding_mode") is not None else b.inverse()
     if a is None or inverse is None:
         return None
@@ -273,9 +296,10 @@ def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     if found is None:
         return None
     dims = dims_tuple(_argument(args, kwargs, 1, "dim"), x.ndim)
-    total = found.scaled(float(ed.numel(x.shape, dims)))
+    count = ed.numel(x.shape, dims)
+    total = found.scaled(float(count)).of_many(count)
     if found.least_sum is not None and dims == (found.least_sum[0],):
-        total = Range(max(total.low, found.least_sum[1]), total.high)
+        total = replace(total, low=max(total.low, found.least_sum[1]))
     return total if total.says_something else None
 
 
@@ -290,6 +314,21 @@ def _of_partial_sums(r: Range) -> Known:
 
 
 normed_op(torch.cumsum).register_range(_of_first(_of_partial_sums))
+
+
+def _filled_with(at: int | None, value: float = 0.0) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+    """Of a new tensor with one number in all entries: `value`, or the argument at `at`."""
+
+    def rule(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+        found = value if at is None else _argument(args, kwargs, at, "fill_value")
+        return Range(float(found), float(found)) if isinstance(found, int | float) else None
+
+    return rule
+
+
+_register(_filled_with(None, 1.0), (torch.ones_like,))
+_register(_filled_with(None, 0.0), (torch.zeros_like,))
+_register(_filled_with(1), (torch.full_like,))
 
 
 def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
