@@ -53,6 +53,7 @@ from thunder_norm.rules import (
     factories,
     derivatives,
     recurrent,
+    recurrent_typical,
     recurrent_calls,
     reparametrizations,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "range_bounds",
     "ranges",
     "recurrent",
+    "recurrent_typical",
     "recurrent_calls",
     "reductions",
     "reparametrizations",
