@@ -53,7 +53,10 @@ def absolute_moment(order: float) -> float:
 def _tie_density(count: int) -> float:
     """Density, at 0, of the difference of the two largest of `count` standard normals: ``N (N - 1) int phi^2 Phi^(N - 2)``."""
     nodes, weights = _grid()
-    terms = (w * math.exp(-z * z / 2) * (0.5 * math.erfc(-z / math.sqrt(2))) ** (count - 2) for z, w in zip(nodes, weights, strict=True))
+    terms = (
+        w * math.exp(-z * z / 2) * (0.5 * math.erfc(-z / math.sqrt(2))) ** (count - 2)
+        for z, w in zip(nodes, weights, strict=True)
+    )
     return count * (count - 1) * sum(terms) / math.sqrt(2 * math.pi)
 
 

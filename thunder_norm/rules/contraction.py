@@ -19,7 +19,7 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import as_kind, spread
+from thunder_norm.rules._shared import as_kind, spread, with_bias
 
 Labels = tuple[str, ...]
 
@@ -218,7 +218,8 @@ def plus(product: NormedTensor, addend: NormedTensor, name: str, shape: Sequence
         c *= math.prod(shape[d] for d in stretched) if issubclass(kind, L1Tensor) else 1
     sensitivity = {argument: constant * c_product for argument, constant in (product._sensitivity or {}).items()}
     c *= abs(scale)
-    return kind(product.norm_size * c_product + addend.norm_size * c, elem_dims=dims, sensitivity={**sensitivity, name: c})
+    value = with_bias(product.norm_size * c_product, addend.norm_size * c)
+    return kind(value, elem_dims=dims, sensitivity={**sensitivity, name: c})
 
 
 def number(value: float | torch.Tensor) -> float:

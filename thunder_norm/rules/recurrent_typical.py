@@ -20,7 +20,6 @@ from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import root_sum_squares
 from thunder_norm.rules.recurrent import (
-    Tensors,
     geometric,
     gru_layer,
     lstm_layer,

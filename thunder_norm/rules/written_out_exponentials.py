@@ -30,6 +30,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._derived import are_of_one, with_facts
 from thunder_norm.rules._facts import Source, fact, moves_with, unconditional, with_fact
 from thunder_norm.rules._forms import Form
+from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import Number, dims_tuple, rms
 from thunder_norm.rules.written_out_activations import Gate, logistic_gate, polynomials, product_with_gate
 
@@ -164,6 +165,7 @@ def exp(input: RMSTensor) -> NormedTensor:
     """e^x: as ever, and of what; for x of at most 0, by what made it, value and sensitivity at most 1.
 
     A log softmax gives the softmax: its value and sensitivity.
+    Typical:     of x of at most 0, ``sqrt(E e^(-2 n |z|))`` for both: x is half of a Gaussian
     Gap:         the norm of x does not count where its range does
     """
     shifted = fact(input, Shifted)
@@ -171,7 +173,8 @@ def exp(input: RMSTensor) -> NormedTensor:
         return _softmax(shifted.x, shifted.dims[0], "input")
     found, result = range_of(input), unconditional(torch.exp, input)
     if current_mode() != "modula" and found is not None and found.high <= 0:
-        one = bounded(1.0, input.norm_size)
+        n = input.norm_size
+        one = second_moment_root(lambda x: torch.exp(-x.abs()), n) if current_mode() == "typical" else bounded(1.0, n)
         sensitivity = {"input": torch.minimum((result._sensitivity or {})["input"], one)}
         result = rms(torch.minimum(result.norm_size, one), input.elem_dims, sensitivity=sensitivity)
     own, known = Source.of(input), polynomials(input)
