@@ -44,6 +44,7 @@ def _largest(x: RMSTensor) -> torch.Tensor:
 
 
 def of_bias(x: RMSTensor | None, like: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The same of a bias, nothing of none."""
     return (torch.zeros_like(like), 0.0) if x is None else per_step(x)
 
 
