@@ -47,8 +47,9 @@ def _of_first(f: Callable[[Range], Known]) -> Callable[[tuple, Mapping[str, Any]
 def _operand(x: Any, of: Of) -> Known:
     """Of one of two operands: a plain tensor is a constant."""
     found = of(x)
-    is_constant = found is not None and isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor)
-    return replace(found, averaged=math.inf) if is_constant else found
+    if found is None or not isinstance(x, torch.Tensor) or isinstance(x, NormedTensor):
+        return found
+    return replace(found, averaged=math.inf)
 
 
 def _register(rule: Callable, ops: Iterable[Callable]) -> None:

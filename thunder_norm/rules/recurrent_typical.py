@@ -168,7 +168,7 @@ def _elman(
     k = second_moment_root(slope, s)
     power, total = geometric(k * w, steps)
     moves = {"gates": k * total * c_g, "h": power * c_h, "weight": k * total * largest, "bias": k * total * c_b}
-    given = dict(zip(("gates", "h", "weight", "bias"), arguments, strict=True))
+    given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
     return outcome(n, moves, given), outcome(n, moves, given)
 
 
