@@ -14,9 +14,8 @@ from torch import nn
 
 import thunder_norm.rules as rules
 from tests.seeds import seeded
+from tests.typical_samples import BY_FUNCTION, BY_OPERATION, INHERITED, Sampled
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, sensitivities, with_perturbation
-from thunder_norm.core.conversions import convert
-from thunder_norm.core.dispatch import run_registered
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.eager import run_eagerly
@@ -30,97 +29,9 @@ DRAWS = 100_000
 # -- mode typical: what the rules claim is what independent Gaussians have ---------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """An operation on tensors of shape (draws, *shape), and how far its rule may be from them besides the sampling error."""
-
-    call: Callable
-    shapes: tuple[tuple[int, ...], ...] = ((4,),)
-    kinds: tuple[type[NormedTensor], ...] = (RMSTensor, RMSTensor)
-    sizes: tuple[tuple[float, ...], ...] = ((0.5, 0.5), (1.0, 1.0), (2.0, 2.0))
-    off: float = 1e-5  # the quadrature's error at a kink
-    moves: bool = True  # whether its sensitivity is the gain of a random direction
-    slots: tuple[int, ...] = (0,)
-
-
-def _norm(f: Callable) -> Sampled:
-    # of 16 entries; off by eps / n^2, which the rule leaves out of E[1 / r^2]
-    return Sampled(lambda x: f(x), ((16,),), sizes=((0.5,), (1.7,)), off=1e-4)
-
-
-def _as_rms(y: torch.Tensor) -> torch.Tensor:
-    return convert(y, RMSTensor, (-1,)) if isinstance(y, NormedTensor) else y
-
-
-def _factory(op: Callable) -> Sampled:
-    """A factory, which meets no normed tensor by itself."""
-    return Sampled(
-        lambda x: run_registered(op, tuple(x.shape), {}) if isinstance(x, NormedTensor) else op(x.shape, dtype=D), moves=False
-    )
-
-
-# Rules that need more than one argument, or other than the defaults; the others are called as ``op(x)``.
-BY_OPERATION: dict[str, list[Sampled]] = {
-    "pow": [Sampled(lambda x: 1.3**x), Sampled(lambda x: 0.5**x, sizes=((0.5,), (1.0,)))],
-    "leaky_relu": [Sampled(lambda x: F.leaky_relu(x, 0.1))],
-    "prelu": [Sampled(lambda x: F.prelu(x, torch.tensor([0.3], dtype=D)))],
-    "_prelu_kernel": [Sampled(lambda x: torch.ops.aten._prelu_kernel(x, torch.tensor([0.3], dtype=D)))],
-    "elu": [Sampled(F.elu), Sampled(lambda x: F.elu(x, 2.0))],
-    "celu": [Sampled(lambda x: F.celu(x, 0.5))],
-    "gelu": [Sampled(F.gelu), Sampled(lambda x: F.gelu(x, approximate="tanh"))],
-    "softplus": [Sampled(F.softplus), Sampled(lambda x: F.softplus(x, beta=2.0))],
-    "log_sigmoid": [Sampled(F.logsigmoid)],
-    # their moments grow like e^(2 n^2): smaller n, where 1e5 draws still tell them
-    **{name: [Sampled(getattr(torch, name), sizes=((0.3,), (0.7,)))] for name in ("exp", "expm1", "exp2", "sinh", "cosh")},
-    "randn_like": [Sampled(torch.randn_like, moves=False)],
-    "randn": [_factory(torch.randn)],
-}
-# Functions that ask for the mode themselves.
-BY_FUNCTION: dict[str, list[Sampled]] = {
-    "normalization.normalized": [
-        _norm(lambda x: F.layer_norm(x, (16,), eps=1e-5)),
-        _norm(lambda x: F.rms_norm(x, (16,), eps=1e-5)),
-        _norm(lambda x: F.group_norm(x.unflatten(-1, (2, 8)), 1, eps=1e-5)),
-        _norm(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)),
-    ],
-    "normalization.normalize": [_norm(lambda x: _as_rms(F.normalize(x, dim=-1)))],
-    "powers.pow": [
-        Sampled(lambda x: x**3, sizes=((0.5,), (2.0,))),
-        Sampled(lambda x: x**4, sizes=((1.0,),)),
-        Sampled(torch.square),
-        Sampled(lambda x: x * x),
-        Sampled(lambda x: x**2),
-    ],
-    # the gain of the largest of several is 1: it moves with one of them
-    "reductions._extremum": [Sampled(lambda x: x.amax(-1), ((9,),)), Sampled(lambda x: x.amin((-1, -2)), ((2, 3),))],
-    "pooling._maximum": [
-        Sampled(lambda x: F.max_pool1d(x, 3), ((2, 6),)),
-        Sampled(lambda x: F.adaptive_max_pool1d(x, 2), ((1, 8),)),
-    ],
-    "masking._dropout": [Sampled(lambda x: F.dropout(x, 0.3, True)), Sampled(lambda x: F.dropout1d(x, 0.3, True), ((2, 2),))],
-    "factories.rand": [_factory(torch.rand)],
-    "factories.rand_like": [Sampled(torch.rand_like, moves=False)],
-}
-# Operations without a rule for this mode, whose own is also the typical one (norm_rules.md 1.5), and conversions, which cost nothing.
-INHERITED: dict[str, Sampled] = {
-    "abs": Sampled(torch.abs),
-    "neg": Sampled(torch.neg),
-    "scale": Sampled(lambda x: -3 * x / 2),
-    "chunk": Sampled(lambda x: x.chunk(2, -1)[1]),
-    "select": Sampled(lambda x: x.select(-1, 1)),
-    "heads": Sampled(lambda x: x.reshape(-1, 2, 2).transpose(0, 1)),
-    "permute": Sampled(lambda x: x.mT, ((3, 2),)),
-    "cat": Sampled(lambda x, y: torch.cat([x, y], -1), ((4,), (2,)), moves=False, sizes=((1.0, 2.0),)),
-    "gain": Sampled(torch.mul, ((4,), (4,)), slots=(0, 1), sizes=((1.0, 2.0),)),
-    "glu": Sampled(lambda x, y: F.silu(x) * y, ((4,), (4,)), slots=(0, 1), sizes=((1.0, 2.0),)),
-    "pixel_shuffle": Sampled(lambda x: F.pixel_shuffle(x, 2), ((4, 1, 1),)),
-    "unfold": Sampled(lambda x: x.unfold(-1, 2, 1)),
-    "gather": Sampled(lambda x: torch.gather(x, -1, torch.zeros(x.shape, dtype=torch.long))),
-}
-
-
 def typical_operations() -> list[str]:
-    return [str(key) for key, op in registered_ops().items() if any(rule.mode == "typical" for rule in op.rules)]
+    registered = registered_ops().items()
+    return [getattr(key, "__name__", str(key)) for key, op in registered if any(rule.mode == "typical" for rule in op.rules)]
 
 
 def sampled(key: str) -> list[Sampled]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,8 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
-from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError
+from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, VanishingTargetWarning
+from thunder_norm.modular import ModularNorm
 
 # -- inputs that are not normed --------------------------------------------------------------------------------------------
 
@@ -323,3 +325,40 @@ def test_functions_have_norm_maps_too(case):
     want = f(*(with_perturbation(RMSTensor(n, backing=e)) for n, e in zip(sizes, examples, strict=True)))
     assert type(y) is type(want) and y.elem_dims == want.elem_dims and y.shape == want.shape
     torch.testing.assert_close(y.norm_size, want.norm_size, rtol=1e-12, atol=0)
+
+
+# -- parameters that a program makes into others step by step -----------------------------------------------------------------
+
+
+class Repeated(nn.Module):
+    """A weight, so many times what an operation made of it."""
+
+    def __init__(self, step: Callable[[torch.Tensor], torch.Tensor], count: int):
+        super().__init__()
+        self.weight, self.step, self.count = nn.Parameter(torch.randn(4, 4)), step, count
+
+    def forward(self, x):
+        w = self.weight
+        for _ in range(self.count):
+            w = self.step(w)
+        return F.linear(x, w)
+
+
+@pytest.mark.parametrize(
+    "step, count, factor",
+    [
+        (lambda w: 0.4 * w + 0.4 * w, 60, 0.8**60),  # 2^60 paths
+        (lambda w: 1.01 * w, 300, 1.01**300),  # more steps than Python's stack has room for
+        (lambda w: (0.99 * w).t(), 201, 0.99**201),
+    ],
+)
+def test_a_parameter_is_followed_through_many_steps(step, count, factor):
+    """Its norm and its sensitivity are the factor that the steps multiply it by."""
+    model, x = Repeated(step, count), torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VanishingTargetWarning)
+        target = ModularNorm(model, x).targets["weight"]
+    assert target == pytest.approx(1 / factor)
+    if count < 250:  # a trace of more operations takes Thunder's interpreter too long
+        found = build_norm_map(model, x, parameters="unit")(RMSTensor(1.0))
+        assert found.norm_size.item() == pytest.approx(factor)

@@ -117,14 +117,14 @@ def test_entries_of_random_programs_are_in_their_ranges(seed):
 )
 def test_ranges_are_as_narrow_as_one_expects(call, low, high):
     found = call(normed(torch.randn(3, 4, dtype=torch.float64)))._range
-    assert found == (None if low is None else Range(low, high))
+    assert (found and (found.low, found.high)) == (None if low is None else (low, high))
 
 
 def test_sums_of_fractions_are_away_from_zero():
     p = torch.softmax(normed(torch.randn(3, 8)), -1)
-    assert p.sum(-1)._range == Range(1.0, 8.0)
+    assert p.sum(-1)._range == Range(1.0, 8.0, averaged=8)
     top = p.topk(2, dim=-1)[0]
-    assert top.clone().sum(-1, keepdim=True)._range == Range(0.25, 2.0)
+    assert top.clone().sum(-1, keepdim=True)._range == Range(0.25, 2.0, averaged=2)
     assert top.backing.sum(-1).min() >= 0.25
     for other in (p.topk(2, largest=False)[0], top.transpose(0, 1).contiguous(), top[:, :1]):
         assert other.sum(-1)._range.low == 0.0
@@ -247,7 +247,7 @@ def test_exponential_of_what_is_negative_is_at_most_one_in_every_mode():
     for mode in ("bound", "typical"):
         with norm_mode(mode):
             y = torch.exp(-F.softplus(RMSTensor(3.0, backing=torch.randn(3, 16), perturbation_size=1.0)))
-        assert y.norm_size.item() == 1.0
+        assert y.norm_size.item() <= 1.0
         assert y.perturbation_size.item() <= 1.0
 
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from tests.seeds import seeded
 from tests.within_norms import actual_norm
-from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, sensitivities, with_perturbation
+from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, sensitivities, with_perturbation
 from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.rules.recurrent import _blocks, _geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
+from thunder_norm.rules.recurrent import _blocks, geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
 
 D = torch.float64
 GATES = {lstm_layer: 4, gru_layer: 3, rnn_tanh_layer: 1, rnn_relu_layer: 1}
@@ -107,10 +107,54 @@ def test_packed_sequences_are_refused():
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 16])
 def test_geometric_sums(count):
     p = torch.tensor(1.25, dtype=D)
-    power, total = _geometric(p, count)
+    power, total = geometric(p, count)
     assert power.item() == pytest.approx(1.25**count) and total.item() == pytest.approx(sum(1.25**j for j in range(count)))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 17, 18, 1000])
 def test_blocks_are_all_steps_but_the_first(steps):
     assert [t for begin, end in _blocks(steps) for t in range(begin, end)] == list(range(1, steps))
+
+
+# -- mode typical ---------------------------------------------------------------------------------------------------------------
+
+
+def rotations(generator: torch.Generator, count: int, width: int) -> torch.Tensor:
+    """Orthogonal blocks, one above the other: an operator of norm 1 all of whose gains are 1."""
+    return torch.cat([torch.linalg.qr(torch.randn(width, width, dtype=D, generator=generator))[0] for _ in range(count)])
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+@pytest.mark.parametrize("size", [0.5, 2.0])
+@pytest.mark.parametrize("layer", [lstm_layer, gru_layer, rnn_tanh_layer])
+def test_typical_claims_are_those_of_gaussians(layer, size, steps):
+    """The value within a third; how far random moves of the input go, or of the weight or the bias, the same at all steps, within a factor
+    of the claim: moves of several steps are added up as if they had one direction."""
+    g, width, draws = torch.Generator().manual_seed(seeded(3)), 64, 100
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=D, generator=g)
+
+    states = [0.5 * random(draws, width) for _ in range(1 + (layer is lstm_layer))]
+    given = [size * random(steps, draws, GATES[layer] * width), *states]
+    given += [rotations(g, GATES[layer], width), 0.5 * random(GATES[layer] * width)]
+    moves = {
+        0: random(*given[0].shape),
+        len(given) - 2: rotations(g, GATES[layer], width),
+        len(given) - 1: random(*given[-1].shape),
+    }
+
+    def claimed(moving: int | None) -> RMSTensor:
+        sizes = [size, *(0.5 for _ in states), 1.0, 0.5]
+        kinds = [*(RMSTensor for _ in range(len(given) - 2)), RMSToRMSTensor, RMSTensor]
+        with norm_mode("typical"):
+            return layer(*(
+                kind(n, backing=t, perturbation_size=None if moving is None else float(i == moving))
+                for i, (kind, n, t) in enumerate(zip(kinds, sizes, given, strict=True))
+            ))[1]  # fmt: skip
+
+    assert claimed(None).norm_size.item() == pytest.approx(layer(*given)[1].square().mean().sqrt().item(), rel=1 / 3)
+    for i, move in moves.items():
+        ahead, behind = (layer(*(t + s * 1e-5 * move if j == i else t for j, t in enumerate(given)))[1] for s in (1, -1))
+        gain = ((ahead - behind) / 2e-5).square().mean().sqrt().item()
+        assert 0.7 * gain < claimed(i).perturbation_size.item() < 5 * gain

@@ -1,6 +1,7 @@
 """Sound conversions between kinds and elem_dims: the same tensor, a (possibly larger) norm in another kind.
 
-All constants are attained: a spike, a constant, or a rank-one matrix shows each of them.
+All constants are attained: a spike, a constant, or a rank-one matrix shows each of them.  The modes without a guarantee have those of
+independent Gaussian entries instead.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
@@ -22,6 +24,9 @@ def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> flo
     ``l1_E <= N rms_E`` (constant), ``l1_E' <= numel(E' - E) l1_E``.  A matrix [out, in] of operator norm n has rows of RMS
     ``<= n sqrt(out) / in``; a matrix whose entries, rows or columns have RMS <= n has operator norm ``<= in n`` (Frobenius
     bounds the spectral norm).  A kernel is K such matrices, of which the largest counts K times.
+
+    Other modes than "bound" describe independent entries: their RMS is the same over any dimensions; a matrix of them, of RMS r,
+    multiplies independent inputs by ``r sqrt(in)`` and a kernel of K taps by ``r sqrt(K in)``, as ``E |W x|^2 = in r^2 |x|^2``.
     """
     if not (isinstance(x, _KINDS) and issubclass(kind, _KINDS)):
         return None
@@ -43,7 +48,11 @@ def _via_rms(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> f
         return 1.0
     to_rms = 1.0 if isinstance(x, RMSTensor) else 1 / math.sqrt(n_from)
     from_rms = 1.0 if issubclass(kind, RMSTensor) else math.sqrt(n_to) if issubclass(kind, L2Tensor) else n_to
-    return to_rms * ed.rms_factor(x.shape, x.elem_dims, elem_dims) * from_rms
+    return to_rms * _between_dims(x, elem_dims) * from_rms
+
+
+def _between_dims(x: NormedTensor, elem_dims: ed.Dims) -> float:
+    return ed.rms_factor(x.shape, x.elem_dims, elem_dims) if current_mode() == "bound" else 1.0
 
 
 def _to_operator(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> float | None:
@@ -58,7 +67,7 @@ def _to_operator(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) 
     if issubclass(kind, RMSToRMSConvTensor):
         return _to_kernel(x, kind, elem_dims) if isinstance(x, RMSTensor) else None
     if isinstance(x, RMSTensor) and set(ed.nontrivial(x.shape, x.elem_dims)) <= {out_dim, in_dim}:
-        return float(x.shape[in_dim])
+        return float(x.shape[in_dim]) if current_mode() == "bound" else math.sqrt(x.shape[in_dim])
     return None
 
 
@@ -66,6 +75,8 @@ def _to_kernel(x: NormedTensor, kind: type[RMSToRMSConvTensor], elem_dims: ed.Di
     """Of K taps each is a matrix, in each group, of operator norm ``<= in`` times the RMS of its entries."""
     out_dim, in_dim = elem_dims
     taps = math.prod(x.shape) // max(x.shape[out_dim] * x.shape[in_dim], 1)
+    if current_mode() != "bound":
+        return math.sqrt(taps * x.shape[in_dim])
     of_group = math.sqrt(kind.groups) if out_dim in x.elem_dims else 1.0
     return taps * x.shape[in_dim] * ed.rms_factor(x.shape, x.elem_dims, elem_dims) * of_group
 

@@ -83,6 +83,6 @@ def spoiled(size: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return size + (n - n)
 
 
-def bounded(value: float, n: torch.Tensor) -> torch.Tensor:
+def bounded(value: float | torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """A constant bound beside a norm n: it holds for infinite entries as well, and is NaN if n is."""
     return torch.where(n == n, value, n)

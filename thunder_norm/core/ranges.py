@@ -21,16 +21,21 @@ class Range:
         low: no entry is less.
         high: no entry is more.
         least_sum: (dimension, negative; s): the entries along it sum up to at least s.  Only where none is negative.
+        averaged: of how many numbers each entry is a mean, a sum or a length, at least: the more, the closer it is to its typical size.
+            Says something of entries of one sign; infinite for a constant.
     """
 
     low: float = -math.inf
     high: float = math.inf
     least_sum: tuple[int, float] | None = None
+    averaged: float = 1.0
 
     def __post_init__(self) -> None:
         # an end that is no number says nothing
         object.__setattr__(self, "low", -math.inf if math.isnan(self.low) else self.low)
         object.__setattr__(self, "high", math.inf if math.isnan(self.high) else self.high)
+        if self.low == self.high:
+            object.__setattr__(self, "averaged", math.inf)
 
     @property
     def says_something(self) -> bool:
@@ -49,24 +54,36 @@ class Range:
 
     def image(self, f: Callable[[float], float]) -> Range:
         """What an increasing function makes of it."""
-        return Range(f(self.low), f(self.high))
+        return Range(f(self.low), f(self.high), averaged=self.averaged)
+
+    def even_image(self, f: Callable[[float], float]) -> Range:
+        """What a function makes of it that increases with the modulus."""
+        return Range(f(self.smallest_modulus), f(self.largest_modulus), averaged=self.averaged)
+
+    def of_entries(self) -> Range:
+        """Of some of the entries, or of numbers between them."""
+        return replace(self, least_sum=None)
+
+    def of_many(self, count: float) -> Range:
+        """Of means over so many of them."""
+        return replace(self.of_entries(), averaged=self.averaged * count)
 
     def plus(self, other: Range) -> Range:
         """Of a sum."""
-        return Range(self.low + other.low, self.high + other.high)
+        return Range(self.low + other.low, self.high + other.high, averaged=min(self.averaged, other.averaged))
 
     def negative(self) -> Range:
         """Of the negative."""
-        return Range(-self.high, -self.low)
+        return Range(-self.high, -self.low, averaged=self.averaged)
 
     def times(self, other: Range) -> Range:
         """Of a product."""
         ends = [_product(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
-        return Range(min(ends), max(ends))
+        return Range(min(ends), max(ends), averaged=min(self.averaged, other.averaged))
 
     def inverse(self) -> Range | None:
         """Of 1 / x, where 0 is not in it."""
-        return Range(1 / self.high, 1 / self.low) if self.smallest_modulus > 0 else None
+        return Range(1 / self.high, 1 / self.low, averaged=self.averaged) if self.smallest_modulus > 0 else None
 
     def scaled(self, c: float) -> Range:
         """Of a multiple."""
@@ -84,7 +101,7 @@ class Range:
 def union(ranges: Iterable[Range]) -> Range:
     """The smallest range with all of them in it."""
     found = list(ranges)
-    return Range(min(r.low for r in found), max(r.high for r in found))
+    return Range(min(r.low for r in found), max(r.high for r in found), averaged=min(r.averaged for r in found))
 
 
 def nearest(x: float, dtype: torch.dtype) -> float:

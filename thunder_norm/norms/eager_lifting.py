@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,12 @@ import torch
 
 from thunder_norm.core import context, conversions
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, has_norm
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.errors import MissingNormRuleError, NormMismatchError
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.constants import Constants
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.lifting import Lifting, Otherwise, memory_of
-from thunder_norm.norms.parameters import Derived, Policy, derived_norm
+from thunder_norm.norms.parameters import Derived, Policy, derived_norm, kinds_on_the_way
 
 
 class EagerLifting(Lifting):
@@ -56,6 +57,8 @@ class EagerLifting(Lifting):
         self.wanted_of_sources: dict[int, dict[str, NormSpec]] = {}  # of tensors made from parameters: what is wanted of those
         self._wanted_now: dict[str, NormSpec] | None = None  # the same, while one is lifted
         self._cache: dict[tuple, NormedTensor] = {}
+        # of tensors made from parameters: their norm, or why there is none, and what is wanted of the parameters
+        self._cache_of_derived: dict[tuple, tuple[NormedTensor | Exception, dict[str, NormSpec]]] = {}
         self._by_memory: dict[tuple, torch.Tensor] = {}
         self._num_indexed = 0
 
@@ -157,13 +160,36 @@ class EagerLifting(Lifting):
         is_measured = self.is_measured(t)
         if is_measured and not self.perturbed:
             return self._measured(t, kind, dims)
-        outer, wanted = self._wanted_now, {} if self._wanted_now is None else self._wanted_now
-        self._wanted_now = wanted
-        try:
-            normed = derived_norm(t, self.derived[id(t)][1], kind, dims)
-        finally:
-            self._wanted_now = outer
-        self.wanted_of_sources[id(t)] = dict(wanted)
+        for source in self.far_before(t):
+            for own_kind, own_dims in kinds_on_the_way(source, kind, t, dims):
+                with contextlib.suppress(NormMismatchError, MissingNormRuleError):
+                    self._derived_once(source, own_kind, own_dims)
+        normed = self._derived_once(t, kind, dims)
         if not is_measured:
             return normed
         return kind._wrap(t, self._measured(t, kind, dims).norm_size, normed.perturbation_size, dims)
+
+    def _derived_once(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        """Its norm by the rules of what made it, which are asked once: a program may use a tensor many times.
+
+        Raises:
+            NormMismatchError, MissingNormRuleError: those rules say so, each time.
+        """
+        key = (id(t), kind, dims, context.records_program())
+        if key not in self._cache_of_derived:
+            outer, wanted = self._wanted_now, {}
+            self._wanted_now = wanted
+            try:
+                found = derived_norm(t, self.derived[id(t)][1], kind, dims)
+            except (NormMismatchError, MissingNormRuleError) as e:
+                found = e
+            finally:
+                self._wanted_now = outer
+            self._cache_of_derived[key] = found, wanted
+        found, wanted = self._cache_of_derived[key]
+        if self._wanted_now is not None:
+            self._wanted_now.update(wanted)
+        if isinstance(found, Exception):
+            raise found
+        self.wanted_of_sources[id(t)] = dict(wanted)
+        return type(found)._wrap(t, found.norm_size, found.perturbation_size, found.elem_dims)

@@ -19,7 +19,7 @@ An eager program computes lifts at once (`eager_lifting`), a trace has them writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -38,6 +38,8 @@ Location = Callable[[], str | None]
 # What holds for a parameter that no norm is given for.
 Otherwise = Literal["measured", "unit", "required"]
 Size = Literal["given", "measured", "unit", "required", "derived"]
+
+_DEEP = 50  # steps from a parameter to a tensor: the norm of each takes some calls of Python's stack
 
 
 class Lifting:
@@ -62,6 +64,9 @@ class Lifting:
         self.annotations = annotations
         self.inferred = dict(inferred or {})
         self.derived: dict[int, tuple[torch.Tensor, Derived]] = {}  # by identity: the tensors are kept alive
+        self._is_measured: dict[int, bool] = {}  # of tensors in `derived`
+        self._ranges: dict[int, Range | None] = {}
+        self._asked_for: set[int] = set()
         self.unknown = Unknown()
 
     # -- which tensors are parameters: eager programs and traces know it in their own ways ----------------------------
@@ -87,7 +92,9 @@ class Lifting:
     def size_of(self, t: torch.Tensor) -> Size:
         """Where the size of a plain tensor's norm comes from."""
         if id(t) in self.derived:
-            return "measured" if all(map(self.is_measured, self.derived[id(t)][1].sources())) else "derived"
+            for v in self.made_before(t, self._is_measured):
+                self._is_measured[id(v)] = all(map(self.is_measured, self.derived[id(v)][1].sources()))
+            return "measured" if self._is_measured[id(t)] else "derived"
         name = self.name_of(t)
         if name is None:
             return "measured"
@@ -150,11 +157,41 @@ class Lifting:
             made = self.derived.get(id(sources[0]), (None, None))[1]
         return None
 
+    def made_before(self, t: torch.Tensor, done: Container[int]) -> Iterator[torch.Tensor]:
+        """What a tensor was made from one after the other, and itself at last: each after its sources, of which `done` has the ids.
+
+        A loop, as programs make tensors in more steps than Python calls, and each once, as they use them more than once.
+        """
+        stack: list[torch.Tensor] = [t]
+        seen: set[int] = set()
+        while stack:
+            sources = self.derived[id(stack[-1])][1].sources() if id(stack[-1]) in self.derived else []
+            missing = [v for v in sources if id(v) in self.derived and id(v) not in seen and id(v) not in done]
+            if missing:
+                stack.extend(missing)
+                continue
+            v = stack.pop()
+            if id(v) not in seen and id(v) not in done:
+                seen.add(id(v))
+                yield v
+
+    def far_before(self, t: torch.Tensor) -> list[torch.Tensor]:
+        """What a tensor was made from in so many steps that each is to be lifted by itself, the first one first; else nothing."""
+        before = list(self.made_before(t, self._asked_for))
+        self._asked_for.update(map(id, before))
+        return before[:-1] if len(before) > _DEEP else []
+
     def range_of(self, t: torch.Tensor) -> Range | None:
         """Between which numbers the entries of a tensor made from parameters are, by the operations that made it."""
-        made = self.derived.get(id(t), (None, None))[1]
-        op = None if made is None else registry.find_op(registry.key_of(made.fn))
-        if made is None or op is None or op.range_rule is None:
+        if id(t) not in self.derived:
+            return None
+        for v in self.made_before(t, self._ranges):
+            self._ranges[id(v)] = self._range_by_rule(v, self.derived[id(v)][1])
+        return self._ranges[id(t)]
+
+    def _range_by_rule(self, t: torch.Tensor, made: Derived) -> Range | None:
+        op = registry.find_op(registry.key_of(made.fn))
+        if op is None or op.range_rule is None:
             return None
         found = op.range_rule(made.args, made.kwargs, dispatch.range_of)
         return None if found is None else found.rounded(t.dtype)

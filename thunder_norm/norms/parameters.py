@@ -300,3 +300,19 @@ def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...
         return context.lift(v, chosen(v), order if v.ndim >= len(order) else None)
 
     return conversions.convert(derived.norm(lift), kind, dims)
+
+
+def kinds_on_the_way(
+    source: torch.Tensor, kind: type[NormedTensor], t: torch.Tensor, dims: tuple[int, ...]
+) -> Iterator[tuple[type[NormedTensor], tuple[int, ...]]]:
+    """The kinds that `derived_norm` most likely lifts in what t was made from, some operations before: those of t, as far as they fit.
+
+    Lifted in these from the first to the last, no tensor needs more than the one before it.
+    """
+    wanted = RMSTensor if kind is NormedTensor else kind
+    own = RMSTensor if len(wanted.default_elem_dims(source.ndim)) > source.ndim else wanted
+    default = canonical_dims(own, None, source.ndim)
+    fits = source.ndim == t.ndim and own is wanted
+    yield own, dims if fits else default
+    if len(default) == 2:
+        yield own, (dims if fits else default)[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,11 +11,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import conversions
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.annotations import Annotation, named_annotations
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.lifting import Lifting, Location, Otherwise, unknown_norm
-from thunder_norm.norms.parameters import Policy, derived_norm, tied_names
+from thunder_norm.norms.parameters import Policy, derived_norm, kinds_on_the_way, tied_names
 from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
@@ -138,6 +139,10 @@ class TracedLifting(Lifting):
         if size == "measured":
             return recorder.hoist_norm(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
         if size == "derived":
+            for source in self.far_before(t):
+                for own_kind, own_dims in kinds_on_the_way(source, kind, t, dims):
+                    with contextlib.suppress(NormMismatchError, MissingNormRuleError):
+                        self.lift(recorder, source, own_kind, own_dims)
             made = self.derived[id(t)][1]
             return recorder.hoist_norm(trace.OperationId(kind, "derived"), lambda: derived_norm(t, made, kind, dims))
         name = self.name_of(t)

@@ -47,3 +47,39 @@ def absolute_moment(order: float) -> float:
     3.0
     """
     return 2 ** (order / 2) * math.gamma((order + 1) / 2) / math.sqrt(math.pi)
+
+
+@functools.cache
+def _tie_density(count: int) -> float:
+    """Density, at 0, of the difference of the two largest of `count` standard normals: ``N (N - 1) int phi^2 Phi^(N - 2)``."""
+    nodes, weights = _grid()
+    terms = (
+        w * math.exp(-z * z / 2) * (0.5 * math.erfc(-z / math.sqrt(2))) ** (count - 2)
+        for z, w in zip(nodes, weights, strict=True)
+    )
+    return count * (count - 1) * sum(terms) / math.sqrt(2 * math.pi)
+
+
+def softmax_gain(n: torch.Tensor, count: int) -> torch.Tensor:
+    """How far a softmax average moves, ``sqrt(E sum_j p_j^2 |v_j - y|^2)``, of values v of size 1 and `count` logits of size n.
+
+    Between two it is ``sqrt(E (2 p (1 - p))^2)``.  Of more, the two largest decide where n is large: their difference is next to 0 so
+    many times as often as that of any two.  Where n is small few are taken to compete, as where others are masked or trained away:
+    independent ones would leave less, ``sqrt((1 - 1 / N) / N)`` at n = 0.
+    """
+    if count < 2:
+        return torch.zeros_like(n)
+    difference = n * (math.sqrt(2) * _tie_density(2) / _tie_density(count))
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        p = torch.sigmoid(x)
+        return 2 * p * (1 - p)
+
+    return torch.where(difference < 4, second_moment_root(moved, difference), _narrow_moment_root(moved, difference.clamp(min=4)))
+
+
+def _narrow_moment_root(f: Callable[[torch.Tensor], torch.Tensor], n: torch.Tensor) -> torch.Tensor:
+    """`second_moment_root` of an f that is 0 beyond 20, for n that is not small: the nodes stay where f is not 0."""
+    nodes = torch.linspace(-20, 20, _POINTS, dtype=n.dtype, device=n.device)
+    density = torch.exp(-0.5 * (nodes / n).square()) / (n * math.sqrt(2 * math.pi))
+    return (f(nodes).square() * density).sum().mul(40 / (_POINTS - 1)).sqrt()

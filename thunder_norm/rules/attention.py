@@ -12,14 +12,16 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _local
+from thunder_norm.rules._gaussian import softmax_gain
 from thunder_norm.rules._local import data
-from thunder_norm.rules._shared import refined, rms, root, spread
+from thunder_norm.rules._shared import Constant, refined, rms, root, spread
 
 
 def _attention(
@@ -46,8 +48,11 @@ def _attention(
         # the mean over heads may stay with the query: mean_h |q_h|^2 max_h |k_h|^2 max_h |v_h|^2
         product = min(product, of_key * refined(value, tuple(d for d in kept if d == -1)))
     gain = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
-    c = scale * width * product * gain
     nq, nk, nv = query.norm_size, key.norm_size, value.norm_size
+    c: Constant = scale * width * product * gain
+    if current_mode() == "typical":
+        by_width = scale * math.sqrt(width)
+        c = softmax_gain(nq * nk * by_width, tokens) * (by_width * gain)
     sensitivity: dict[str, Any] = {"query": nk * nv * c, "key": nq * nv * c, "value": of_value * gain}
     is_moving = any(x.perturbation_size is not None for x in (query, key, value))
     if is_moving and dropout_p == 0 and not enable_gqa and is_local(query, key, value):
@@ -86,6 +91,8 @@ def scaled_dot_product_attention(
                   from d y = s Cov_p(v, k) dq and |Cov_p(v, k)| <= sup |v| sup |k|; s = 1 / sqrt(d) unless given
     Local:        s |Cov_p(v, k)|_2 (bounded within d^(1/8)) to q, s |q|_2 sum_j p_j |v_j - y|_2 to k, of the worst token;
                   over heads by the weights that they share
+    Typical:      s sqrt(d) |k| |v| g,  s sqrt(d) |q| |v| g,  1; logits are independent, of size s sqrt(d) |q| |k|, and g = `softmax_gain`
+                  of them: 1/2 where they are small, as large ones 0 but where two compete.  The value is that of values that agree
     Norms over heads: the mean stays with the values at factor sqrt(min(heads, tokens)), each head looking at a position of
     its own; queries and keys are converted.  Dropout multiplies everything by 1 / (1 - p), the worst mask's.
     Source:       Large et al. 2024, "Scalable Optimization in the Modular Norm" (functional attention: the case s = 1 / d)

@@ -15,10 +15,11 @@ import torch
 
 from thunder_norm.core import conversions
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import as_kind, spread
+from thunder_norm.rules._shared import as_kind, spread, with_bias
 
 Labels = tuple[str, ...]
 
@@ -87,6 +88,7 @@ def _inner(a: _Operand, b: _Operand, out: Labels) -> Bound:
 
     The norm of the output runs over what a's and b's norms ran over and survives.  A mean over a batch label can be kept for one
     input only: the other is converted to a maximum there.  Attained by constants; with means over batches, by spikes.
+    Mode "typical": ``sqrt(K) |a| |b|``, of independent entries ``E (sum_k a_k b_k)^2 = K |a|^2 |b|^2``.
     """
     batch = {n for n in a.labels if n in b.labels and n in out}
     contracted = {n for n in a.labels if n not in out}
@@ -97,7 +99,9 @@ def _inner(a: _Operand, b: _Operand, out: Labels) -> Bound:
         if cheapest is None or c < cheapest[0]:
             cheapest = c, (keeps.normed | converted) - contracted
     c, normed = cheapest
-    return Bound(RMSTensor if normed else LinfTensor, _out_dims(normed, out), c * a.size(contracted))
+    count = a.size(contracted)
+    c *= math.sqrt(count) if current_mode() == "typical" else count
+    return Bound(RMSTensor if normed else LinfTensor, _out_dims(normed, out), c)
 
 
 def _average(weights: _Operand, x: _Operand, out: Labels) -> Bound:
@@ -214,7 +218,8 @@ def plus(product: NormedTensor, addend: NormedTensor, name: str, shape: Sequence
         c *= math.prod(shape[d] for d in stretched) if issubclass(kind, L1Tensor) else 1
     sensitivity = {argument: constant * c_product for argument, constant in (product._sensitivity or {}).items()}
     c *= abs(scale)
-    return kind(product.norm_size * c_product + addend.norm_size * c, elem_dims=dims, sensitivity={**sensitivity, name: c})
+    value = with_bias(product.norm_size * c_product, addend.norm_size * c)
+    return kind(value, elem_dims=dims, sensitivity={**sensitivity, name: c})
 
 
 def number(value: float | torch.Tensor) -> float:

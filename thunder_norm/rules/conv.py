@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSConvTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import per_dim, refined, rms
+from thunder_norm.rules._shared import per_dim, refined, rms, with_bias
 from thunder_norm.rules.contraction import conversion_factor
 
 Ints = int | Sequence[int]
@@ -108,7 +108,7 @@ def _conv(
     sensitivity: dict[str, Any] = {"input": n_weight * c, "weight": n_input * c}
     if bias is not None:
         sensitivity["bias"] = refined(bias, (-1,))
-        value = value + bias.norm_size * sensitivity["bias"]
+        value = with_bias(value, bias.norm_size * sensitivity["bias"])
     return rms(value, dims, sensitivity=sensitivity)
 
 

@@ -8,10 +8,15 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
+from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import like, over_dims_of
 from thunder_norm.rules.selections import one_of
+
+_SQRT2 = math.sqrt(2)
+_TINY = 1e-100  # keeps quotients and roots differentiable at 0
 
 
 @normed_op(torch.clamp).register_norm
@@ -21,9 +26,15 @@ def clamp(input: RMSTensor, min: float | None = None, max: float | None = None) 
     Value:       min(n, max(|lo|, |hi|)) if 0 is inside; else, c the end next to 0, sqrt(c^2 + max(n^2 - c^2 / N, 0)), at most
                  max(|lo|, |hi|)        (attained: a spike, all else at c)
     Sensitivity: 1
+    Typical:     sqrt(E f(n z)^2) and sqrt(P(lo < n z < hi)) of a Gaussian z
     Source:      |f(x)| <= max(|c|, |x|), whose square is convex in x^2: its envelope is the chord to the spike
     """
     lo, hi = -math.inf if min is None else min, math.inf if max is None else max
+    if current_mode() == "typical":
+        n = input.norm_size.clamp(min=_TINY)
+        inside = 0.5 * (torch.erf(hi / (n * _SQRT2)) - torch.erf(lo / (n * _SQRT2)))
+        value = second_moment_root(lambda x: x.clamp(builtins.min(lo, hi), hi), input.norm_size)
+        return like(input, value, sensitivity={"input": inside.clamp(min=_TINY).sqrt()})
     largest = math.fabs(hi) if hi <= lo else builtins.max(math.fabs(lo), math.fabs(hi))
     nearest = hi if hi <= lo else builtins.min(builtins.max(0.0, lo), hi)
     value = input.norm_size

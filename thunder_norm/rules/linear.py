@@ -21,6 +21,7 @@ from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import is_plain
 from thunder_norm.rules._shared import VectorKind, align, broadcast, negative, refuse, rms, spread
 from thunder_norm.rules.contraction import Bound, contract, conversion_factor, number, plus, rms_factor, scaled
+from thunder_norm.rules.logits import scores
 
 NAMES = ("input", "other")
 
@@ -90,7 +91,8 @@ def _matmul_labels(a: NormedTensor, b: NormedTensor) -> tuple[tuple[str, ...], t
 
 
 def _matmul(a: NormedTensor, b: NormedTensor, names: tuple[str, str] = NAMES, scale: float = 1.0) -> NormedTensor:
-    return scaled(contract(a, b, *_matmul_labels(a, b)), a, b, names, scale)
+    result = scaled(contract(a, b, *_matmul_labels(a, b)), a, b, names, scale)
+    return scores(result) if isinstance(a, RMSTensor) and isinstance(b, RMSTensor) else result
 
 
 def matmul_weight(input: RMSTensor | RMSToRMSTensor, other: RMSToRMSTensor) -> NormedTensor:
@@ -317,7 +319,8 @@ def _einsum(equation: str, left: NormedTensor, right: NormedTensor) -> NormedTen
     bound = contract(left, right, a, b, [*lonely, *out])
     dims = tuple(d for d in bound.elem_dims if -d <= len(out))
     kind = LinfTensor if issubclass(bound.kind, RMSTensor) and not dims else bound.kind
-    return scaled(Bound(kind, dims, bound.factor * max(count, 1)), left, right, ("left", "right"))
+    result = scaled(Bound(kind, dims, bound.factor * max(count, 1)), left, right, ("left", "right"))
+    return scores(result) if isinstance(left, RMSTensor) and isinstance(right, RMSTensor) else result
 
 
 @normed_op(torch.einsum).register_norm(**_einsum_weight("right"))

@@ -23,7 +23,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._local import data, smallest_mean_square
-from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times
+from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times, with_bias
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _affine(
         c = spread(ed.rms_factor(shape, ed.nontrivial(shape, its_dims), x.elem_dims))
         sensitivity["bias"] = c
         size = times(bias.norm_size, c)
-        value = root_sum_squares(value, size) if is_centred_across else value + size
+        value = root_sum_squares(value, size) if is_centred_across else with_bias(value, size)
     return rms(value, x.elem_dims, sensitivity=sensitivity)
 
 

@@ -15,7 +15,7 @@ from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._facts import unconditional
-from thunder_norm.rules._shared import SAME_DIMS, Number, refined, rms, scalar, times
+from thunder_norm.rules._shared import SAME_DIMS, Constant, Number, refined, rms, scalar, times
 from thunder_norm.rules.binary import product_dims
 
 _ANY = Range()
@@ -35,6 +35,18 @@ def _above_zero(name: str) -> Callable[[dict[str, Any]], bool]:
 
 def _range(x: Any) -> Range:
     return range_of(x) or _ANY
+
+
+def _smallest(x: RMSTensor) -> Constant:
+    """The least modulus of an entry; in mode "typical" what counts in its place where entries are means of many of one sign.
+
+    A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.
+    """
+    found = _range(x)
+    if current_mode() != "typical" or found.averaged <= 2:
+        return found.smallest_modulus
+    share = 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
+    return (x.norm_size * share).clamp(min=found.smallest_modulus)
 
 
 def _is_bounded_product(args: dict[str, Any]) -> bool:
@@ -73,13 +85,14 @@ def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | Non
 
     Value:       |a| / c
     Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product
+    Typical:     c = |b| sqrt(1 - 2 / N), where each entry of b is a length, a mean or a sum of N numbers
     Source:      |d(1 / b)| = |db| / b^2
     Gap:         the norm of b does not count
     """
-    c = _range(other).smallest_modulus
+    c = _smallest(other)
     dims, k = product_dims(input, other)
     ca = refined(input, dims)
-    return rms(times(input.norm_size, ca / c), dims, sensitivity={"input": ca / c, "other": times(input.norm_size, k / c**2)})
+    return rms(input.norm_size * (ca / c), dims, sensitivity={"input": ca / c, "other": input.norm_size * (k / c**2)})
 
 
 @normed_op(torch.div).register_norm(when=lambda args: args["rounding_mode"] is None and _away_from_zero("other")(args))
@@ -96,9 +109,10 @@ def reciprocal(input: RMSTensor) -> RMSTensor:
 
     Value:       1 / c
     Sensitivity: 1 / c^2
+    Typical:     c as in `div_by_range`
     Gap:         the norm of x does not count
     """
-    c = _range(input).smallest_modulus
+    c = _smallest(input)
     return rms(bounded(1 / c, input.norm_size), input.elem_dims, sensitivity={"input": 1 / c**2})
 
 
@@ -108,9 +122,10 @@ def rsqrt(input: RMSTensor) -> RMSTensor:
 
     Value:       c^(-1/2)
     Sensitivity: c^(-3/2) / 2
+    Typical:     c as in `div_by_range`
     Gap:         the norm of x does not count
     """
-    c = _range(input).low
+    c = _smallest(input)
     return rms(bounded(c**-0.5, input.norm_size), input.elem_dims, sensitivity={"input": 0.5 * c**-1.5})
 
 
@@ -120,8 +135,9 @@ def sqrt(input: RMSTensor) -> RMSTensor:
 
     Value:       sqrt(n)          (attained by a constant)
     Sensitivity: c^(-1/2) / 2
+    Typical:     c as in `div_by_range`
     """
-    return rms(input.norm_size.sqrt(), input.elem_dims, sensitivity={"input": 0.5 * _range(input).low ** -0.5})
+    return rms(input.norm_size.sqrt(), input.elem_dims, sensitivity={"input": 0.5 * _smallest(input) ** -0.5})
 
 
 @normed_op(torch.log).register_norm(when=_above_zero("input"))

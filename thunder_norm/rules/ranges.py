@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.ranges import Range, union
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import dims_tuple, negative
 from thunder_norm.rules.written_out_exponentials import difference_of_largest
 
@@ -43,6 +44,14 @@ def _of_first(f: Callable[[Range], Known]) -> Callable[[tuple, Mapping[str, Any]
     return rule
 
 
+def _operand(x: Any, of: Of) -> Known:
+    """Of one of two operands: a plain tensor is a constant."""
+    found = of(x)
+    if found is None or not isinstance(x, torch.Tensor) or isinstance(x, NormedTensor):
+        return found
+    return replace(found, averaged=math.inf)
+
+
 def _register(rule: Callable, ops: Iterable[Callable]) -> None:
     for op in ops:
         normed_op(op).register_range(rule)
@@ -67,11 +76,6 @@ def _logistic(x: float) -> float:
     return 1 / (1 + _exp(-x))
 
 
-def _even(r: Range, f: Callable[[float], float]) -> Range:
-    """Of a function of the modulus that increases with it."""
-    return Range(f(r.smallest_modulus), f(r.largest_modulus))
-
-
 _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.exp: lambda r: r.image(_exp),
     torch.expm1: lambda r: r.image(lambda x: _exp(x) - 1),
@@ -79,8 +83,8 @@ _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.tanh: lambda r: r.image(math.tanh),
     torch.erf: lambda r: r.image(math.erf),
     torch.sqrt: lambda r: r.image(_root),
-    torch.abs: lambda r: _even(r, lambda x: x),
-    torch.square: lambda r: _even(r, lambda x: x * x),
+    torch.abs: lambda r: r.even_image(lambda x: x),
+    torch.square: lambda r: r.even_image(lambda x: x * x),
     torch.neg: Range.negative,
     torch.relu: lambda r: r.between(0.0, math.inf),
     F.relu6: lambda r: r.between(0.0, 6.0),
@@ -91,11 +95,6 @@ _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.cosh: lambda r: Range(1.0, math.inf),
     torch.sin: lambda r: Range(-1.0, 1.0),
     torch.cos: lambda r: Range(-1.0, 1.0),
-    torch.var: lambda r: _NOT_NEGATIVE,
-    torch.std: lambda r: _NOT_NEGATIVE,
-    torch.norm: lambda r: _NOT_NEGATIVE,
-    torch.linalg.norm: lambda r: _NOT_NEGATIVE,
-    torch.linalg.vector_norm: lambda r: _NOT_NEGATIVE,
 }
 for _op, _f in _OF_ENTRIES.items():
     normed_op(_op).register_range(_of_first(_f))
@@ -109,10 +108,34 @@ _PICKS = (
     torch.Tensor.view, torch.reshape, torch.flatten, torch.unflatten, torch.permute, torch.transpose, torch.movedim, torch.t,
     torch.flip, torch.roll, torch.unsqueeze, torch.squeeze, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as,
     torch.Tensor.repeat, torch.repeat_interleave, torch.Tensor.__getitem__, torch.index_select, torch.gather, torch.narrow, torch.select,
-    torch.chunk, torch.split, torch.unbind, torch.sort, torch.amax, torch.amin, torch.mean, torch.diagonal,
+    torch.chunk, torch.split, torch.unbind, torch.sort, torch.amax, torch.amin, torch.diagonal,
 )  # fmt: skip
 _register(_of_first(lambda r: r), _COPIES)
-_register(_of_first(lambda r: Range(r.low, r.high)), _PICKS)
+_register(_of_first(Range.of_entries), _PICKS)
+
+
+def _count(args: tuple, kwargs: Mapping[str, Any], at: int) -> int:
+    """Over how many entries a reduction runs, by its `dim`."""
+    x = _argument(args, kwargs, 0, "input", "self")
+    dim = _argument(args, kwargs, at, "dim")
+    return ed.numel(x.shape, dims_tuple(None if isinstance(dim, bool) else dim, x.ndim))
+
+
+def _length(at: int) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+    """Of a norm or a deviation, whose `dim` is the argument at `at`."""
+    return lambda args, kwargs, of: _NOT_NEGATIVE.of_many(_count(args, kwargs, at))
+
+
+_register(_length(1), (torch.var, torch.std))
+_register(_length(2), (torch.norm, torch.linalg.norm, torch.linalg.vector_norm))
+
+
+def _mean(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    found = of(_argument(args, kwargs, 0, "input", "self"))
+    return None if found is None else found.of_many(_count(args, kwargs, 1))
+
+
+normed_op(torch.mean).register_range(_mean)
 
 
 def _softmax(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
@@ -134,7 +157,7 @@ def _largest(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
         or found.least_sum[0] != dim
         or not _argument(args, kwargs, 3, "largest", default=True)
     ):
-        return None if found is None else Range(found.low, found.high)
+        return None if found is None else found.of_entries()
     return Range(found.low, found.high, (dim, found.least_sum[1] * k / x.shape[dim]))
 
 
@@ -169,7 +192,7 @@ def _power(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     if not isinstance(exponent, int | float) or exponent <= 0:
         return None
     if exponent % 2 == 0:
-        return _even(base or _ANY, lambda x: _raised(x, exponent))
+        return (base or _ANY).even_image(lambda x: _raised(x, exponent))
     return base.image(lambda x: _raised(x, exponent)) if base is not None and base.low >= 0 else None
 
 
@@ -188,7 +211,7 @@ normed_op(torch.pow).register_range(_power)
 
 def _sum(args: tuple, kwargs: Mapping[str, Any], of: Of, sign: float = 1.0) -> Known:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-    a, b = of(_argument(args, kwargs, 0, "input", "self")), of(_argument(args, kwargs, 1, "other"))
+    a, b = _operand(_argument(args, kwargs, 0, "input", "self"), of), _operand(_argument(args, kwargs, 1, "other"), of)
     if a is None or b is None or not isinstance(alpha, int | float):
         return None
     found = a.plus(b.scaled(sign * alpha))
@@ -212,8 +235,8 @@ normed_op(torch.rsub).register_range(
 def _product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     first, second = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "other")
     if first is second and isinstance(first, torch.Tensor):
-        return _even(of(first) or _ANY, lambda x: x * x)
-    a, b = of(first), of(second)
+        return (of(first) or _ANY).even_image(lambda x: x * x)
+    a, b = _operand(first, of), _operand(second, of)
     if a is None or b is None:
         return None
     found = a.times(b)
@@ -224,7 +247,7 @@ normed_op(torch.mul).register_range(_product)
 
 
 def _quotient(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    a, b = of(_argument(args, kwargs, 0, "input", "self")), of(_argument(args, kwargs, 1, "other"))
+    a, b = _operand(_argument(args, kwargs, 0, "input", "self"), of), _operand(_argument(args, kwargs, 1, "other"), of)
     inverse = None if b is None or kwargs.get("rounding_mode") is not None else b.inverse()
     if a is None or inverse is None:
         return None
@@ -259,9 +282,9 @@ def _largest_entry(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
         return _larger(args, kwargs, of)
     found = of(x)
     if found is None or found.least_sum is None or found.least_sum[0] not in dims_tuple(dim, x.ndim):
-        return None if found is None else Range(found.low, found.high)
+        return None if found is None else found.of_entries()
     along, least = found.least_sum
-    return Range(max(found.low, least / x.shape[along]), found.high)
+    return replace(found.of_entries(), low=max(found.low, least / x.shape[along]))
 
 
 _register(_largest_entry, (torch.max, torch.amax))  # of amax it says more than that it picks entries
@@ -301,12 +324,13 @@ def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     if found is None:
         return None
     dims = dims_tuple(_argument(args, kwargs, 1, "dim", "axis"), x.ndim)
-    total = found.scaled(float(ed.numel(x.shape, dims)))
+    count = ed.numel(x.shape, dims)
+    total = found.scaled(float(count)).of_many(count)
     if found.least_sum is not None:
         along, least = found.least_sum
         sums = least * ed.numel(x.shape, [d for d in dims if d != along])
         if along in dims:
-            total = Range(max(total.low, sums), total.high)
+            total = replace(total, low=max(total.low, sums))
         else:
             keepdim = _argument(args, kwargs, 2, "keepdim", "keepdims", default=False)
             total = replace(total, least_sum=(along if keepdim else along + sum(d > along for d in dims), sums))
@@ -324,6 +348,21 @@ def _of_partial_sums(r: Range) -> Known:
 
 
 normed_op(torch.cumsum).register_range(_of_first(_of_partial_sums))
+
+
+def _filled_with(at: int | None, value: float = 0.0) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+    """Of a new tensor with one number in all entries: `value`, or the argument at `at`."""
+
+    def rule(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+        found = value if at is None else _argument(args, kwargs, at, "fill_value")
+        return Range(float(found), float(found)) if isinstance(found, int | float) else None
+
+    return rule
+
+
+_register(_filled_with(None, 1.0), (torch.ones_like,))
+_register(_filled_with(None, 0.0), (torch.zeros_like,))
+_register(_filled_with(1), (torch.full_like,))
 
 
 def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:

@@ -23,7 +23,7 @@ Tensors = tuple[torch.Tensor, ...]
 _BLOCKS = 16
 
 
-def _geometric(p: torch.Tensor, count: int) -> Tensors:
+def geometric(p: torch.Tensor, count: int) -> Tensors:
     """``p^count`` and ``1 + p + ... + p^(count - 1)``, by doubling."""
     power, total = torch.ones_like(p), torch.zeros_like(p)
     for bit in bin(count)[2:]:
@@ -33,7 +33,7 @@ def _geometric(p: torch.Tensor, count: int) -> Tensors:
     return power, total
 
 
-def _per_step(x: RMSTensor) -> tuple[torch.Tensor, float]:
+def per_step(x: RMSTensor) -> tuple[torch.Tensor, float]:
     """A bound on the RMS of each step's entries, and its derivative to the norm."""
     converted, c = as_kind(x, RMSTensor, (-1,))
     return converted.norm_size, c
@@ -43,11 +43,12 @@ def _largest(x: RMSTensor) -> torch.Tensor:
     return as_kind(x, LinfTensor, ())[0].norm_size
 
 
-def _of_bias(x: RMSTensor | None, like: torch.Tensor) -> tuple[torch.Tensor, float]:
-    return (torch.zeros_like(like), 0.0) if x is None else _per_step(x)
+def of_bias(x: RMSTensor | None, like: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The same of a bias, nothing of none."""
+    return (torch.zeros_like(like), 0.0) if x is None else per_step(x)
 
 
-def _outcome(size: torch.Tensor, sensitivity: dict[str, torch.Tensor], given: dict[str, object]) -> RMSTensor:
+def outcome(size: torch.Tensor, sensitivity: dict[str, torch.Tensor], given: dict[str, object]) -> RMSTensor:
     """A state's norm; sensitivities to the arguments that there are."""
     return RMSTensor(size, elem_dims=(-1,), sensitivity={k: v for k, v in sensitivity.items() if given[k] is not None})
 
@@ -104,8 +105,8 @@ def _lstm_layer(
     Gap:         the slopes of the four gates and the growth of c cannot all be largest at once, and at every step
     Source:      ``|d c'| <= |d c| + C/4 |d f| + 1/4 |d i| + |d g|``, ``|d h'| <= |d c'| + 1/4 |d o|``, Cauchy-Schwarz over the gates
     """
-    (g, c_g), (n_h, c_h), (n_c, c_c) = (_per_step(x) for x in (gates, h, c))
-    w, (b, c_b), steps = weight.norm_size, _of_bias(bias, g), gates.shape[0]
+    (g, c_g), (n_h, c_h), (n_c, c_c) = (per_step(x) for x in (gates, h, c))
+    w, (b, c_b), steps = weight.norm_size, of_bias(bias, g), gates.shape[0]
     r = torch.ones_like(g) if projection is None else projection.norm_size
     n = torch.maximum(n_h, r)
     size = n_c + steps * torch.tanh(2 * (g + w * n + b))
@@ -119,7 +120,7 @@ def _lstm_layer(
     after_first = torch.zeros_like(g)
     for begin, end in _blocks(steps):
         k = slope(end - 1)
-        power, sum_of_powers = _geometric(1 + k * w * r, end - begin)
+        power, sum_of_powers = geometric(1 + k * w * r, end - begin)
         rest, total = rest * power, total * power + k * sum_of_powers
         after_first = after_first * power + k * sum_of_powers
     moves = {
@@ -133,8 +134,8 @@ def _lstm_layer(
     given = {"gates": gates, "h": h, "c": c, "weight": weight, "bias": bias, "projection": projection}
     of_state = {k: r * v for k, v in moves.items()}
     of_state["projection"] = of_state["projection"] + torch.tanh(size)
-    state = [_outcome(r * torch.tanh(size), of_state, given) for _ in range(2)]
-    return *state, _outcome(size, moves, given)
+    state = [outcome(r * torch.tanh(size), of_state, given) for _ in range(2)]
+    return *state, outcome(size, moves, given)
 
 
 def _blocks(steps: int) -> list[tuple[int, int]]:
@@ -178,17 +179,17 @@ def _gru_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMS
     Gap:         the slopes of the three gates cannot all be largest at once, and at every step
     Source:      ``|d h'| <= |d h| + |d a_n| + |d u_n| + U/4 |d r| + (M + 1)/4 |d z|``, Cauchy-Schwarz over the gates
     """
-    (g, c_g), (n_h, c_h) = _per_step(gates), _per_step(h)
-    w, (b, c_b), steps = weight.norm_size, _of_bias(bias, g), gates.shape[0]
+    (g, c_g), (n_h, c_h) = per_step(gates), per_step(h)
+    w, (b, c_b), steps = weight.norm_size, of_bias(bias, g), gates.shape[0]
     bound = _largest(h).clamp(min=1.0)
     n = torch.minimum(bound, root_sum_squares(n_h, scalar(1.0, n_h)))
     size = torch.minimum(n, n_h + steps * torch.tanh(math.sqrt(3) * (g + w * n + b)))
     entry = math.sqrt(3 * h.shape[-1]) * (w * n + b)
     q = math.sqrt(3) * (1 + (entry.square() + (bound + 1).square()) / 16).sqrt()
-    power, total = _geometric(1 + q * w, steps)
+    power, total = geometric(1 + q * w, steps)
     moves = {"gates": q * total * c_g, "h": power * c_h, "weight": q * total * n, "bias": q * total * c_b}
     given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
-    return _outcome(size, moves, given), _outcome(size, moves, given)
+    return outcome(size, moves, given), outcome(size, moves, given)
 
 
 # -- RNN -----------------------------------------------------------------------------------------------------------------------
@@ -221,24 +222,24 @@ def rnn_relu_layer(gates: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, b
 
 
 def _elman_rule(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMSTensor | None, is_bounded: bool) -> tuple:
-    (g, c_g), (n_h, c_h) = _per_step(gates), _per_step(h)
-    w, (b, c_b), steps = weight.norm_size, _of_bias(bias, g), gates.shape[0]
+    (g, c_g), (n_h, c_h) = per_step(gates), per_step(h)
+    w, (b, c_b), steps = weight.norm_size, of_bias(bias, g), gates.shape[0]
     # of the states before the last; the first one's share is largest at the first step or at the last
     reach = _reach(n_h, g + b, w, steps - 1)
     if is_bounded:
         reach = torch.minimum(reach, n_h.clamp(min=1.0))
     size = torch.tanh(g + b + w * reach) if is_bounded else g + b + w * reach
-    _, total = _geometric(w, steps)
-    share, _ = _geometric(w.clamp(min=1.0), steps - 1)
+    _, total = geometric(w, steps)
+    share, _ = geometric(w.clamp(min=1.0), steps - 1)
     moves = {"gates": total * c_g, "h": w * share * c_h, "weight": total * reach, "bias": total * c_b}
     given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
-    return _outcome(size, moves, given), _outcome(size, moves, given)
+    return outcome(size, moves, given), outcome(size, moves, given)
 
 
 def _reach(n: torch.Tensor, a: torch.Tensor, w: torch.Tensor, steps: int) -> torch.Tensor:
     """At least ``n_t`` of ``n_t = a + w n_(t-1)`` for all t <= steps."""
-    share, _ = _geometric(w.clamp(min=1.0), steps)
-    return share * n + _geometric(w, steps)[1] * a
+    share, _ = geometric(w.clamp(min=1.0), steps)
+    return share * n + geometric(w, steps)[1] * a
 
 
 @rnn_tanh_layer.register_norm

@@ -259,6 +259,8 @@ def _vector_norm(x: RMSTensor, p: float, dim: Dim, keepdim: bool) -> RMSTensor:
     if p < 1:
         raise NormMismatchError(f"the {p}-norm is not a norm and has no Lipschitz constant")
     count = ed.numel(x.shape, reduced)
+    if p == 2 and current_mode() == "typical":
+        return rms(times(x.norm_size, root(count)), _left(x, reduced, keepdim), sensitivity={"input": 1})
     # a mean of order p <= 2 is at most the RMS; a p-norm of order >= 2 at most the Euclidean norm
     return _reduced(x, dim, keepdim, root(count) if p >= 2 else float(count) ** (1 / p))
 
@@ -279,6 +281,7 @@ def linalg_vector_norm(
 
     Value:       sqrt(|D|) n for p >= 2, |D|^(1/p) n for 1 <= p <= 2, the largest entry for p = inf   (attained)
     Sensitivity: the same factor: a norm is Lipschitz in itself
+    Typical:     sensitivity 1 for p = 2: one direction of |D| counts
     """
     return _vector_norm(input, ord, dim, keepdim)
 

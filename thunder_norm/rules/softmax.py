@@ -14,12 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules import _local
 from thunder_norm.rules._shared import Constant, dims_tuple, negative, refined, rms
+from thunder_norm.rules.logits import typical_softmax_gain
 
 
 def _elements_along(input: RMSTensor, dim: int) -> int:
@@ -37,6 +39,8 @@ def _softmax(input: RMSTensor, dim: int, of_negative: bool = False) -> L1Tensor:
         constant = refined(input, ()) * (of_length.clamp(max=math.sqrt(0.5)) if is_length else of_entries)
     if input.ndim == 0 or input.shape[dim] <= 1:
         constant = 0.0
+    elif current_mode() == "typical":
+        constant = constant * typical_softmax_gain(input, input.shape[dim])
     return L1Tensor(bounded(1.0, input.norm_size), elem_dims=(dim,) if input.ndim else (), sensitivity={"input": constant})
 
 
@@ -49,6 +53,7 @@ def softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype
     Sensitivity:  1 from Linf, attained where a set S of positions has half the weight: |J|_(inf -> 1) = 4 P(S) (1 - P(S));
                   sqrt(N / 2) from RMS over the N elements of `dim`, attained where two positions have it all:
                   |J|_(2 -> 1)^2 = 4 (1 - P)^2 sum_S p^2 + 4 P^2 sum_not_S p^2 <= 1/2
+    Typical:      of `Scores` twice `softmax_gain`, else 1
     Local:        4 p (1 - p) where one position has p > 1/2;  2 |p|_2 sqrt(N) from RMS
     """
     return _softmax(input, dim)

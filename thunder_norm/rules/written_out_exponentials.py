@@ -30,6 +30,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._derived import are_of_one, with_facts
 from thunder_norm.rules._facts import Source, fact, moves_with, unconditional, with_fact
 from thunder_norm.rules._forms import Form
+from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import Number, dims_tuple, rms
 from thunder_norm.rules.written_out_activations import Gate, logistic_gate, polynomials, product_with_gate
 
@@ -159,11 +160,21 @@ def log_softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.d
 # -- exponentials and their sums ------------------------------------------------------------------------------------------
 
 
+_MASKED = 100.0  # no exponential of numbers of at most 0 is meant to be of larger ones than this, but of those that are masked
+
+
+def _decay(n: torch.Tensor) -> torch.Tensor:
+    known = n < _MASKED
+    one = bounded(1.0, n)
+    return torch.where(known, second_moment_root(lambda x: torch.exp(-x.abs()), torch.where(known, n, one)), one)
+
+
 @normed_op(torch.exp).register_norm(when=_is_rms)
 def exp(input: RMSTensor) -> NormedTensor:
     """e^x: as ever, and of what; for x of at most 0, by what made it, value and sensitivity at most 1.
 
     A log softmax gives the softmax: its value and sensitivity.
+    Typical:     of x of at most 0, ``sqrt(E e^(-2 n |z|))`` for both: x is half of a Gaussian; 1 where n is that of a mask
     Gap:         the norm of x does not count where its range does
     """
     shifted = fact(input, Shifted)
@@ -171,9 +182,13 @@ def exp(input: RMSTensor) -> NormedTensor:
         return _softmax(shifted.x, shifted.dims[0], "input")
     found, result = range_of(input), unconditional(torch.exp, input)
     if current_mode() != "modula" and found is not None and found.high <= 0:
-        one = bounded(1.0, input.norm_size)
-        sensitivity = {"input": torch.minimum((result._sensitivity or {})["input"], one)}
-        result = rms(torch.minimum(result.norm_size, one), input.elem_dims, sensitivity=sensitivity)
+        n = input.norm_size
+        if current_mode() == "typical":
+            size = slope = _decay(n)
+        else:
+            one = bounded(1.0, n)
+            size, slope = torch.minimum(result.norm_size, one), torch.minimum((result._sensitivity or {})["input"], one)
+        result = rms(size, input.elem_dims, sensitivity={"input": slope})
     own, known = Source.of(input), polynomials(input)
     facts = [] if shifted is None else [Exponential(own, known, shifted.x, shifted.dims)]
     return with_facts(result, [*facts, Exponential(own, known, own, None)])

@@ -1,0 +1,88 @@
+"""Attention and random matrices in mode "typical", against samples of Gaussians."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.seeds import seeded
+from thunder_norm import RMSTensor, norm_mode
+
+D = torch.float64
+
+
+@pytest.mark.parametrize("size", [0.5, 2.0, 6.0])
+@pytest.mark.parametrize("keys", [2, 8])
+def test_typical_attention_moves_as_gaussians_do(keys, size):
+    """As two keys do exactly; of more, as their two largest logits do where logits are large, and where they are not at most that."""
+    generator, width = torch.Generator().manual_seed(seeded(2)), 256  # so wide that logits are Gaussian
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(2000, *shape, dtype=D, generator=generator)
+
+    q, k, v = math.sqrt(size) * random(1, width), math.sqrt(size) * random(keys, width), random(keys, width)
+    for slot, move in ((0, random(1, width)), (1, random(keys, width))):
+        given = [q, k, v]
+        ahead, behind = (
+            F.scaled_dot_product_attention(*(t + s * 1e-6 * move if i == slot else t for i, t in enumerate(given)))
+            for s in (1, -1)
+        )
+        gain, error = root_mean_square_of(ahead - behind)
+        with norm_mode("typical"):
+            fused = F.scaled_dot_product_attention(*(
+                RMSTensor(n, backing=t[:1], perturbation_size=float(i == slot))
+                for i, (t, n) in enumerate(zip(given, (math.sqrt(size), math.sqrt(size), 1.0), strict=True))
+            ))  # fmt: skip
+            x, y, z = (
+                RMSTensor(n, backing=t[:1], perturbation_size=float(i == slot))
+                for i, (t, n) in enumerate(zip(given, (math.sqrt(size), math.sqrt(size), 1.0), strict=True))
+            )
+            written = ((x @ y.mT) / math.sqrt(width) + torch.zeros(1, keys, dtype=D)).softmax(-1) @ z
+        claim = fused.perturbation_size.item() * 2e-6
+        assert claim == pytest.approx(gain, rel=6 * error + 0.02) if keys == 2 else gain * 0.95 < claim < 1.6 * gain
+        assert written.perturbation_size.item() == pytest.approx(2 * fused.perturbation_size.item(), rel=1e-6)
+
+
+def root_mean_square_of(t: torch.Tensor) -> tuple[float, float]:
+    """It, and its relative standard error over the first dimension."""
+    energies = t.square().flatten(1).mean(1)
+    mean = energies.mean().item()
+    return math.sqrt(mean), energies.std().item() / math.sqrt(len(energies)) / (2 * mean)
+
+
+def test_a_mask_does_not_make_logits_large():
+    """-1e9 added to some of the logits says nothing about how much the others differ."""
+    with norm_mode("typical"):
+        q, k = (RMSTensor(1.0, backing=torch.zeros(4, 16), perturbation_size=1.0) for _ in range(2))
+        mask = torch.triu(torch.full((4, 4), -1e9), 1)
+        open_ = (q @ k.mT / 4).softmax(-1).perturbation_size
+        for masked in (q @ k.mT / 4 + mask, (mask + q @ k.mT * 0.25), (q @ k.mT / 4).masked_fill(mask < 0, -math.inf)):
+            torch.testing.assert_close(masked.softmax(-1).perturbation_size, open_)
+        # of logits that are no products nothing is known
+        logits = RMSTensor(1e9, elem_dims=(), backing=torch.zeros(4, 4), perturbation_size=1.0)
+        assert logits.softmax(-1).perturbation_size.item() == 1.0
+
+
+def test_a_mask_does_not_make_decays_small():
+    """The same of the exponential of numbers of at most 0."""
+    with norm_mode("typical"):
+        for masked in (-1e9, -math.inf):
+            x = -RMSTensor(1.0, backing=torch.zeros(3, 4), perturbation_size=1.0).abs()
+            y = x.masked_fill(torch.eye(3, 4, dtype=torch.bool), masked).exp()
+            assert (y.norm_size.item(), y.perturbation_size.item()) == (1.0, 1.0)
+            assert x.exp().norm_size < 0.6
+
+
+def test_a_matrix_of_random_entries_multiplies_by_the_root_of_its_width():
+    """As a kernel does, by the root of its width and its taps; the bound is the width."""
+    generator = torch.Generator().manual_seed(seeded(4))
+    w, x = 0.3 * torch.randn(32, 48, dtype=D, generator=generator), torch.randn(4000, 48, dtype=D, generator=generator)
+    kernel, image = w.view(32, 16, 3), torch.randn(4000, 16, 3, dtype=D, generator=generator)
+    for op, a, b in ((F.linear, x, w), (F.conv1d, image, kernel)):
+        with norm_mode("typical"):
+            rms = RMSTensor(0.3, elem_dims=tuple(range(-b.ndim, 0)), backing=b)
+            claim = op(RMSTensor(1.0, elem_dims=(1 - a.ndim,) if a.ndim == 3 else (-1,), backing=a), rms).norm_size.item()
+        assert claim == pytest.approx(op(a, b).square().mean().sqrt().item(), rel=0.08)
