@@ -18,13 +18,13 @@ from thunder_norm.core.context import (
     current_environment,
     current_mode,
     perturbations_recorded,
-    records_program,
     run_real,
 )
 from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import at_data
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
+from thunder_norm.core.perturbations import perturbation_of, recorded
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
@@ -287,9 +287,9 @@ def _attach(
         return real if result is None else result
     if not isinstance(real, torch.Tensor):
         raise NormMismatchError(f"norm rule for {op.__qualname__} returned a norm for {describe(real)}")
-    size = _recorded(result.norm_size)
+    size = recorded(result.norm_size)
     # a rule that knows where all of its arguments come from may state the result's movement itself
-    perturbation = _perturbation(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
+    perturbation = perturbation_of(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
     if current_mode() == "modula":
         size = bounded(1.0, size)
     kind = type(result)
@@ -300,11 +300,6 @@ def _attach(
     _track_aliases(out, real, args, kwargs)
     current_environment().note(op.body, out)
     return out
-
-
-def _recorded(size: torch.Tensor) -> torch.Tensor:
-    """A number made from norm sizes: their derivatives stop where the program's do, perturbations go on."""
-    return size.detach() if size.requires_grad and not records_program() else size
 
 
 def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: dict) -> None:
@@ -320,62 +315,6 @@ def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: d
 
 def _storage_id(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
-
-
-def _perturbation(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor) -> torch.Tensor | None:
-    """``sum_i L_i(n) d_i`` over the arguments that carry a perturbation; None if none does (then nothing is computed)."""
-    moving = list(_moving(bound))
-    if not moving:
-        return None
-    if result._is_multilinear:
-        sensitivity = _partial_derivatives(rule, bound, result, [where for where, _ in moving])
-    elif result._sensitivity is None:
-        raise NormMismatchError(
-            f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity, but {moving[0][0][0]!r} carries "
-            "a perturbation_size; return Kind(value, sensitivity={...}) or Kind(value, multilinear=True)"
-        )
-    else:
-        sensitivity = result._sensitivity
-    total = None
-    for (name, index), perturbation in moving:
-        constant = sensitivity.get(name) if index is None else sensitivity[name][index]
-        if constant is None:
-            raise NormMismatchError(
-                f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity to {name!r}"
-            )
-        if not isinstance(constant, torch.Tensor) and constant == 0:
-            continue
-        if isinstance(constant, torch.Tensor):
-            constant = _recorded(constant)
-        is_one = not isinstance(constant, torch.Tensor) and constant == 1
-        term = perturbation if is_one else perturbation * constant
-        total = term if total is None else total + term
-    return torch.zeros_like(result.norm_size) if total is None else total
-
-
-def _moving(bound: inspect.BoundArguments) -> Iterator[tuple[tuple[str, int | None], torch.Tensor]]:
-    """The perturbations that arguments carry: (name, index in a list or None), perturbation_size."""
-    for name, value in bound.arguments.items():
-        if isinstance(value, NormedTensor) and value.perturbation_size is not None:
-            yield (name, None), value.perturbation_size
-        elif isinstance(value, list | tuple):
-            for i, v in enumerate(value):
-                if isinstance(v, NormedTensor) and v.perturbation_size is not None:
-                    yield (name, i), v.perturbation_size
-
-
-def _partial_derivatives(rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor, slots: list) -> dict[str, Any]:
-    """Partial derivatives of a value affine in each norm size: ``V(.., 1, ..) - V(.., 0, ..)``, exact and differentiable."""
-    if any(index is not None for _, index in slots):
-        raise NormMismatchError("multilinear=True is for tensor arguments; state the sensitivities of a list of tensors")
-
-    def value(name: str, size: float) -> torch.Tensor:
-        x = bound.arguments[name]
-        at = type(x)._wrap(x.backing, torch.full_like(x.norm_size, size), None, x.elem_dims)
-        changed = inspect.BoundArguments(bound.signature, {**bound.arguments, name: at})
-        return rule.fn(*changed.args, **changed.kwargs).norm_size
-
-    return {name: value(name, 1.0) - value(name, 0.0) for name, _ in slots}
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

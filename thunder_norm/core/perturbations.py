@@ -1,0 +1,75 @@
+"""How far a result moves: the perturbations of its arguments, times the sensitivities that a rule states."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from thunder_norm.core.context import records_program
+from thunder_norm.core.registry import NormedOp, NormRule
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError
+
+
+def recorded(size: torch.Tensor) -> torch.Tensor:
+    """A number made from norm sizes: their derivatives stop where the program's do, perturbations go on."""
+    return size.detach() if size.requires_grad and not records_program() else size
+
+
+def perturbation_of(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor) -> torch.Tensor | None:
+    """``sum_i L_i(n) d_i`` over the arguments that carry a perturbation; None if none does (then nothing is computed)."""
+    moving = list(_moving(bound))
+    if not moving:
+        return None
+    if result._is_multilinear:
+        sensitivity = _partial_derivatives(rule, bound, result, [where for where, _ in moving])
+    elif result._sensitivity is None:
+        raise NormMismatchError(
+            f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity, but {moving[0][0][0]!r} carries "
+            "a perturbation_size; return Kind(value, sensitivity={...}) or Kind(value, multilinear=True)"
+        )
+    else:
+        sensitivity = result._sensitivity
+    total = None
+    for (name, index), perturbation in moving:
+        constant = sensitivity.get(name) if index is None else sensitivity[name][index]
+        if constant is None:
+            raise NormMismatchError(
+                f"the norm rule {rule.fn.__qualname__} for {op.__qualname__} states no sensitivity to {name!r}"
+            )
+        if not isinstance(constant, torch.Tensor) and constant == 0:
+            continue
+        if isinstance(constant, torch.Tensor):
+            constant = recorded(constant)
+        is_one = not isinstance(constant, torch.Tensor) and constant == 1
+        term = perturbation if is_one else perturbation * constant
+        total = term if total is None else total + term
+    return torch.zeros_like(result.norm_size) if total is None else total
+
+
+def _moving(bound: inspect.BoundArguments) -> Iterator[tuple[tuple[str, int | None], torch.Tensor]]:
+    """The perturbations that arguments carry: (name, index in a list or None), perturbation_size."""
+    for name, value in bound.arguments.items():
+        if isinstance(value, NormedTensor) and value.perturbation_size is not None:
+            yield (name, None), value.perturbation_size
+        elif isinstance(value, list | tuple):
+            for i, v in enumerate(value):
+                if isinstance(v, NormedTensor) and v.perturbation_size is not None:
+                    yield (name, i), v.perturbation_size
+
+
+def _partial_derivatives(rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor, slots: list) -> dict[str, Any]:
+    """Partial derivatives of a value affine in each norm size: ``V(.., 1, ..) - V(.., 0, ..)``, exact and differentiable."""
+    if any(index is not None for _, index in slots):
+        raise NormMismatchError("multilinear=True is for tensor arguments; state the sensitivities of a list of tensors")
+
+    def value(name: str, size: float) -> torch.Tensor:
+        x = bound.arguments[name]
+        at = type(x)._wrap(x.backing, torch.full_like(x.norm_size, size), None, x.elem_dims)
+        changed = inspect.BoundArguments(bound.signature, {**bound.arguments, name: at})
+        return rule.fn(*changed.args, **changed.kwargs).norm_size
+
+    return {name: value(name, 1.0) - value(name, 0.0) for name, _ in slots}
