@@ -60,7 +60,7 @@ def test_a_class_attribute_decides_in_eager_traced_and_norm_map_runs():
     first, rows = RMSToRMSTensor.of(model.first.weight).norm_size, RMSTensor.of(model.last.weight).norm_size
     expected = (x.norm_size * first * 5 * rows).item()  # an un-embedding: the largest of dot products of 5 entries
     assert type(y) is LinfTensor and y.norm_size.item() == pytest.approx(expected, rel=1e-6)
-    report = norm_report(jm, x)
+    report = norm_report(jm, x, sensitivity="global")
     assert report.rows[-1].norm_size == pytest.approx(expected, rel=1e-6)
     assert report.parameters["last.weight"].kind == "RMSTensor"
     z = build_norm_map(model, torch.empty(2, 4))(RMSTensor(1.0), normed_state_dict={"first.weight": 2.0, "last.weight": 3.0})

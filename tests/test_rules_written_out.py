@@ -291,7 +291,9 @@ def test_exponentials_written_out_have_the_bounds_of_the_fused_ones(written, fus
         a, b = written(normed(1.3, kind=kind)), fused(normed(1.3, kind=kind))
     torch.testing.assert_close(a.backing, b.backing, rtol=1e-9, atol=1e-9)
     assert type(a) is type(b)
-    assert a.norm_size.item() == pytest.approx(b.norm_size.item(), rel=1e-6)
+    if sensitivity == "global":  # at the data each operation has the norms that its arguments have
+        assert a.norm_size.item() == pytest.approx(b.norm_size.item(), rel=1e-6)
+    assert type(a).of(a.backing, a.elem_dims).norm_size <= a.norm_size * (1 + 1e-6)
     assert a.perturbation_size.item() == pytest.approx(b.perturbation_size.item(), rel=1e-6)
 
 

@@ -97,7 +97,7 @@ def test_the_base_class_is_abstract():
         NormedTensor(1.0)
 
 
-@pytest.mark.parametrize("t", [torch.ones(2).long(), torch.ones(2).bool(), torch.ones(2) * 1j, [1.0, 2.0], 1.0], ids=repr)
+@pytest.mark.parametrize("t", [torch.ones(2).long(), torch.ones(2).bool(), [1.0, 2.0], 1.0], ids=repr)
 def test_of_needs_a_floating_tensor(t):
     with pytest.raises(NormMismatchError, match="plain floating tensor"):
         RMSTensor.of(t)

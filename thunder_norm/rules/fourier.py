@@ -96,8 +96,11 @@ def _along(x: RMSTensor, dim: int, n: int | None, norm: str | None, kind: str) -
     return at, _Transform(given, length, out, _scale(length, norm, kind in ("ifft", "irfft", "ihfft")), half)
 
 
-def _dims(x: RMSTensor, s: Sequence[int] | None, dim: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int | None]]:
+def _dims(
+    x: RMSTensor, s: Sequence[int] | int | None, dim: Sequence[int] | int | None
+) -> tuple[Sequence[int], Sequence[int | None]]:
     """The dimensions of a transform along several, and the sizes given for them; -1 is the input's own."""
+    s, dim = ((v,) if isinstance(v, int) else v for v in (s, dim))
     if dim is None:
         dim = range(-len(s), 0) if s is not None else range(-x.ndim, 0)
     return dim, [None] * len(dim) if s is None else [None if n == -1 else n for n in s]
@@ -128,7 +131,10 @@ def _several(first: str, last: str, default: tuple[int, ...] | None) -> Callable
     """A transform along several dimensions: `last` along the last of them, `first` along the others."""
 
     def rule(
-        input: RMSTensor, s: Sequence[int] | None = None, dim: Sequence[int] | None = default, norm: str | None = None
+        input: RMSTensor,
+        s: Sequence[int] | int | None = None,
+        dim: Sequence[int] | int | None = default,
+        norm: str | None = None,
     ) -> RMSTensor:
         dims, sizes = _dims(input, s, dim)
         kinds = [*[first] * (len(dims) - 1), last]
