@@ -86,3 +86,17 @@ def test_a_matrix_of_random_entries_multiplies_by_the_root_of_its_width():
             rms = RMSTensor(0.3, elem_dims=tuple(range(-b.ndim, 0)), backing=b)
             claim = op(RMSTensor(1.0, elem_dims=(1 - a.ndim,) if a.ndim == 3 else (-1,), backing=a), rms).norm_size.item()
         assert claim == pytest.approx(op(a, b).square().mean().sqrt().item(), rel=0.08)
+
+
+@pytest.mark.parametrize("n", [0.3, 1.0, 2.0])
+def test_shares_of_logistic_scores_are_divided_by_what_they_typically_sum_up_to(n):
+    """Renormalised scores of the best of some experts: against Gaussian logits, where the sum may be as small as one likes."""
+    z = n * torch.randn(2000, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(3)))
+    best = torch.sigmoid(z).topk(2, dim=-1)[0]
+    sampled = (best / (best.sum(-1, keepdim=True) + 1e-20)).square().mean().sqrt()
+    with norm_mode("typical"):
+        x = RMSTensor(n, backing=z, perturbation_size=1.0)
+        scores = torch.sigmoid(x).topk(2, dim=-1)[0]
+        shares = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+    assert sampled / 2 <= shares.norm_size <= 4 * sampled
+    assert shares.perturbation_size <= 4

@@ -18,12 +18,14 @@ _PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfl
 _PRECISION |= {torch.complex128: 53, torch.complex64: 24, torch.complex32: 11}
 
 
-def cast(x: NormedTensor, dtype: torch.dtype | None, **ignored: Any) -> NormedTensor:
-    """The result of x as another dtype.
+def cast(x: NormedTensor, dtype: torch.dtype | None, **ignored: Any) -> NormedTensor | None:
+    """The result of x as another dtype; as bools, which are its comparison with 0, it is plain.
 
     Raises:
-        NormMismatchError: the dtype is that of integers or bools.
+        NormMismatchError: the dtype is that of integers.
     """
+    if dtype == torch.bool:
+        return None
     source, target = _PRECISION.get(x.dtype), _PRECISION.get(x.dtype if dtype is None else dtype)
     sensitivity = {"input": 1, **ignored}
     if target is None:
@@ -42,21 +44,21 @@ def _dtype_among(values: tuple) -> torch.dtype | None:
 
 @normed_op(torch.Tensor.to).register_norm
 @normed_op(torch.ops.aten._to_copy.default).register_norm
-def to(input: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor:
+def to(input: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
     """x in another dtype or on another device.
 
     Value:       n; rounded to fewer bits n (1 + u), u the unit roundoff: 2^-8 for bfloat16, 2^-11 for float16, 2^-24 for float32
                  (attained to 0.998; an operator: u sqrt(min(in, out)))
     Sensitivity: 1 in exact arithmetic
     Source:      IEEE rounding to nearest, in the normal range
-    Raises NormMismatchError for integers and bools.
+    Bools are plain, as those of ``x != 0`` are.  Raises NormMismatchError for integers.
     """
     return cast(input, _dtype_among((*args, *kwargs.values())))
 
 
 @normed_op(torch.Tensor.to).register_norm(allow_plain_tensors=True)
 @normed_op(torch.Tensor.type_as).register_norm(allow_plain_tensors=True)
-def type_as(input: NormedTensor, other: NormedTensor | torch.Tensor, *args: Any, **kwargs: Any) -> NormedTensor:
+def type_as(input: NormedTensor, other: NormedTensor | torch.Tensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
     """x in the dtype and on the device of another tensor: `to`."""
     return cast(input, other.dtype, other=0)
 
@@ -81,7 +83,7 @@ def type_of(input: NormedTensor, dtype: torch.dtype | str | None = None, **kwarg
 
 
 def _register_cast(name: str, dtype: torch.dtype) -> None:
-    def rule(input: NormedTensor) -> NormedTensor:
+    def rule(input: NormedTensor) -> NormedTensor | None:
         return cast(input, dtype)
 
     rule.__name__ = rule.__qualname__ = name
@@ -93,6 +95,7 @@ _register_cast("float", torch.float32)
 _register_cast("double", torch.float64)
 _register_cast("half", torch.float16)
 _register_cast("bfloat16", torch.bfloat16)
+_register_cast("bool", torch.bool)
 
 
 def copy(input: NormedTensor) -> NormedTensor:

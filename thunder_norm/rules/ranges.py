@@ -76,10 +76,15 @@ def _logistic(x: float) -> float:
     return 1 / (1 + _exp(-x))
 
 
+def _around_half(r: Range) -> Range:
+    """Between 0 and 1, as often above one half as below: at most as far from their mean as a mean of two squares is from its own."""
+    return replace(r, averaged=max(r.averaged, 2.0))
+
+
 _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.exp: lambda r: r.image(_exp),
     torch.expm1: lambda r: r.image(lambda x: _exp(x) - 1),
-    torch.sigmoid: lambda r: r.image(_logistic),
+    torch.sigmoid: lambda r: _around_half(r.image(_logistic)),
     torch.tanh: lambda r: r.image(math.tanh),
     torch.erf: lambda r: r.image(math.erf),
     torch.sqrt: lambda r: r.image(_root),
@@ -88,7 +93,7 @@ _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.neg: Range.negative,
     torch.relu: lambda r: r.between(0.0, math.inf),
     F.relu6: lambda r: r.between(0.0, 6.0),
-    F.hardsigmoid: lambda r: Range(0.0, 1.0),
+    F.hardsigmoid: lambda r: _around_half(Range(0.0, 1.0)),
     F.logsigmoid: lambda r: Range(-math.inf, 0.0),
     torch.log_softmax: lambda r: Range(-math.inf, 0.0),
     torch.reciprocal: Range.inverse,
