@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -114,51 +114,73 @@ def _changed(
 
     Where some are parts of others, one has them all; what is written there, and what each becomes of that, goes on sharing a storage.
     """
+    tensors = [target, *aliases]
     if all(is_reshaped(x.backing, target.backing) for x in aliases):
-        return {id(x): _in_place_of(x, result, run_rule, is_written) for x in (target, *aliases)}
-    found = next(filter(None, (_parts(whole, [target, *aliases]) for whole in (target, *aliases))), None)
-    if found is None:
+        return {id(x): _in_place_of(x, result, run_rule, is_written) for x in tensors}
+    for way in _ways_up(target, aliases):
+        below = _ways_down(way[-1][0] if way else target, tensors)
+        if len(below) == len(tensors):
+            break
+    else:
         raise _refused(target, "shares its storage with another tensor, of other elements or in another order")
-    whole, parts = found
-    its_part = parts[id(target)]
-    changed = _in_place_of(target, result, run_rule, is_written)
-    written = _with_part(whole, its_part, changed)
+    changed = written = _in_place_of(target, result, run_rule, is_written)
+    claims = {}
+    for whole, part in way:
+        claims[id(whole)] = written = _with_part(whole, part, written)
     new = {}
-    for x in (target, *aliases):
-        part = parts[id(x)]
-        now = part.taken_from(written)
+    for x in tensors:
+        now = written
+        for part in below[id(x)]:
+            now = part.taken_from(now)
         if is_reshaped(x.backing, target.backing):
             claim = _in_place_of(x, result, run_rule, is_written)
-        elif not part.meets(its_part, whole):
+        elif _is_apart(x, target, tensors):
             claim = x
         else:
-            of_both = _claimed(x, target, changed)
-            claim = now if of_both is None else of_both
+            taken = part_of(x.backing, target.backing)
+            claim = claims.get(id(x), now if taken is None else taken.taken_from(changed))
         out = type(claim)._wrap(now.backing, claim.norm_size, claim.perturbation_size, claim.elem_dims)
         out._facts, out._range = claim._facts, claim._range
         new[id(x)] = out
     return new
 
 
-def _parts(whole: NormedTensor, tensors: list[NormedTensor]) -> tuple[NormedTensor, dict[int, Part]] | None:
-    """Where each tensor is in one of them, by identity; None if that has not all of them."""
-    parts = {id(x): part for x in tensors if (part := part_of(x.backing, whole.backing)) is not None}
-    return (whole, parts) if len(parts) == len(tensors) else None
+def _ways_up(target: NormedTensor, aliases: list[NormedTensor]) -> Iterator[list[tuple[NormedTensor, Part]]]:
+    """The ways from the target to each tensor that has all of it: always another one, and where the one before is in it."""
+    ways: list[tuple[NormedTensor, list[tuple[NormedTensor, Part]]]] = [(target, [])]
+    for x, way in ways:  # grows while it is gone through
+        yield way
+        for y in aliases:
+            part = part_of(x.backing, y.backing) if all(y is not z for z, _ in ways) else None
+            if part is not None:
+                ways.append((y, [*way, (y, part)]))
+
+
+def _ways_down(whole: NormedTensor, tensors: list[NormedTensor]) -> dict[int, list[Part]]:
+    """How each tensor that is in `whole` is taken from it, by identity: part of a part."""
+    ways: dict[int, list[Part]] = {id(whole): []}
+    for x in (found := [whole]):  # grows while it is gone through
+        for y in tensors:
+            part = None if id(y) in ways else part_of(y.backing, x.backing)
+            if part is not None:
+                ways[id(y)] = [*ways[id(x)], part]
+                found.append(y)
+    return ways
+
+
+def _is_apart(x: NormedTensor, target: NormedTensor, tensors: list[NormedTensor]) -> bool:
+    """Whether two tensors are known to have no entry in common: as parts of a third."""
+    for whole in tensors:
+        one, other = part_of(x.backing, whole.backing), part_of(target.backing, whole.backing)
+        if one is not None and other is not None and not one.meets(other, whole.backing):
+            return True
+    return False
 
 
 def _with_part(whole: NormedTensor, part: Part, value: NormedTensor) -> NormedTensor:
     """The whole with a value at a part of it, by the rule of ``x[items] = v``."""
     with_entries = _functional[torch.Tensor.__setitem__]
     return with_entries(whole, part.items, part.placed(value))
-
-
-def _claimed(x: NormedTensor, target: NormedTensor, changed: NormedTensor) -> NormedTensor | None:
-    """A tensor with the norm that x has once the target is `changed`, where one of both is in the other."""
-    inside = part_of(target.backing, x.backing)
-    if inside is not None:
-        return _with_part(x, inside, changed)
-    taken = part_of(x.backing, target.backing)
-    return None if taken is None else taken.taken_from(changed)
 
 
 def _changes_plainly(func: Callable, target: Any) -> bool:
@@ -173,6 +195,9 @@ def _check(target: NormedTensor, aliases: list[NormedTensor]) -> None:
         raise _refused(target, "was given from outside")
     if any(x._is_leaf_value for x in aliases):
         raise _refused(target, "shares its storage with one that was given from outside")
+    storage = target.backing.untyped_storage()._cdata
+    if any(x.backing.untyped_storage()._cdata != storage for x in aliases):
+        raise _refused(target, "shares its entries with another tensor, which earlier in-place operations moved elsewhere")
 
 
 def _refused(target: NormedTensor, why: str) -> UnsupportedOpError:

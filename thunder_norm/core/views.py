@@ -87,6 +87,15 @@ def part_of(view: torch.Tensor, whole: torch.Tensor) -> Part | None:
 
 def is_reshaped(t: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors in one storage are the same elements in the same order."""
-    if not (t.is_contiguous() and other.is_contiguous()):
-        return t.shape == other.shape and t.stride() == other.stride() and t.storage_offset() == other.storage_offset()
-    return (t.numel(), t.storage_offset()) == (other.numel(), other.storage_offset())
+    return t.storage_offset() == other.storage_offset() and _runs(t) == _runs(other)
+
+
+def _runs(t: torch.Tensor) -> list[tuple[int, int]]:
+    """Size and stride of each dimension, of those that are one in memory together."""
+    found: list[tuple[int, int]] = []
+    for n, stride in zip(t.shape, t.stride(), strict=True):
+        if n != 1 and found and found[-1][1] == n * stride:
+            found[-1] = (found[-1][0] * n, stride)
+        elif n != 1:
+            found.append((n, stride))
+    return found

@@ -194,7 +194,9 @@ class EagerEnvironment(LiftingEnvironment):
             # an operation of sensitivity 1 hands on its argument's: a node of its own, to tell this result from the argument
             out.perturbation_size = out.perturbation_size.clone()
         rule, arguments = self._call or (None, ())
-        self.noted.append(Noted(func, self.module_path[-1], user_line() or "", out, rule, arguments))
+        # as it is now, whatever is written into it later
+        now = type(out)._wrap(out.backing, out.norm_size, out.perturbation_size, out.elem_dims)
+        self.noted.append(Noted(func, self.module_path[-1], user_line() or "", now, rule, arguments))
 
     def user_location(self) -> str | None:
         """The user's line, from the Python stack."""
