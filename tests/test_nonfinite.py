@@ -122,6 +122,21 @@ def test_every_rule_hands_on_a_norm_that_is_nan():
     assert [x for x in lost if x[0] != "multilabel_margin_loss_forward"] == []  # its second result is of the targets
 
 
+@pytest.mark.slow
+def test_no_claim_falls_where_the_square_of_a_norm_is_no_float():
+    fallen = []
+    for (op, rule), case, points in _cases():
+        for i in range(len(points)):
+            inputs = [b.normed(p) for b, p in zip(case.balls, points, strict=True)]
+            sizes = []
+            for factor in (1.0, 1e160):
+                inputs[i].norm_size = case.balls[i].normed(points[i]).norm_size * factor
+                sizes.append(case.call(*inputs).norm_size.item())
+            if not sizes[1] >= sizes[0] * (1 - 1e-9):
+                fallen.append((op, rule, i, sizes))
+    assert fallen == []
+
+
 # Masks are minus infinity: softmax's bound is that of rows that are not masked everywhere, and do not overflow.
 _SOFTMAX = {"softmax", "softmin", "_softmax", "_safe_softmax"}
 

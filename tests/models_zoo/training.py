@@ -16,8 +16,8 @@ from thunder_norm.modular.masses import LIGHT
 from .case import Built, Model, built, floating
 
 FIVE_STEPS_RATES = (0.1, 0.01, 1.0)
-MODULAR_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-ADAMW_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+MODULAR_RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
+ADAMW_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 
 class LossDidNotFall(AssertionError):

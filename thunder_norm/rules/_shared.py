@@ -74,6 +74,11 @@ def root_sum_squares(*terms: torch.Tensor) -> torch.Tensor:
     return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square)
 
 
+def squarable(n: torch.Tensor) -> torch.Tensor:
+    """A norm whose square is a float64, unless it is infinite: for ``n / sqrt(n^2 + eps)``, which is 1 long before and would become 0."""
+    return torch.where(n < math.inf, n.clamp(max=1e150), n)
+
+
 def with_bias(size: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The size of a result and a bias: their sum, or in mode "typical", where they are independent, ``sqrt(a^2 + b^2)``."""
     return root_sum_squares(size, bias) if current_mode() == "typical" else size + bias

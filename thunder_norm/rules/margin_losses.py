@@ -17,7 +17,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._loss import count, entries_or_mean, largest, loss, product, scalar_loss, unlikeliest
 from thunder_norm.rules._pointwise import softplus_of
-from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread
+from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread, squarable
 
 
 @loss(F.soft_margin_loss)
@@ -223,8 +223,7 @@ def cosine_embedding_loss(
     """
     (a, to_a), (b, to_b) = (as_kind(t, RMSTensor, (-1,)) if t.elem_dims else (t, 1.0) for t in (input1, input2))
     root = math.sqrt(max(input1.shape[-1], 1))
-    long_a, long_b = ((t.norm_size * root).square() for t in (a, b))
-    of_a, of_b = (a.norm_size * root * (long_a + _COSINE_EPS).rsqrt(), b.norm_size * root * (long_b + _COSINE_EPS).rsqrt())
+    of_a, of_b = (r * (r.square() + _COSINE_EPS).rsqrt() for r in (squarable(t.norm_size * root) for t in (a, b)))
     cosine, steepest = of_a * of_b, root / math.sqrt(_COSINE_EPS)
     value = cosine + max(1.0, -float(margin))
     samples = math.prod(broadcast(input1.shape[:-1], input2.shape[:-1], target.shape))

@@ -23,7 +23,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._local import data, smallest_mean_square
-from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, times, with_bias
+from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, squarable, times, with_bias
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     count = ed.numel(input.shape, dims) // groups
     if count <= is_centred:  # a number minus itself
         return rms(n - n, elem_dims, sensitivity={"input": 0})
+    n = squarable(n)
     length = divisor.at(n.square())
     size = n / length if divisor.smallest else (n > 0).to(n.dtype) + (n - n)  # a NaN stays one
     lipschitz: Constant = 1 / divisor.smallest if divisor.smallest > 0 else math.inf
