@@ -25,6 +25,7 @@ from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, call_with, tensor_names
 from thunder_norm.norms.plain_operations import Functions
 from thunder_norm.norms.undisturbed import Surroundings
+from thunder_norm.trees import map_tensors
 
 
 @contextlib.contextmanager
@@ -176,7 +177,8 @@ class _Run:
             Functions(environment),
             _no_values() if self.is_without_values else contextlib.nullcontext(),
         ):
-            return call_with(self.model, self.tensors, self.args, self.kwargs), environment
+            result = call_with(self.model, self.tensors, self.args, self.kwargs)
+            return map_tensors(lifting.written.current, result), environment
 
     @property
     def is_without_values(self) -> bool:

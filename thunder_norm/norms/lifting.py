@@ -31,6 +31,7 @@ from thunder_norm.errors import MissingNormRuleError, UnsupportedOpError, with_d
 from thunder_norm.norms.annotations import Annotation
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import Derived, Leaves, Policy, canonical_dims, derivations, stated_kind
+from thunder_norm.norms.written_constants import WrittenConstants
 from thunder_norm.op_names import op_name
 from thunder_norm.trees import flat_tensors
 
@@ -68,6 +69,7 @@ class Lifting:
         self._ranges: dict[int, Range | None] = {}
         self._asked_for: set[int] = set()
         self.unknown = Unknown()
+        self.written = WrittenConstants()
 
     # -- which tensors are parameters: eager programs and traces know it in their own ways ----------------------------
 

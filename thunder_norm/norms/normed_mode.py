@@ -22,7 +22,8 @@ from thunder_norm.norms.parameters import Policy, refuse_mutation
 from thunder_norm.norms.plain_operations import LiftingEnvironment, run_plainly
 from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.norms.traced_lifting import TracedLifting
-from thunder_norm.subclass import trace
+from thunder_norm.norms.written_proxies import with_current
+from thunder_norm.subclass import operations, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -124,6 +125,8 @@ class NormAcquisition(Acquisition):
         proxies = [
             v for v in tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0] if _is_proxy(v)
         ]
+        if any(p.name in self.stand_ins for p in proxies):
+            return True
         if not any(map(self.lifting.is_parameter_proxy, proxies)) and dispatch.is_factory(fn):
             return True
         is_mutation = registry.is_mutation(fn, {k: value_of(v) for k, v in kwargs.items()})
@@ -136,7 +139,13 @@ class NormAcquisition(Acquisition):
         return any(self.lifting.is_parameter_proxy(p) for p in proxies)
 
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
-        """A buffer that normed tensors change in place, a running mean, stays plain, and Thunder knows how."""
+        """With what stands for constants by now, where there are any; or a buffer that normed tensors change in place.
+
+        That one, a running mean, stays plain, and Thunder knows how.
+        """
+        current = with_current(self, fn, args, kwargs)
+        if current is not None:
+            return lambda: operations.call(self, fn, *current)
         target = args[0] if args else None
         symbol = _torch_to_thunder_function_map.get(fn) if registry.is_mutation(fn, {}) or fn is torch.Tensor.copy_ else None
         if symbol is None or not isinstance(target, TensorProxy) or isinstance(target, SubclassProxy):

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thunder_norm.core import context, dispatch, registry
+from thunder_norm.core.kinds import LinfTensor
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
@@ -81,6 +82,24 @@ class LiftingEnvironment(context.Environment):
         self.lifting.unknown.change(func, t)
         return True
 
+    def with_current(self, func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Arguments with what stands for constants by now that normed tensors were written into, or are to be by this operation."""
+        written = self.lifting.written
+        args, kwargs = map_tensors(written.current, (args, kwargs))
+        target = args[0] if args else None
+        if not registry.is_mutation(func, kwargs) or not written.may_be_written(target) or self.lifting.concerns(target):
+            return args, kwargs
+        if not any(isinstance(t, NormedTensor) for t in flat_tensors((args[1:], kwargs))):
+            return args, kwargs
+        normed = self.written_constant(target)
+        written.replace(target, normed)
+        return (normed, *args[1:]), kwargs
+
+    def written_constant(self, t: torch.Tensor) -> NormedTensor:
+        """What stands for a constant that normed tensors are about to be written into."""
+        lifted = self.lift(t, LinfTensor, ())
+        return LinfTensor._wrap(t, lifted.norm_size, None, ())
+
     def inside_function(self) -> contextlib.AbstractContextManager[Any]:
         """The calls of a torch function written in Python are those of the program."""
         return Functions(self)
@@ -102,8 +121,10 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         environment, known = self.environment, self.environment.lifting
-        if not registry.is_metadata(func) and not registry.is_mutation(func, kwargs):
-            args, kwargs = map_tensors(known.known, (args, kwargs))
+        if not registry.is_metadata(func):
+            args, kwargs = environment.with_current(func, args, kwargs)
+            if not registry.is_mutation(func, kwargs):
+                args, kwargs = map_tensors(known.known, (args, kwargs))
         tensors = flat_tensors((args, kwargs))
         if any(isinstance(t, NormedTensor) for t in tensors):
             return environment.run(func, environment.annotated(args), environment.annotated(kwargs))
@@ -172,4 +193,6 @@ def run_plainly(
     known = environment.lifting
     if any(t in known.unknown or known.concerns(t) and known.matters(t) for t in tensors):
         known.unknown.add(func, (args, kwargs), result)
+    else:
+        known.written.note(result)
     return result

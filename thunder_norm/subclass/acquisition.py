@@ -62,6 +62,15 @@ class Presence(enum.IntEnum):
     MET = 3
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """A wrapper in the place of a plain tensor that the program holds, as it has written wrappers into it."""
+
+    proxy: TensorProxy
+    wrapper: SubclassProxy
+    position: int  # from which bound symbol of the computation on
+
+
 class Acquisition:
     """The state of one acquisition."""
 
@@ -79,6 +88,7 @@ class Acquisition:
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
+        self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which wrappers stand by now
         self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
 
     # -- what a transform may change ----------------------------------------------------------------------------------

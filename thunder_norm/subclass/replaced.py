@@ -1,15 +1,17 @@
-"""In-place operations on plain tensors that torch's autograd follows: computed out of place, the program's names mean the new value.
+"""In-place operations on plain tensors that torch's autograd follows, or that write wrappers into them: computed out of place.
 
-The program goes on with the proxy it has; every operation on it is met by the interpreter, which takes what its tensor is by then.  Only what
+The program's names mean the new value.  It goes on with the proxy it has; every operation on it is met by the interpreter, which takes what its tensor is by then.  Only what
 the program returns is left to be put right.
 """
 
 from __future__ import annotations
 
+import math
+
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_passes import Traces, declare_arguments
-from thunder_norm.subclass.trace import OperationId
+from thunder_norm.subclass.trace import UNFLATTEN, OperationId
 from thunder.core import prims
 from thunder.core.proxies import variableify
 from thunder.core.trace import from_trace
@@ -21,28 +23,28 @@ def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
     Raises:
         UnsupportedOpError: an operation uses such a tensor unseen, and would take its old value.
     """
-    if not acquisition.fakes.replaced:
+    fakes, stand_ins = acquisition.fakes, acquisition.stand_ins.values()
+    if not (fakes.replaced or stand_ins):
         return traces
     prologue, computation, epilogue = traces
-    old = {acquisition.fakes.current(r.proxy).name: r for r in acquisition.fakes.replaced.values()}
+    since = {fakes.current(r.proxy).name: r.position for r in fakes.replaced.values()}
+    since |= {fakes.current(s.proxy).name: s.position for s in stand_ins}
     for position, bsym in enumerate(computation.bound_symbols[:-1]):
-        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
+        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in (prims.PrimIDs.UNPACK_TRIVIAL, UNFLATTEN.id):
             continue
         for p in bsym.flat_proxy_args:
-            if p.name in old and position >= old[p.name].position:
+            if position >= since.get(p.name, math.inf):
                 line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
                 raise UnsupportedOpError(
                     with_details(
                         f"{bsym.sym.name} on a tensor that was changed in place before",
                         at=f"{bsym.source_filename}:{line}",
-                        why="the operation did not go through torch's autograd, and would take the old value",
+                        why="the operation was not met, and would take the old value",
                         instead="use the out-of-place operation",
                     )
                 )
-    swaps = {
-        variableify(acquisition.fakes.current(r.proxy)): acquisition.fakes.current(acquisition.fakes.proxy_of(r.fake))
-        for r in old.values()
-    }
+    new = [(r.proxy, fakes.proxy_of(r.fake)) for r in fakes.replaced.values()] + [(s.proxy, s.wrapper) for s in stand_ins]
+    swaps = {variableify(fakes.current(before)): fakes.current(after) for before, after in new}
     computation = from_trace(traces[1])
     *body, returned = traces[1].bound_symbols
     computation.bound_symbols = [*body, returned.from_bsym_swap_proxies(swaps)]
