@@ -178,7 +178,7 @@ def test_in_place_is_refused_where_others_would_not_know(where):
         "with one that was given from outside": lambda x: x.view(-1).relu_(),
         "of other elements": lambda x: (y := 2 * x, y.diagonal().relu_(), y),
         "would turn": lambda x: (2 * x).unsqueeze_(0),
-        "in-place": lambda x: torch.zeros(3, 4).add_(x),
+        "in-place": lambda x: torch.zeros(12).view(3, 4).add_(x),
     }
     for message, program in refused.items():
         f = program if where == "eager" else thunder.jit(program, transforms=[NormTransform()])

@@ -162,3 +162,16 @@ def test_a_report_has_what_was_before_it_was_written_into():
     rows = list(norm_report(jitted(Scaled()), RMSTensor.of(t)))
     assert rows[0].actual == pytest.approx(RMSTensor.of(2 * t).norm_size.item())
     assert rows[-1].actual == pytest.approx(RMSTensor.of(Scaled()(t)).norm_size.item())
+
+
+def test_what_is_written_may_move_where_the_tensor_did_not():
+    def f(a, b):
+        y = a * 2
+        y += b
+        return y
+
+    t = torch.randn(2, 3, generator=torch.Generator().manual_seed(seeded(4)))
+    for run in (f, jitted(f)):
+        y = run(RMSTensor.of(t), with_perturbation(RMSTensor.of(t)))
+        torch.testing.assert_close(y.backing, 3 * t)
+        assert y.perturbation_size.item() == 1.0

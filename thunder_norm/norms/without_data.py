@@ -18,12 +18,14 @@ _standing_in: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("t
 def on_one_device(model: Callable, plain: Iterable[torch.Tensor]) -> Iterator[bool]:
     """Inside, zeros of one element's memory, where other tensors are, stand for the parameters and buffers of a model that are on meta.
 
-    Yields whether there are any: not if neither the model nor its `plain` arguments have data.
+    Other tensors are the model's, its `plain` arguments, or, where these are all on meta, those that it makes itself.  Yields whether
+    there are any.
     """
     places = list(_places(model)) if isinstance(model, torch.nn.Module) else []
     with_data = [t for t in (*(holder[name] for holder, name in places), *plain) if not t.is_meta and t.numel()]
-    before = [(holder, name, holder[name]) for holder, name in places if with_data and holder[name].is_meta]
-    made = {id(t): _zeros(t, with_data[0].device) for _, _, t in before}  # a tied one is one
+    device = with_data[0].device if with_data else torch.get_default_device()
+    before = [(holder, name, holder[name]) for holder, name in places if device.type != "meta" and holder[name].is_meta]
+    made = {id(t): _zeros(t, device) for _, _, t in before}  # a tied one is one
     for holder, name, t in before:
         holder[name] = made[id(t)]
     try:

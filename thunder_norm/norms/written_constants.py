@@ -5,6 +5,7 @@ The program goes on with the plain tensor it holds.  From the first such write o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,10 +24,13 @@ class WrittenConstants:
         self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._normed: dict[int, tuple[torch.Tensor, NormedTensor]] = {}
 
-    def note(self, result: Any) -> None:
-        """Remember what an operation made."""
+    def note(self, func: Callable, result: Any) -> None:
+        """Remember what an operation made; what has no values yet gets zeros, as one must do with anything."""
+        is_empty = getattr(func, "__name__", "").startswith("empty")
         for t in flat_tensors(result):
             self._made[t] = True
+            if is_empty:
+                t.zero_()
 
     def may_be_written(self, t: Any) -> bool:
         """Whether a normed tensor can stand for it: the program made it, and has no view of it, which would stay what it was."""

@@ -17,6 +17,7 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 
 if TYPE_CHECKING:
     from thunder_norm.norms.normed_mode import NormAcquisition
@@ -29,7 +30,11 @@ def with_current(acquisition: NormAcquisition, fn: Callable, args: tuple, kwargs
     """
     target = args[0] if args else None
     if registry.is_mutation(fn, kwargs) and _has_normed((args[1:], kwargs)) and _may_be_written(acquisition, target):
-        normed = operations.call(acquisition, written_constant, (target,), {})
+        made_by = _made_by(target)
+        if made_by is None:
+            return None
+        lift = without_values if made_by.sym.name.startswith("empty") else written_constant
+        normed = operations.call(acquisition, lift, (target,), {})
         acquisition.stand_ins[target.name] = StandIn(target, normed, len(get_jit_ctx().computation_trace.bound_symbols))
     leaves = tree_flatten((args, kwargs))[0]
     if not any(isinstance(v, TensorProxy) and v.name in acquisition.stand_ins for v in leaves):
@@ -47,20 +52,31 @@ def written_constant(t: torch.Tensor) -> NormedTensor:
     return current_environment().written_constant(t)  # type: ignore[attr-defined]
 
 
+def without_values(t: torch.Tensor) -> NormedTensor:
+    """The same for a tensor that nothing was written into yet: zeros, as one must do with anything."""
+    environment = current_environment()
+    return environment.written_constant(environment.run_real(torch.zeros_like, (t,), {}))  # type: ignore[attr-defined]
+
+
 def _has_normed(tree: Any) -> bool:
     return any(isinstance(v, SubclassProxy) and isinstance(v.fake, NormedTensor) for v in tree_flatten(tree)[0])
 
 
 def _may_be_written(acquisition: NormAcquisition, proxy: Any) -> bool:
-    """Whether a normed tensor can stand for it: the program made it, and used it for nothing, a view of it say, that would not know."""
+    """Whether it is a plain tensor of numbers that no normed tensor stands for yet."""
     if not isinstance(proxy, TensorProxy) or isinstance(proxy, SubclassProxy) or proxy.name in acquisition.stand_ins:
         return False
     fake = acquisition.fake_of(proxy)
-    if not has_norm(fake) or acquisition.lifting.concerns(fake):
-        return False
-    made = False
+    return has_norm(fake) and not acquisition.lifting.concerns(fake)
+
+
+def _made_by(proxy: TensorProxy) -> BoundSymbol | None:
+    """What made a tensor of numbers alone that was used for nothing, a view of it say, that would not know; else None."""
+    found = None
     for bsym in (b for scope in get_jit_ctx().computation_trace.scopes for b in scope):
         if any(p.name == proxy.name for p in bsym.flat_proxy_args):
-            return False
-        made = made or (bsym.sym.id != prims.PrimIDs.UNPACK_TRIVIAL and any(p.name == proxy.name for p in bsym.flat_proxy_outs))
-    return made
+            return None
+        if any(p.name == proxy.name for p in bsym.flat_proxy_outs):
+            found = bsym
+    is_constant = found is not None and found.sym.id != prims.PrimIDs.UNPACK_TRIVIAL
+    return found if is_constant and not any(isinstance(p, TensorProxy) for p in found.flat_proxy_args) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -72,12 +72,19 @@ def _put(x: torch.Tensor, items: _Items, value: torch.Tensor) -> torch.Tensor:
     d = len(before)
     if isinstance(item, int):
         part = _put(x.select(d, item), before, value)
-        return torch.select_scatter(x, part, d, item)
+        return _replaced(x, part.unsqueeze(d), d, [item]) if x.is_complex() else torch.select_scatter(x, part, d, item)
     start, stop, step = item.indices(x.shape[d])
     if (start, stop, step) == (0, x.shape[d], 1) and all(i == slice(None) for i in before):
         return _put(x, before, value)
     part = _put(x[(slice(None),) * d + (item,)], before, value)
+    if x.is_complex():
+        return _replaced(x, part, d, range(start, stop, step))
     return torch.slice_scatter(x, part, d, start, max(start, stop), step)
+
+
+def _replaced(x: torch.Tensor, part: torch.Tensor, dim: int, positions: Iterable[int]) -> torch.Tensor:
+    """x with `part` at these positions: of complex tensors torch differentiates neither slice_scatter nor select_scatter."""
+    return torch.index_copy(x, dim, torch.tensor([*positions], device=x.device, dtype=torch.long), part)
 
 
 @functional_of(torch.Tensor.copy_)

@@ -57,7 +57,8 @@ def _wishes(acquisition: Acquisition, trace: TraceCtx) -> Iterator[tuple[TensorP
             for p, role in zip(bsym.output, acquisition.roles, strict=False):
                 yield p, f"{base}_{role}"
         elif bsym.sym.id == UNFLATTEN.id and isinstance(bsym.output, SubclassProxy):
-            for p, leaf in zip(bsym.args, WrapperSpec.of(bsym.output.fake).leaf_names(), strict=True):
+            # an operation in place may have given it a leaf more since
+            for p, leaf in zip(bsym.args, WrapperSpec.of(bsym.output.fake).leaf_names(), strict=False):
                 role = acquisition.roles.get(leaf)
                 if role is not None:
                     yield p, role

@@ -1,0 +1,159 @@
+"""Constants that a program writes normed tensors into are normed from then on: values are eager PyTorch's, norms hold, or it is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.seeds import seeded
+from thunder_norm import LinfTensor, RMSTensor, build_norm_map, norm_report
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.modular import ModularNorm
+from thunder_norm.transforms import NormTransform
+import thunder
+
+
+def rows_one_by_one(y):
+    out = torch.zeros(y.shape)
+    for i in range(y.shape[0]):
+        out[i] = y[i] * (i + 1)
+    return out
+
+
+def added_by_index(y):
+    out = torch.zeros(3, y.shape[1])
+    out.index_add_(0, torch.tensor([0, 1, 1, 2]), y)
+    out += 1
+    return out.relu() + out
+
+
+def copied_into_an_empty_one(y):
+    out = torch.empty(4, 8)
+    out[:, :4] = y
+    out[:, 4:] = -y
+    return torch.cat([out, out * 2])
+
+
+def a_part_of_it(y):
+    out = torch.ones(4, 6)
+    out[:, 1:5] = y
+    out[:, 0].mul_(3.0)
+    return out
+
+
+def returned_by_a_method(y):
+    return torch.zeros(4, 4).add_(y).mul_(2.0)
+
+
+def spectrum(y):
+    out = torch.zeros(4, 3, dtype=torch.cfloat)
+    out[:, :2] = torch.fft.rfft(y)[:, :2]
+    return torch.fft.irfft(out, n=4)
+
+
+def inside_a_tuple(y):
+    out = torch.full((4, 4), 0.5)
+    out[0] = y[0]
+    return out, [y, out]
+
+
+PROGRAMS = [
+    rows_one_by_one, added_by_index, copied_into_an_empty_one, a_part_of_it, returned_by_a_method, spectrum, inside_a_tuple
+]  # fmt: skip
+
+
+class Net(nn.Module):
+    def __init__(self, program):
+        super().__init__()
+        self.linear, self.program = nn.Linear(4, 4), program
+
+    def forward(self, x):
+        return self.program(self.linear(x))
+
+
+def flat(results):
+    return [t for r in results for t in flat(r)] if isinstance(results, list | tuple) else [results]
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(seeded(0))
+    return torch.randn(4, 4)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values_are_eager_ones_and_norms_hold(program, x):
+    model = Net(program)
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    expected = flat(model(x))
+    for got, want in zip(flat(jitted(x)), expected, strict=True):
+        torch.testing.assert_close(got, want)
+    for got, want in zip(flat(jitted(RMSTensor.of(x))), expected, strict=True):
+        torch.testing.assert_close(got.backing, want)
+        assert type(got).of(want, got.elem_dims).norm_size <= got.norm_size * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_eager_runs_and_norm_maps_see_the_same(program, x):
+    model = Net(program)
+    jitted = thunder.jit(model, transforms=[NormTransform(parameters="unit")])
+    traced = flat(jitted(RMSTensor.of(x)))[0].norm_size.item()
+    rows = list(norm_report(jitted, RMSTensor.of(x), sensitivity="global"))
+    assert any(r.norm_size == pytest.approx(traced) for r in rows)
+    mapped = flat(build_norm_map(model, x, parameters="unit")(RMSTensor.of(x)))[0]
+    assert mapped.norm_size.item() == pytest.approx(traced)
+    assert ModularNorm(model, x).unreached == ()
+
+
+@pytest.mark.parametrize("program", [rows_one_by_one, spectrum])
+def test_on_meta(program, x):
+    want = flat(build_norm_map(Net(program), x, parameters="unit")(RMSTensor(1.0)))[0]
+    got = flat(build_norm_map(Net(program).to("meta"), x.to("meta"), parameters="unit")(RMSTensor(1.0)))[0]
+    assert got.norm_size.item() == pytest.approx(want.norm_size.item())
+
+
+def with_a_view(y):
+    out = torch.zeros(4, 8)
+    row = out[:1]
+    out[:, :4] = y
+    return row * y[0, 0]
+
+
+def with_a_view_of_another_shape(y):
+    out = torch.zeros(16)
+    square = out.view(4, 4)
+    square.copy_(y)
+    return out * 2
+
+
+@pytest.mark.parametrize("program", [with_a_view, with_a_view_of_another_shape])
+def test_where_a_view_would_not_know_it_is_refused(program, x):
+    model = Net(program)
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    torch.testing.assert_close(jitted(x), model(x))
+    for run in (lambda: jitted(RMSTensor.of(x)), lambda: norm_report(jitted, RMSTensor.of(x)), lambda: ModularNorm(model, x)):
+        with pytest.raises(UnsupportedOpError, match="in-place"):
+            run()
+
+
+def test_a_tensor_from_outside_is_not_written(x):
+    given = torch.zeros(4, 4)
+
+    def program(y):
+        given[0] = y[0]
+        return given
+
+    model = Net(program)
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    for run in (lambda: jitted(RMSTensor.of(x)), lambda: norm_report(jitted, RMSTensor.of(x)), lambda: ModularNorm(model, x)):
+        with pytest.raises(UnsupportedOpError):
+            run()
+    assert given.count_nonzero() == 0
+
+
+def test_movements_go_through(x):
+    """The last row moves four times as far; together the rows are bounded by the sum of what each does."""
+    f = thunder.jit(rows_one_by_one, transforms=[NormTransform()])
+    y = f(LinfTensor(2.0, backing=x.clamp(-2, 2), perturbation_size=0.5))
+    assert 0.5 * 4 <= y.perturbation_size.item() <= 0.5 * (1 + 2 + 3 + 4)
