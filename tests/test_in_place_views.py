@@ -172,6 +172,6 @@ def test_what_is_written_may_move_where_the_tensor_did_not():
 
     t = torch.randn(2, 3, generator=torch.Generator().manual_seed(seeded(4)))
     for run in (f, jitted(f)):
-        y = run(RMSTensor.of(t), with_perturbation(RMSTensor.of(t)))
+        y = run(RMSTensor.of(t), RMSTensor(RMSTensor.of(t).norm_size, backing=t, perturbation_size=1.0))
         torch.testing.assert_close(y.backing, 3 * t)
         assert y.perturbation_size.item() == 1.0
