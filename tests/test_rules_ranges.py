@@ -266,3 +266,39 @@ def test_parameters_have_the_ranges_of_what_made_them():
     for parameters in ("measured", "unit"):
         y = build_norm_map(decay, torch.randn(3, 4), parameters=parameters)(given)
         assert y.norm_size.item() == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda s: s[:, :, -1:],
+        lambda s: s[..., -1:],
+        lambda s: s[:, :, 5:],
+        lambda s: s.narrow(-1, 5, 1),
+        lambda s: s.narrow(2, -1, 1),
+    ],
+)
+def test_what_is_left_of_partial_sums_has_their_sign(total, sign):
+    x = sign * normed(torch.randn(2, 3, 6)).abs()
+    s = x.cumsum(-1)
+    for left, of in ((total(s) - s, sign), (s - total(s), -sign)):
+        assert left._range == (Range(0.0, INF) if of > 0 else Range(-INF, 0.0))
+        assert (of * left.backing).min() >= -1e-9
+    for other in (
+        s[:, -1:] - s,
+        s[:, :, :1] - s,
+        total(x.cumsum(-1)) - s,
+        s - 2 * total(s),
+        total(s.flip(-1)) - s.flip(-1),
+        s - s.roll(1, -1),
+    ):
+        assert other._range is None or not (other._range.low >= 0 or other._range.high <= 0)
+
+
+def test_decays_of_a_chunk_are_at_most_one():
+    """As Mamba-2 has them."""
+    a = -F.softplus(normed(torch.randn(2, 8)) * 30)
+    s = a.cumsum(-1)
+    decay = torch.exp(s[:, -1:] - s)
+    assert decay.backing.max() <= 1 and decay.norm_size.item() == 1.0

@@ -8,9 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """That entries are sums of all numbers up to each place along a dimension, of one sign.
+
+    Attributes:
+        along: the dimension, negative.
+        is_total: whether these are the last ones alone, the sums of all.
+        made: by which cumulative sum, by identity.
+    """
+
+    along: int
+    is_total: bool
+    made: object
 
 
 @dataclass(frozen=True)
@@ -23,12 +38,14 @@ class Range:
         least_sum: (dimension, negative; s): the entries along it sum up to at least s.  Only where none is negative.
         averaged: of how many numbers each entry is a mean, a sum or a length, at least: the more, the closer it is to its typical size.
             Says something of entries of one sign; infinite for a constant.
+        sums: whether they are partial sums, where no number has the other sign.
     """
 
     low: float = -math.inf
     high: float = math.inf
     least_sum: tuple[int, float] | None = None
     averaged: float = 1.0
+    sums: PartialSums | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # an end that is no number says nothing
@@ -62,7 +79,7 @@ class Range:
 
     def of_entries(self) -> Range:
         """Of some of the entries, or of numbers between them."""
-        return replace(self, least_sum=None)
+        return replace(self, least_sum=None, sums=None)
 
     def of_many(self, count: float) -> Range:
         """Of means over so many of them."""

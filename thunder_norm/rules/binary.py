@@ -126,6 +126,14 @@ def add_integers(input: RMSTensor, other: torch.Tensor, alpha: Number = 1) -> RM
     return rms(value, dims, sensitivity={"input": by_input})
 
 
+@normed_op(torch.sub).register_norm(allow_plain_tensors=True)
+@normed_op(torch.add).register_norm(allow_plain_tensors=True)
+def integers_add(input: torch.Tensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
+    """a + alpha b with a plain tensor a of integers or bools: value max |a| + |alpha| |b|; sensitivity |alpha|."""
+    value, dims, _, by_other = _sum(gain_of(input, other), other, 1.0, math.fabs(alpha))
+    return rms(value, dims, sensitivity={"other": by_other})
+
+
 # -- products -------------------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,8 @@ _NOT_NEGATIVE = Range(0.0, math.inf)
 _ZERO = Range(0.0, 0.0)
 
 
-def _argument(args: tuple, kwargs: Mapping[str, Any], at: int, *names: str, default: Any = None) -> Any:
+def argument(args: tuple, kwargs: Mapping[str, Any], at: int, *names: str, default: Any = None) -> Any:
+    """An argument of a call, by its place or one of its names."""
     if len(args) > at:
         return args[at]
     return next((kwargs[name] for name in names if name in kwargs), default)
@@ -37,7 +38,7 @@ def _of_first(f: Callable[[Range], Known]) -> Callable[[tuple, Mapping[str, Any]
     """The rule of an operation whose result's range follows from that of its first argument."""
 
     def rule(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-        found = of(_argument(args, kwargs, 0, "input", "self"))
+        found = of(argument(args, kwargs, 0, "input", "self"))
         result = f(found or _ANY)
         return result if result is not None and result.says_something else None
 
@@ -78,7 +79,7 @@ def _logistic(x: float) -> float:
 
 def _around_half(r: Range) -> Range:
     """Between 0 and 1, as often above one half as below: at most as far from their mean as a mean of two squares is from its own."""
-    return replace(r, averaged=max(r.averaged, 2.0))
+    return replace(r.of_entries(), averaged=max(r.averaged, 2.0))
 
 
 _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
@@ -121,8 +122,8 @@ _register(_of_first(Range.of_entries), _PICKS)
 
 def _count(args: tuple, kwargs: Mapping[str, Any], at: int) -> int:
     """Over how many entries a reduction runs, by its `dim`."""
-    x = _argument(args, kwargs, 0, "input", "self")
-    dim = _argument(args, kwargs, at, "dim")
+    x = argument(args, kwargs, 0, "input", "self")
+    dim = argument(args, kwargs, at, "dim")
     return ed.numel(x.shape, dims_tuple(None if isinstance(dim, bool) else dim, x.ndim))
 
 
@@ -136,7 +137,7 @@ _register(_length(2), (torch.norm, torch.linalg.norm, torch.linalg.vector_norm))
 
 
 def _mean(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    found = of(_argument(args, kwargs, 0, "input", "self"))
+    found = of(argument(args, kwargs, 0, "input", "self"))
     return None if found is None else found.of_many(_count(args, kwargs, 1))
 
 
@@ -144,7 +145,7 @@ normed_op(torch.mean).register_range(_mean)
 
 
 def _softmax(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    x, dim = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "dim")
+    x, dim = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "dim")
     return Range(0.0, 1.0, (negative(dim, x.ndim), 1.0) if isinstance(dim, int) and x.ndim else None)
 
 
@@ -153,14 +154,14 @@ normed_op(torch.softmax).register_range(_softmax)
 
 def _largest(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """The k largest of N numbers that are not negative are at least k / N of their sum."""
-    x, k = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "k")
-    dim = negative(_argument(args, kwargs, 2, "dim", default=-1), x.ndim)
+    x, k = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "k")
+    dim = negative(argument(args, kwargs, 2, "dim", default=-1), x.ndim)
     found = of(x)
     if (
         found is None
         or found.least_sum is None
         or found.least_sum[0] != dim
-        or not _argument(args, kwargs, 3, "largest", default=True)
+        or not argument(args, kwargs, 3, "largest", default=True)
     ):
         return None if found is None else found.of_entries()
     return Range(found.low, found.high, (dim, found.least_sum[1] * k / x.shape[dim]))
@@ -170,8 +171,8 @@ normed_op(torch.topk).register_range(_largest)
 
 
 def _softplus_range(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    found = of(_argument(args, kwargs, 0, "input"))
-    beta = _argument(args, kwargs, 1, "beta", default=1.0)
+    found = of(argument(args, kwargs, 0, "input"))
+    beta = argument(args, kwargs, 1, "beta", default=1.0)
     if not isinstance(beta, int | float) or beta <= 0:
         return None
     return (found or _ANY).image(lambda x: _softplus(beta * x) / beta if abs(x) < math.inf else max(x, 0.0))
@@ -181,11 +182,11 @@ normed_op(F.softplus).register_range(_softplus_range)
 
 
 def _clamped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    low, high = _argument(args, kwargs, 1, "min"), _argument(args, kwargs, 2, "max")
+    low, high = argument(args, kwargs, 1, "min"), argument(args, kwargs, 2, "max")
     ends = (-math.inf if low is None else low), (math.inf if high is None else high)
     if not all(isinstance(end, int | float) for end in ends):
         return None
-    found = (of(_argument(args, kwargs, 0, "input", "self")) or _ANY).image(lambda x: min(max(x, ends[0]), ends[1]))
+    found = (of(argument(args, kwargs, 0, "input", "self")) or _ANY).image(lambda x: min(max(x, ends[0]), ends[1]))
     return found if found.says_something else None
 
 
@@ -193,7 +194,7 @@ _register(_clamped, (torch.clamp, torch.clamp_min))
 
 
 def _power(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    base, exponent = of(_argument(args, kwargs, 0, "input", "self")), _argument(args, kwargs, 1, "exponent")
+    base, exponent = of(argument(args, kwargs, 0, "input", "self")), argument(args, kwargs, 1, "exponent")
     if not isinstance(exponent, int | float) or exponent <= 0:
         return None
     if exponent % 2 == 0:
@@ -216,7 +217,7 @@ normed_op(torch.pow).register_range(_power)
 
 def _sum(args: tuple, kwargs: Mapping[str, Any], of: Of, sign: float = 1.0) -> Known:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-    a, b = _operand(_argument(args, kwargs, 0, "input", "self"), of), _operand(_argument(args, kwargs, 1, "other"), of)
+    a, b = _operand(argument(args, kwargs, 0, "input", "self"), of), _operand(argument(args, kwargs, 1, "other"), of)
     if a is None or b is None or not isinstance(alpha, int | float):
         return None
     found = a.plus(b.scaled(sign * alpha))
@@ -227,18 +228,18 @@ normed_op(torch.add).register_range(_sum)
 
 
 def _difference(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    a, b = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "other")
+    a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
     return (len(args) < 3 and not kwargs.get("alpha") and difference_of_largest(a, b)) or _sum(args, kwargs, of, -1.0)
 
 
 normed_op(torch.sub).register_range(_difference)
 normed_op(torch.rsub).register_range(
-    lambda args, kwargs, of: _sum((_argument(args, kwargs, 1, "other"), args[0], *args[2:]), kwargs, of, -1.0) if args else None
+    lambda args, kwargs, of: _sum((argument(args, kwargs, 1, "other"), args[0], *args[2:]), kwargs, of, -1.0) if args else None
 )
 
 
 def _product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    first, second = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "other")
+    first, second = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
     if first is second and isinstance(first, torch.Tensor):
         return (of(first) or _ANY).even_image(lambda x: x * x)
     a, b = _operand(first, of), _operand(second, of)
@@ -252,7 +253,7 @@ normed_op(torch.mul).register_range(_product)
 
 
 def _quotient(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    a, b = _operand(_argument(args, kwargs, 0, "input", "self"), of), _operand(_argument(args, kwargs, 1, "other"), of)
+    a, b = _operand(argument(args, kwargs, 0, "input", "self"), of), _operand(argument(args, kwargs, 1, "other"), of)
     inverse = None if b is None or kwargs.get("rounding_mode") is not None else b.inverse()
     if a is None or inverse is None:
         return None
@@ -264,7 +265,7 @@ normed_op(torch.div).register_range(_quotient)
 
 
 def _joined(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    found = [of(t) for t in _argument(args, kwargs, 0, "tensors")]
+    found = [of(t) for t in argument(args, kwargs, 0, "tensors")]
     return None if None in found else union(r for r in found if r is not None)
 
 
@@ -272,7 +273,7 @@ _register(_joined, (torch.cat, torch.stack))
 
 
 def _larger(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    a, b = (of(_argument(args, kwargs, i, *names)) or _ANY for i, names in enumerate((("input", "self"), ("other",))))
+    a, b = (of(argument(args, kwargs, i, *names)) or _ANY for i, names in enumerate((("input", "self"), ("other",))))
     found = Range(max(a.low, b.low), max(a.high, b.high))
     return found if found.says_something else None
 
@@ -282,7 +283,7 @@ normed_op(torch.maximum).register_range(_larger)
 
 def _largest_entry(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """Of N entries that sum up to s, at least s / N."""
-    x, dim = _argument(args, kwargs, 0, "input", "self"), _argument(args, kwargs, 1, "dim", "axis")
+    x, dim = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "dim", "axis")
     if isinstance(dim, torch.Tensor) or "other" in kwargs:
         return _larger(args, kwargs, of)
     found = of(x)
@@ -296,7 +297,7 @@ _register(_largest_entry, (torch.max, torch.amax))  # of amax it says more than 
 
 
 def _chosen(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    found = [of(_argument(args, kwargs, 1, "input", "self")), of(_argument(args, kwargs, 2, "other"))]
+    found = [of(argument(args, kwargs, 1, "input", "self")), of(argument(args, kwargs, 2, "other"))]
     return None if None in found else union(r for r in found if r is not None)
 
 
@@ -304,7 +305,7 @@ normed_op(torch.where).register_range(_chosen)
 
 
 def _filled(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    found = [of(_argument(args, kwargs, 0, "input", "self")), of(_argument(args, kwargs, 2, "value"))]
+    found = [of(argument(args, kwargs, 0, "input", "self")), of(argument(args, kwargs, 2, "value"))]
     return None if None in found else union(r for r in found if r is not None)
 
 
@@ -313,7 +314,7 @@ normed_op(torch.masked_fill).register_range(_filled)
 
 def _padded(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """The entries, and what is put around them: one of them, or a constant."""
-    found = of(_argument(args, kwargs, 0, "input", "self"))
+    found = of(argument(args, kwargs, 0, "input", "self"))
     value = kwargs.get("value", args[-1] if len(args) > 2 and not isinstance(args[-1], str) else None)  # after a mode, or none
     around = value or 0.0
     return None if found is None or not isinstance(around, int | float) else union([found, Range(around, around)])
@@ -324,11 +325,11 @@ _register(_padded, (F.pad, torch.constant_pad_nd))
 
 def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """Sums over D of entries that sum up to s along a dimension: over it too s for each of the others, else that much along it."""
-    x = _argument(args, kwargs, 0, "input", "self")
+    x = argument(args, kwargs, 0, "input", "self")
     found = of(x)
     if found is None:
         return None
-    dims = dims_tuple(_argument(args, kwargs, 1, "dim", "axis"), x.ndim)
+    dims = dims_tuple(argument(args, kwargs, 1, "dim", "axis"), x.ndim)
     count = ed.numel(x.shape, dims)
     total = found.scaled(float(count)).of_many(count)
     if found.least_sum is not None:
@@ -337,7 +338,7 @@ def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
         if along in dims:
             total = replace(total, low=max(total.low, sums))
         else:
-            keepdim = _argument(args, kwargs, 2, "keepdim", "keepdims", default=False)
+            keepdim = argument(args, kwargs, 2, "keepdim", "keepdims", default=False)
             total = replace(total, least_sum=(along if keepdim else along + sum(d > along for d in dims), sums))
     return total if total.says_something else None
 
@@ -345,21 +346,11 @@ def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.sum).register_range(_summed)
 
 
-def _of_partial_sums(r: Range) -> Known:
-    """Sums of one sign have it, and are at least, or at most, their first term."""
-    if r.low >= 0 or r.high <= 0:
-        return Range(r.low if r.low >= 0 else -math.inf, r.high if r.high <= 0 else math.inf)
-    return None
-
-
-normed_op(torch.cumsum).register_range(_of_first(_of_partial_sums))
-
-
 def _filled_with(at: int | None, value: float = 0.0) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
     """Of a new tensor with one number in all entries: `value`, or the argument at `at`."""
 
     def rule(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-        found = value if at is None else _argument(args, kwargs, at, "fill_value")
+        found = value if at is None else argument(args, kwargs, at, "fill_value")
         return Range(float(found), float(found)) if isinstance(found, int | float) else None
 
     return rule
@@ -371,8 +362,8 @@ _register(_filled_with(1), (torch.full_like,))
 
 
 def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    found = of(_argument(args, kwargs, 0, "input"))
-    p = _argument(args, kwargs, 1, "p", default=0.5)
+    found = of(argument(args, kwargs, 0, "input"))
+    p = argument(args, kwargs, 1, "p", default=0.5)
     return None if found is None or not 0 <= p < 1 else union([_ZERO, found, found.scaled(1 / (1 - p))])
 
 
