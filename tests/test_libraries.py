@@ -145,6 +145,40 @@ class CompileableContextVar:
 """
 
 
+_MODEL = """
+import torch
+from transformers.utils.import_utils import is_torchdynamo_compiling
+
+def masked(x, mask=None):
+    if mask is None and not is_torchdynamo_compiling():
+        mask = torch.ones(x.shape)
+    return x * mask[:, None]
+"""
+
+
+@pytest.mark.parametrize("mode", ["real", "normed"])
+def test_models_of_transformers_do_what_they_do_in_eager_mode(mode):
+    """LongT5, Switch Transformers and others make no mask, and Mamba has another scan, where they take dynamo to compile them."""
+    pytest.importorskip("transformers.utils.import_utils")
+    model = types.ModuleType("transformers.models.masked.modeling_masked")
+    exec(_MODEL, model.__dict__)  # noqa: S102 - it is about the name of the module
+    x = torch.randn(3)
+    jitted = thunder.jit(model.masked, transforms=[NormTransform()])
+    if mode == "normed":
+        torch.testing.assert_close(jitted(LinfTensor.of(x)).backing, model.masked(x))
+    else:
+        torch.testing.assert_close(jitted(x), model.masked(x))
+
+
+def test_what_models_of_transformers_share_looks_at_no_values():
+    utils = pytest.importorskip("transformers.utils.import_utils")
+    if not hasattr(utils, "is_tracing"):
+        pytest.skip("this version asks for no values")
+    ones = torch.ones(3)
+    f = thunder.jit(lambda x: x + 1 if utils.is_tracing(x) or bool((x == 1).all()) else x, transforms=[NormTransform()])
+    torch.testing.assert_close(f(ones), ones + 1)
+
+
 class Embedding(torch.nn.Module):
     """With the hook that transformers 5 puts on embeddings where activations are checkpointed."""
 
