@@ -15,18 +15,20 @@ from typing import Any
 
 import torch
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import wrapped_result
 from thunder_norm.subclass.operations import operation_of, torch_callable
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx
+from thunder_norm.tracing.locations import location_of_user
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
     """What Thunder calls for `fn`; where that raises, or Thunder knows nothing to call, torch's function runs and is recorded."""
-    if fn is getattr and callable(found):
-        return functools.partial(_read_attribute, found)
+    if fn is getattr:
+        return with_method(found, args)
     torch_fn = torch_callable(fn)
     if torch_fn is None:
         return found
@@ -53,13 +55,22 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
 _OPAQUE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
+def with_method(found: Any, args: tuple[WrappedValue, ...]) -> Any:
+    """What Thunder calls for ``getattr(x, name)``; torch's method where x is a plain tensor and Thunder knows none of that name."""
+    is_of_plain = bool(args) and type(args[0].value) is TensorProxy and callable(found)
+    return functools.partial(_read_attribute, found) if is_of_plain else found
+
+
 def _read_attribute(found: Callable, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
     """The attribute of a tensor; torch's method where Thunder knows none of that name."""
     result = found(obj, name, *default)
-    method = getattr(torch.Tensor, name.value, None) if type(obj.value) is TensorProxy else None
-    if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not callable(method):
+    is_unknown = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED and hasattr(torch.Tensor, name.value)
+    if not is_unknown or not isinstance(get_interpreterruntimectx().curexc, AttributeError):
         return result
     get_interpreterruntimectx().curexc = None
+    method = getattr(torch.Tensor, name.value)
+    if not callable(method):
+        return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
 
 
