@@ -7,6 +7,7 @@ that asks would silently take another branch than in eager mode: ``if x.device =
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -164,7 +165,7 @@ _STORED: dict[str, Callable[[TensorProxy], Any]] = {
     "is_meta": lambda p: p.device.type == "meta",
     "is_xpu": lambda p: p.device.type == "xpu",
     "itemsize": lambda p: dtypes.to_torch_dtype(p.dtype).itemsize,
-    "nbytes": lambda p: p.numel * dtypes.to_torch_dtype(p.dtype).itemsize,
+    "nbytes": lambda p: math.prod(p.shape) * dtypes.to_torch_dtype(p.dtype).itemsize,
     "name": lambda p: None,
 }
 
