@@ -235,6 +235,28 @@ def test_a_trace_serves_tensors_that_are_stored_alike():
     assert thunder.cache_misses(jitted) == 2
 
 
+def test_attributes_that_a_user_sets_on_a_tensor():
+    class Marked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Buffer(torch.ones(3), persistent=False)
+            self.scale = nn.Parameter(torch.ones(3))
+            self.scale.by = 2.0
+
+        def forward(self, x):
+            self.table = self.table  # torch asks a buffer whether it is persistent
+            by = self.scale.by * getattr(self.scale, "absent", 1.5)
+            return x * self.scale * by + (1 if self.table.persistent else getattr(self.table, "persistent", 3))
+
+    model, x = Marked(), torch.randn(3)
+    for transform in TRANSFORMS[:2]:
+        jitted = thunder.jit(model, transforms=[transform()])
+        for by in (2.0, 5.0):
+            model.scale.by = by
+            torch.testing.assert_close(jitted(x), model(x))
+        assert thunder.cache_misses(jitted) == 2 and type(vars(model)["_buffers"]["table"]) is type(Marked().table)
+
+
 METHODS = {
     "broadcast_to": lambda x: (x[:, None] + 1).broadcast_to(3, 5, 4),
     "of a tuple": lambda x: x.broadcast_to((2, 3, 4)),

@@ -93,7 +93,7 @@ class Interpreting(Watching):
             # most calls without wrappers
             answer = plain.about_plain(acquisition, fn, args)
             found = answer or lookaside_for(fn, *args, **kwargs)
-            return plain_operations.with_method(found, args) if fn is getattr and answer is None else found
+            return plain_operations.with_attributes(acquisition, found, args) if fn is getattr and answer is None else found
         found = interpret.lookaside(acquisition, fn, args, kwargs)
         if not found:
             found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args)

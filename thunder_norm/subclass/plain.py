@@ -150,7 +150,7 @@ def _is_leaf(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_
     real = _real(acquisition, obj)
     if real is None:
         return wrapped_result(not acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
-    return _of_input(real, obj, name)
+    return attribute_of_input(real, obj, name)
 
 
 # What says how a plain tensor is stored: of all that Thunder computes the same.
@@ -174,10 +174,10 @@ def _how_stored(acquisition: Acquisition | None, obj: WrappedValue, name: Wrappe
     real = _real(acquisition, obj)
     if real is None:
         return wrapped_result(_STORED[unwrap(name)](obj.value), [obj.provenance, name.provenance])
-    return _of_input(real, obj, name)
+    return attribute_of_input(real, obj, name)
 
 
-def _of_input(real: torch.Tensor, obj: WrappedValue, name: WrappedValue) -> Any:
+def attribute_of_input(real: torch.Tensor, obj: WrappedValue, name: WrappedValue) -> Any:
     """An attribute of an input; the trace serves inputs of which it is the same."""
     answer = getattr(real, unwrap(name))
     if obj.value.history is not None:

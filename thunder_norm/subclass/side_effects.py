@@ -379,7 +379,12 @@ def _keeping(
         return lambda t: t
     plain = acquisition.fakes.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy
     is_constant = plain is not None and not acquisition.autograd.requires_grad(plain)
-    return lambda t: acquisition.kept(t).detach() if is_constant else acquisition.kept(t)
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept = acquisition.kept(t)
+        return kept.detach() if is_constant and kept.requires_grad else kept  # a buffer that is put back stays the same tensor
+
+    return keep
 
 
 def _buffer_setter(name: str) -> Callable[[Any, Any], None]:
