@@ -145,6 +145,72 @@ class CompileableContextVar:
 """
 
 
+_MODEL = """
+import torch
+from transformers.utils.import_utils import is_torchdynamo_compiling
+
+def masked(x, mask=None):
+    if mask is None and not is_torchdynamo_compiling():
+        mask = torch.ones(x.shape)
+    return x * mask[:, None]
+"""
+
+
+@pytest.mark.parametrize("mode", ["real", "normed"])
+def test_models_of_transformers_do_what_they_do_in_eager_mode(mode):
+    """LongT5, Switch Transformers and others make no mask, and Mamba has another scan, where they take dynamo to compile them."""
+    pytest.importorskip("transformers.utils.import_utils")
+    model = types.ModuleType("transformers.models.masked.modeling_masked")
+    exec(_MODEL, model.__dict__)  # noqa: S102 - it is about the name of the module
+    x = torch.randn(3)
+    jitted = thunder.jit(model.masked, transforms=[NormTransform()])
+    if mode == "normed":
+        torch.testing.assert_close(jitted(LinfTensor.of(x)).backing, model.masked(x))
+    else:
+        torch.testing.assert_close(jitted(x), model.masked(x))
+
+
+def test_what_models_of_transformers_share_looks_at_no_values():
+    utils = pytest.importorskip("transformers.utils.import_utils")
+    if not hasattr(utils, "is_tracing"):
+        pytest.skip("this version asks for no values")
+    ones = torch.ones(3)
+    f = thunder.jit(lambda x: x + 1 if utils.is_tracing(x) or bool((x == 1).all()) else x, transforms=[NormTransform()])
+    torch.testing.assert_close(f(ones), ones + 1)
+
+
+def _mask_of_ones(x):
+    return torch.ones(x.shape[:2])
+
+
+def _mask_that_is_written_into(x):
+    mask = torch.ones(x.shape[:2], dtype=torch.long)
+    mask[:, -1] = 0
+    return mask
+
+
+@pytest.mark.parametrize("made", [_mask_of_ones, _mask_that_is_written_into, lambda x: torch.ones(x.shape[:2]).long()])
+@pytest.mark.parametrize("kind", ["create_bidirectional_mask", "create_causal_mask"])
+def test_a_mask_that_hides_nothing_is_not_made(kind, made):
+    """transformers looks at the values in eager mode: whether there is a mask decides what the program does."""
+    transformers = pytest.importorskip("transformers")
+    masking = pytest.importorskip("transformers.masking_utils")
+    if not hasattr(masking, kind):
+        pytest.skip("this version has no such function")
+    config = transformers.BertConfig(hidden_size=8, num_attention_heads=2, attn_implementation="sdpa")
+
+    def f(x):
+        options = {} if kind == "create_bidirectional_mask" else {"past_key_values": None}
+        mask = getattr(masking, kind)(config=config, inputs_embeds=x, attention_mask=made(x), **options)
+        return x if mask is None else torch.where(mask[:, 0].any(1)[..., None], x + 1, x - 1)
+
+    x = torch.randn(2, 4, 8)
+    assert torch.equal(f(x), x) == (made is not _mask_that_is_written_into)
+    for given in (x, LinfTensor.of(x)):
+        found = thunder.jit(f, transforms=[NormTransform()])(given)
+        torch.testing.assert_close(found if given is x else found.backing, f(x))
+
+
 class Embedding(torch.nn.Module):
     """With the hook that transformers 5 puts on embeddings where activations are checkpointed."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 
 import pytest
 import torch
@@ -117,6 +117,81 @@ def test_class_of_the_user(mode):
         made.append(cache)
     assert made[0] is not made[1] and made[0].keys is not made[1].keys
     assert thunder.cache_misses(jitted) == 4
+
+
+@dataclasses.dataclass
+class Output(OrderedDict):
+    """As the outputs of transformers: a dict and a dataclass."""
+
+    value: torch.Tensor
+
+    def __post_init__(self):
+        self["value"] = self.value
+
+
+RETURNED = {
+    "ordered": lambda y: OrderedDict(out=y, aux=y * 2),
+    "default": lambda y: defaultdict(list, a=[y], b=[y * 2]),
+    "counter": lambda y: (y, Counter(a=3)),
+    "deque": lambda y: deque([y, y + 1], maxlen=2),
+    "set": lambda y: (y, {1, 2}),
+    "empty": lambda y: [y, OrderedDict()],
+    "user's dict": lambda y: UserDict(a=y),
+    "derived": lambda y: Named(k=y),
+    "ordered in ordered": lambda y: OrderedDict(b=OrderedDict(c=y), a=[y, 3, "x"], d=None),
+    "in the items of a literal": lambda y: (y, {"a": OrderedDict(x=Entry(y, y * 2, 1)), "b": [deque([y])]}),
+    "dataclass in ordered": lambda y: [OrderedDict(z=Output(y))],
+    "ordered in dataclass": lambda y: Entry(OrderedDict(z=y), y, 2),
+}
+
+
+def _assert_same(found, expected):
+    assert type(found) is type(expected) or isinstance(found, NormedTensor)
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(_plain(found), expected)
+    elif isinstance(expected, dict | UserDict):
+        assert list(found) == list(expected)
+        for key in expected:
+            _assert_same(found[key], expected[key])
+    elif isinstance(expected, list | tuple | deque):
+        for mine, theirs in zip(found, expected, strict=True):
+            _assert_same(mine, theirs)
+    elif dataclasses.is_dataclass(expected):
+        _assert_same(vars(found), vars(expected))
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("mode", ["real", "normed"])
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+def test_container_of_any_class_as_result(returned, mode):
+    torch.manual_seed(seeded(1))
+    fc = torch.nn.Linear(4, 4)
+
+    class Returning(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = fc
+
+        def forward(self, x):
+            return returned(self.fc(x))
+
+    model = Returning()
+    jitted = _jit(model)
+    call = normed(jitted) if mode == "normed" else jitted
+    for _ in range(2):  # the second time from Thunder's cache
+        x = torch.randn(3, 4)
+        _assert_same(call(x), model(x))
+    assert thunder.cache_misses(jitted) == 1
+
+
+def test_one_container_at_two_places_of_a_result():
+    def twice(x):
+        held = OrderedDict(a=x + 1)
+        return held, {"again": held}, Entry(held, held, 1)
+
+    first, literal, entry = _jit(twice)(torch.ones(2))
+    assert first is literal["again"] and entry.key is first and entry.value is first
 
 
 def test_gradients_through_a_returned_object():

@@ -197,3 +197,100 @@ def test_operations_without_a_gradient_of_thunders_are_differentiated(f):
         g(x).sum().backward()
         grads.append(x.grad)
     torch.testing.assert_close(grads[1], grads[0])
+
+
+_STORED = [
+    *(
+        "is_sparse",
+        "is_sparse_csr",
+        "is_quantized",
+        "is_mkldnn",
+        "is_nested",
+        "is_leaf",
+        "retains_grad",
+        "layout",
+        "name",
+        "itemsize",
+    ),
+    *("nbytes", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xla", "is_xpu"),
+]
+
+
+@pytest.mark.parametrize("name", _STORED)
+@pytest.mark.parametrize("transform", TRANSFORMS[:2])
+def test_how_a_tensor_is_stored_is_said_as_in_eager_mode(name, transform):
+    def f(x):
+        y = x + 1
+        return y, getattr(x, name), getattr(y, name), getattr(torch.ones(2), name)
+
+    for x in (torch.ones(3), torch.ones(3, dtype=torch.float64)):
+        assert thunder.jit(f, transforms=[transform()])(x)[1:] == f(x)[1:]
+
+
+def test_a_trace_serves_tensors_that_are_stored_alike():
+    jitted = jit(lambda x: x.to_dense() if x.is_sparse else x * 2)
+    x = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    for expected, given in ((x * 2, x), (x, x.to_sparse()), (x * 2, x)):
+        assert torch.equal(jitted(given), expected)
+    assert thunder.cache_misses(jitted) == 2
+
+
+def test_attributes_that_a_user_sets_on_a_tensor():
+    class Marked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Buffer(torch.ones(3), persistent=False)
+            self.scale = nn.Parameter(torch.ones(3))
+            self.scale.by = 2.0
+
+        def forward(self, x):
+            self.table = self.table  # torch asks a buffer whether it is persistent
+            by = self.scale.by * getattr(self.scale, "absent", 1.5)
+            return x * self.scale * by + (1 if self.table.persistent else getattr(self.table, "persistent", 3))
+
+    model, x = Marked(), torch.randn(3)
+    for transform in TRANSFORMS[:2]:
+        jitted = thunder.jit(model, transforms=[transform()])
+        for by in (2.0, 5.0):
+            model.scale.by = by
+            torch.testing.assert_close(jitted(x), model(x))
+        assert thunder.cache_misses(jitted) == 2 and type(vars(model)["_buffers"]["table"]) is type(Marked().table)
+
+
+METHODS = {
+    "broadcast_to": lambda x: (x[:, None] + 1).broadcast_to(3, 5, 4),
+    "of a tuple": lambda x: x.broadcast_to((2, 3, 4)),
+    "swapaxes": lambda x: x.swapaxes(0, 1),
+    "moveaxis": lambda x: (x * 2).moveaxis(0, 1),
+    "rot90": lambda x: x.rot90(),
+    "diff": lambda x: x.diff(),
+    "tensor_split": lambda x: x.tensor_split(2)[0],
+    "hypot": lambda x: x.hypot(x.exp()),
+    "sinc": lambda x: x.sinc(),
+    "with a default": lambda x: getattr(x, "kron", None)(x),
+    "absent": lambda x: getattr(x, "no_such_method", lambda: x + 2)(),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("transform", TRANSFORMS[:2])
+def test_methods_that_thunder_lacks_are_torchs(name, transform):
+    f, x = METHODS[name], torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    found = thunder.jit(f, transforms=[transform()])(x)
+    torch.testing.assert_close(found, f(x))
+    torch.testing.assert_close(torch.autograd.grad(found.sin().sum(), x), torch.autograd.grad(f(x).sin().sum(), x))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS[:2])
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: x + 1])
+@pytest.mark.parametrize(
+    "asked", [lambda x: x.data_ptr(), lambda x: x.untyped_storage().data_ptr(), lambda x: x._version, lambda x: x.grad_fn is None]
+)
+def test_what_a_trace_cannot_know_of_a_tensor_is_refused(asked, of, transform):
+    with pytest.raises(UnsupportedOpError):
+        thunder.jit(lambda x: x * 2 if asked(of(x)) else x, transforms=[transform()])(torch.ones(2))
+
+
+def test_the_address_of_a_wrapper_is_refused():
+    with pytest.raises(UnsupportedOpError, match="data_ptr"):
+        jit(lambda x: x * 2 if x.data_ptr() else x)(TwoTensor(torch.ones(2), torch.ones(2)))

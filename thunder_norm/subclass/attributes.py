@@ -42,6 +42,13 @@ def from_user() -> bool:
     return frame is None or (frame.module or "").partition(".")[0] != "thunder"
 
 
+def address_refused(name: str) -> UnsupportedOpError:
+    """The error for a program that asks where a tensor is."""
+    return UnsupportedOpError(
+        with_details(f"{name}() of a tensor", at=location_of_user(), why="there is no memory yet while the trace is acquired")
+    )
+
+
 def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
     """Called for ``getattr(x, name)`` with a wrapper x."""
     proxy, attribute = obj.value, unwrap(name)
@@ -74,6 +81,8 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
     cls = type(fake)
     if name == "__class__":
         return cls
+    if name == "data_ptr" and cls.data_ptr is torch.Tensor.data_ptr:
+        raise address_refused(name)
     if name == "__dict__":
         raise UnsupportedOpError(f"__dict__ of a {cls.__name__} is not available while tracing; read the attributes by name")
     if cls.__getattribute__ is not object.__getattribute__:

@@ -91,7 +91,9 @@ class Interpreting(Watching):
             acquisition.note_presence(Presence.MENTIONED)
         if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
             # most calls without wrappers
-            return plain.about_plain(acquisition, fn, args) or lookaside_for(fn, *args, **kwargs)
+            answer = plain.about_plain(acquisition, fn, args)
+            found = answer or lookaside_for(fn, *args, **kwargs)
+            return plain_operations.with_attributes(acquisition, found, args) if fn is getattr and answer is None else found
         found = interpret.lookaside(acquisition, fn, args, kwargs)
         if not found:
             found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args)

@@ -87,7 +87,7 @@ class Recipe:
         self.outside = outside
         self.is_strict = is_strict
         self.arguments: dict[str, Proxy] = {}
-        self.objects: list[Any] = []  # instances that are made here
+        self.objects: list[Any] = []  # instances and containers that are made here, and that other values may hold as well
         self._steps: dict[int, Step] = {}
 
     def of(self, value: Any) -> Step:
@@ -150,7 +150,7 @@ class Recipe:
             return call.made[key]
 
         self._steps[key] = step
-        if cls not in _CONTAINERS:
+        if cls not in (list, dict):  # a trace writes these down itself
             self.objects.append(value)
         if base in _CONTAINERS:
             parts["contents"] = self._contents(value)
@@ -188,7 +188,8 @@ def is_made_by_class(value: Any) -> bool:
         return False
     if not _is_written_in_python(cls):
         return False
-    return cls in _BASES or not is_of_library(cls) or dataclasses.is_dataclass(value) or holds_proxies(value)
+    is_known = cls in _BASES or cls.__module__ == "collections" or dataclasses.is_dataclass(value)
+    return is_known or not is_of_library(cls) or holds_proxies(value)
 
 
 class _Proxies(Reachable):
@@ -257,6 +258,8 @@ class MadeObjects:
         if id(value) not in self._proxies:
             recipe = Recipe(self.known, lambda v: None if v is value else self._outside(v))
             recipe.of(value)
+            if not recipe.objects:  # it was there before
+                raise NotMakeableError(value)
             self._write(recipe, epilogue)
         return self._proxies[id(value)][1]
 

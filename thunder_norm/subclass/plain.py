@@ -7,6 +7,7 @@ that asks would silently take another branch than in eager mode: ``if x.device =
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.attributes import from_user, wrapped_result
+from thunder_norm.subclass.attributes import address_refused, from_user, wrapped_result
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.guards import GuardError
 from thunder_norm.tracing.locations import location_of_user
@@ -48,7 +49,12 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return lambda obj, *_: _interpret_call(written_out, obj)
         if args[1].value == "requires_grad" and acquisition is not None and _is_written_in_order(acquisition):
             return functools.partial(_requires_grad, acquisition)
-        return functools.partial(layout_of_plain, acquisition) if args[1].value in _LAYOUT and from_user() else None
+        if args[1].value == "is_leaf" and acquisition is not None and _is_written_in_order(acquisition):
+            return functools.partial(_is_leaf, acquisition)
+        if args[1].value in _ADDRESSES and from_user():
+            return lambda obj, name, *_: do_raise(address_refused(name.value))
+        asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
+        return functools.partial(asked, acquisition) if asked is not None and from_user() else None
     if fn is hasattr and from_user():
         return functools.partial(_has_attribute, acquisition)
     if fn is type and len(args) == 1 and from_user():
@@ -140,6 +146,58 @@ def _requires_grad(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
     return wrapped_result(acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
 
 
+def _is_leaf(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    real = _real(acquisition, obj)
+    if real is None:
+        return wrapped_result(not acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
+    return attribute_of_input(real, obj, name)
+
+
+# What says how a plain tensor is stored: of all that Thunder computes the same.
+_STORED: dict[str, Callable[[TensorProxy], Any]] = {
+    **dict.fromkeys(("is_sparse", "is_sparse_csr", "is_quantized", "is_mkldnn", "is_nested", "retains_grad"), lambda p: False),
+    **dict.fromkeys(
+        ("is_ipu", "is_maia", "is_mps", "is_mtia", "is_vulkan", "is_xla"), lambda p: False
+    ),  # Thunder has no such device
+    "layout": lambda p: torch.strided,
+    "is_cpu": lambda p: p.device.type == "cpu",
+    "is_cuda": lambda p: p.device.type == "cuda",
+    "is_meta": lambda p: p.device.type == "meta",
+    "is_xpu": lambda p: p.device.type == "xpu",
+    "itemsize": lambda p: dtypes.to_torch_dtype(p.dtype).itemsize,
+    "nbytes": lambda p: math.prod(p.shape) * dtypes.to_torch_dtype(p.dtype).itemsize,
+    "name": lambda p: None,
+}
+
+
+def _how_stored(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    real = _real(acquisition, obj)
+    if real is None:
+        return wrapped_result(_STORED[unwrap(name)](obj.value), [obj.provenance, name.provenance])
+    return attribute_of_input(real, obj, name)
+
+
+def attribute_of_input(real: torch.Tensor, obj: WrappedValue, name: WrappedValue) -> Any:
+    """An attribute of an input; the trace serves inputs of which it is the same."""
+    answer = getattr(real, unwrap(name))
+    if obj.value.history is not None:
+        get_jit_ctx().add_constraint((_check_of_attribute(unwrap(name), answer), obj.value))
+    return wrapped_result(answer, [obj.provenance, name.provenance])
+
+
+@functools.cache
+def _check_of_attribute(name: str, expected: Any) -> Callable[[TensorProxy], None]:
+    """What writes the check that an attribute of an input is what it was into a prologue."""
+
+    def check(t: torch.Tensor) -> None:
+        if getattr(t, name) != expected:
+            raise GuardError(f"expected {name} to be {expected}, got {getattr(t, name)}")
+
+    bind = bindable(f"check_{name}", check)
+    return lambda p: get_tracectx().bound_symbols.append(bind(p, output=None))
+
+
+_ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage")
 _LAYOUT = ("stride", "is_contiguous", "storage_offset")
 
 

@@ -15,18 +15,21 @@ from typing import Any
 
 import torch
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import wrapped_result
 from thunder_norm.subclass.operations import operation_of, torch_callable
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx
+from thunder_norm.subclass.plain import attribute_of_input
+from thunder_norm.tracing.locations import location_of_user
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
     """What Thunder calls for `fn`; where that raises, or Thunder knows nothing to call, torch's function runs and is recorded."""
-    if fn is getattr and callable(found):
-        return functools.partial(_read_attribute, found)
+    if fn is getattr:
+        return with_attributes(acquisition, found, args)
     torch_fn = torch_callable(fn)
     if torch_fn is None:
         return found
@@ -53,13 +56,28 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
 _OPAQUE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
-def _read_attribute(found: Callable, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
-    """The attribute of a tensor; torch's method where Thunder knows none of that name."""
+def with_attributes(acquisition: Acquisition, found: Any, args: tuple[WrappedValue, ...]) -> Any:
+    """What Thunder calls for ``getattr(x, name)``; where x is a plain tensor without such an attribute in Thunder, what torch has."""
+    is_of_plain = bool(args) and type(args[0].value) is TensorProxy and callable(found)
+    return functools.partial(_read_attribute, acquisition, found) if is_of_plain else found
+
+
+def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue, name: WrappedValue, *default: Any) -> Any:
+    """The attribute of a tensor: as Thunder has it, one that the user has set on an input (``nn.Buffer``'s too), torch's method."""
     result = found(obj, name, *default)
-    method = getattr(torch.Tensor, name.value, None) if type(obj.value) is TensorProxy else None
-    if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not callable(method):
+    is_unknown = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED or (bool(default) and result is default[0])
+    if not is_unknown or not isinstance(get_interpreterruntimectx().curexc, AttributeError | None):
+        return result
+    real = acquisition.fakes.real_input(obj.value)
+    if real is not None and name.value in vars(real) and isinstance(vars(real)[name.value], bool | int | float | str | None):
+        get_interpreterruntimectx().curexc = None
+        return attribute_of_input(real, obj, name)
+    if not hasattr(torch.Tensor, name.value):
         return result
     get_interpreterruntimectx().curexc = None
+    method = getattr(torch.Tensor, name.value)
+    if not callable(method):
+        return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
 
 

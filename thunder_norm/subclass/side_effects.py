@@ -7,8 +7,10 @@ call at hand; a guard sees that the places hold what they held.  What has no ten
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
+import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Iterator
@@ -82,18 +84,46 @@ def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue:
     effects = _current.get()
     value = wrapped.value
     is_given = hasattr(wrapped, "anyproxy") or should_register_for_prologue(wrapped.provenance)
-    if effects is None or is_given or isinstance(value, dict) or not effects.made.is_made(value):
-        try:
-            return find(wrapped)
-        except NotImplementedError as e:
-            if isinstance(e, ThunderNormError) or not str(e).startswith("unhandled"):
-                raise
-            raise refusal(value, "the result") from e
-    effects.made.note_arguments(wrapped)
+    if effects is not None and not is_given:
+        if _is_handed_out(effects, value):
+            effects.made.note_arguments(wrapped)
+            return _made(effects, value, epilogue)
+        if type(value) is dict:  # Thunder knows nothing of the items of one that is written as ``{...}``
+            return _with_made(effects, _found(wrapped, find), epilogue)
+    return _found(wrapped, find)
+
+
+def _found(wrapped: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
+    try:
+        return find(wrapped)
+    except NotImplementedError as e:
+        if isinstance(e, ThunderNormError) or not str(e).startswith("unhandled"):
+            raise
+        raise refusal(wrapped.value, "the result") from e
+
+
+def _made(effects: SideEffects, value: Any, epilogue: TraceCtx) -> Proxy:
     try:
         return effects.made.proxy_of(value, epilogue)
     except NotMakeableError as e:
         raise refusal(e.value, f"the {type(value).__qualname__} that is returned") from None
+
+
+def _with_made(effects: SideEffects, value: Any, epilogue: TraceCtx) -> Any:
+    """A result in whose dicts, lists and tuples there is, for what the program has made, what the epilogue makes anew."""
+    if type(value) is dict:
+        return {k: _with_made(effects, v, epilogue) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_made(effects, v, epilogue) for v in value)
+    return _made(effects, value, epilogue) if _is_handed_out(effects, value) else value
+
+
+def _is_handed_out(effects: SideEffects, value: Any) -> bool:
+    """Whether an operation of the epilogue makes the value: an object, or a container that Thunder's traces cannot write down."""
+    if isinstance(value, tuple) or (isinstance(value, dict) and dataclasses.is_dataclass(value)):
+        return False
+    is_other = isinstance(value, dict | list | set | collections.deque) and type(value) not in (dict, list)
+    return is_other or effects.made.is_made(value)
 
 
 @dataclass(frozen=True)
@@ -349,7 +379,12 @@ def _keeping(
         return lambda t: t
     plain = acquisition.fakes.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy
     is_constant = plain is not None and not acquisition.autograd.requires_grad(plain)
-    return lambda t: acquisition.kept(t).detach() if is_constant else acquisition.kept(t)
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept = acquisition.kept(t)
+        return kept.detach() if is_constant and kept.requires_grad else kept  # a buffer that is put back stays the same tensor
+
+    return keep
 
 
 def _buffer_setter(name: str) -> Callable[[Any, Any], None]:

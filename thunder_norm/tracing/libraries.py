@@ -6,10 +6,19 @@ They belong to modules that a program may not have imported, and are known by th
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from thunder_norm.tracing.lookasides import instead_of_named
-from thunder.core.interpreter import WrappedValue, _interpret_call
+from thunder.core.interpreter import WrappedValue, _interpret_call, get_interpreterruntimectx, wrap_const
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 
 
 @instead_of_named("torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIndex")
@@ -22,3 +31,67 @@ def _indexing() -> Any:
 def _set_variable(variable: WrappedValue, value: WrappedValue) -> Any:
     """transformers 5 writes a global instead of a context variable where ``torch.compiler.is_compiling()``, and Thunder says it is."""
     return _interpret_call(lambda variable, value: variable.context_var.set(value), variable, value)
+
+
+@instead_of_named("transformers.utils.import_utils", "is_torchdynamo_compiling")
+def _is_compiling() -> Any:
+    """Models of transformers compute something else where dynamo compiles: no mask where none is given (LongT5), another scan (Mamba).
+
+    What models share asks whether it may look at values, or keep what it has computed, and may not.
+    """
+    frames = get_interpreterruntimectx().frame_stack
+    is_of_model = bool(frames) and str(frames[-1].globals.value.get("__name__")).startswith("transformers.models.")
+    return wrap_const(False) if is_of_model else _interpret_call(torch.compiler.is_compiling)
+
+
+# -- masks of transformers ----------------------------------------------------------------------------------------------
+
+
+def _without_padding(name: str) -> None:
+    """Have a function of transformers' masks be told that there is no padding where the model itself made a mask of ones.
+
+    In eager mode the values say so, and a mask that hides nothing is not made: Nystromformer's would not fit its scores.
+    """
+
+    @instead_of_named("transformers.masking_utils", name)
+    def call(padding_mask: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        function = _under_another_name(getattr(sys.modules["transformers.masking_utils"], name))
+        mask = wrap_const(None) if _is_made_of_ones(padding_mask.value) else padding_mask
+        return _interpret_call(function, mask, *args, **kwargs)
+
+
+for _name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+    _without_padding(_name)
+
+
+@functools.cache
+def _under_another_name(function: types.FunctionType) -> Callable:
+    """The same function, which nothing is called instead of."""
+    own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    own.__kwdefaults__, own.__qualname__ = function.__kwdefaults__, f"interpreted.{function.__qualname__}"
+    return own
+
+
+_MAKE_ONES = ("ones", "ones_like", "new_ones")
+_KEEP_ONES = ("to", "bool", "float", "long", "int", "type", "type_as", "clone", "contiguous", "detach")
+
+
+def _is_made_of_ones(value: Any) -> bool:
+    """Whether the program made a tensor as ones, and has not written into it."""
+    written = {id(a) for bsym in _in_order() if _writes(bsym) for a in bsym.flat_proxy_args}
+    while isinstance(value, TensorProxy) and id(value) not in written:
+        made = next((b for b in _in_order() if any(o is value for o in b.flat_proxy_outs)), None)
+        if made is None or made.sym.name in _MAKE_ONES:
+            return made is not None
+        if made.sym.name not in _KEEP_ONES or not made.args:
+            return False
+        value = made.args[0]
+    return False
+
+
+def _in_order() -> Iterator[BoundSymbol]:
+    return (bsym for scope in get_jit_ctx().computation_trace.scopes for bsym in scope)
+
+
+def _writes(bsym: BoundSymbol) -> bool:
+    return bsym.sym.name.endswith("_") or "setitem" in bsym.sym.name or "copy" in bsym.sym.name

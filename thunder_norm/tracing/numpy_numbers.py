@@ -1,0 +1,67 @@
+"""NumPy's numbers among the arguments of operations on tensors: to torch they are numbers of Python, to Thunder neither those nor tensors."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from thunder_norm.tracing.lookasides import look_up
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, wrap, wrap_const
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.torch import _torch_to_thunder_function_map
+
+_METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
+    """What to call instead of `fn`, if it is an operation on tensors that is given a number of NumPy's; None for all others."""
+    given = (*args, *kwargs.values())
+    if not any(map(_holds_number, given)):
+        return None
+    if isinstance(fn, _METHODS) and isinstance(args[0].value, np.generic):
+        is_with_tensor = fn.__name__.startswith("__") and len(args) == 2 and isinstance(args[1].value, TensorProxy)
+        return _left_to_the_tensor if is_with_tensor else None
+    if not _is_operation(fn, given):
+        return None
+    return lambda *args, **kwargs: _interpret_call(fn, *map(_as_pythons, args), **{k: _as_pythons(v) for k, v in kwargs.items()})
+
+
+def _left_to_the_tensor(*_: WrappedValue) -> WrappedValue:
+    """What ``number * x`` of NumPy says for a tensor x, whose ``__array_priority__`` is higher."""
+    return wrap_const(NotImplemented)
+
+
+def _holds_number(value: Any) -> bool:
+    held = value.value if isinstance(value, WrappedValue) else value
+    if isinstance(held, slice):
+        return any(isinstance(v, np.generic) for v in (held.start, held.stop, held.step))
+    if type(held) in (tuple, list):
+        return any(map(_holds_number, held))
+    return isinstance(held, np.generic)
+
+
+def _is_operation(fn: Callable, given: tuple[WrappedValue, ...]) -> bool:
+    if isinstance(fn, Symbol) or look_up(_torch_to_thunder_function_map, fn) is not None:
+        return True
+    if not any(isinstance(v.value, TensorProxy) for v in given) or fn in (getattr, setattr):
+        return False
+    owner = getattr(fn, "__objclass__", None) or fn
+    return (getattr(owner, "__module__", None) or "").partition(".")[0] in ("torch", "thunder")
+
+
+def _as_pythons(value: WrappedValue) -> WrappedValue:
+    if not _holds_number(value):
+        return value
+    return wrap(_converted(value.value), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[value.provenance]))
+
+
+def _converted(held: Any) -> Any:
+    if isinstance(held, slice):
+        return slice(*map(_converted, (held.start, held.stop, held.step)))
+    if type(held) in (tuple, list):
+        return type(held)(map(_converted, held))
+    return held.item() if isinstance(held, np.generic) else held
