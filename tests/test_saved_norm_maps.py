@@ -366,3 +366,26 @@ def test_what_a_model_returns_beside_norms_may_not_depend_on_a_dynamic_dimension
         norm_map(RMSTensor(1.0))
     fine = build_norm_map(lambda x: (x.relu(), x.shape[1], {"a": float("nan")}), *EXAMPLE, dynamic_shapes=BATCH)
     assert fine(RMSTensor(1.0, backing=torch.empty(9, 6)))[1] == 6
+
+
+def test_plain_results_are_meta_tensors_also_of_a_loaded_one(tmp_path):
+    class WithMask(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return y, {"mask": y > 0, "places": y.argmax(-1)}
+
+    norm_map = build_norm_map(WithMask(), torch.empty(3, 4), dynamic_shapes=({0: "batch"},))
+    norm_map(RMSTensor(1.0))
+    norm_map.save(tmp_path / "map")
+    for found in (norm_map, load_norm_map(tmp_path / "map")):
+        for size in (3, 5):
+            y, others = found(RMSTensor.of(torch.ones(size, 4)))
+            assert y.shape == (size, 4) and torch.isfinite(y.norm_size)
+            assert {k: (v.device.type, v.dtype, tuple(v.shape)) for k, v in others.items()} == {
+                "mask": ("meta", torch.bool, (size, 4)),
+                "places": ("meta", torch.int64, (size,)),
+            }

@@ -53,7 +53,8 @@ def build_norm_map(
         **example_kwargs: as `example_args`, by name.
 
     Returns:
-        A `NormMap`.  Its outputs have meta backings; norm sizes are differentiable through torch.autograd, to any order.
+        A `NormMap`.  Its outputs have meta backings; norm sizes are differentiable through torch.autograd, to any order.  Plain
+        outputs of the model, such as masks, are meta tensors: there is no data.
 
     Raises:
         NormMismatchError: dynamic_shapes do not fit the arguments, or an unknown mode or policy.

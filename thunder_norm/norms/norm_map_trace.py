@@ -27,8 +27,9 @@ from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.side_effects import is_side_effect
+from thunder_norm.tracing.bindable import bindable
 import thunder
-from thunder.core import prims
+from thunder.core import dtypes, prims
 from thunder.core.devices import Device, DeviceType
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy, variableify
@@ -312,7 +313,7 @@ def _without_side_effects(trace: TraceCtx, received: Sequence[Any]) -> TraceCtx:
 
 
 def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
-    """The epilogue with each output wrapped around a meta backing, and plain tensor outputs refused."""
+    """The epilogue with each normed output wrapped around a meta backing, and with meta tensors for plain ones: there is no data."""
     new = from_trace(trace)
     new.bound_symbols = []
     dropped: set[str] = set()
@@ -325,15 +326,11 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
             new.bound_symbols.append(bsym)
     needed = {p.name for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL for p in b.flat_proxy_args}
     plain = [p for p in trace.args if isinstance(p, TensorProxy) and not is_norm_scalar(p) and p.name in needed]
-    if plain:
-        raise NormMismatchError(
-            "the model returns plain tensors as well as normed ones; a norm map has no data to compute them from: "
-            + ", ".join(p.type_string() for p in plain)
-        )
-    new.bound_symbols = [
-        b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in dropped - needed
+    gone = (dropped - needed) | {p.name for p in plain}
+    new.bound_symbols = [*(_without_data(p, outputs) for p in plain)] + [
+        b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in gone
     ]
-    new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in dropped - needed)
+    new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in gone)
     boundary_passes.declare_arguments(new, "epilogue")
     return new
 
@@ -341,6 +338,12 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
 def _wraps_normed(bsym: BoundSymbol) -> bool:
     """Whether an operation of an epilogue makes a NormedTensor, of its backing (which may be 0-dim float64 too) and its sizes."""
     return isinstance(bsym.output, SubclassProxy) and isinstance(bsym.output.fake, NormedTensor) and bool(bsym.args)
+
+
+def _without_data(proxy: TensorProxy, outputs: list[OutputShape]) -> BoundSymbol:
+    shape = OutputShape(tuple(proxy.shape), dtypes.to_torch_dtype(proxy.dtype))
+    outputs.append(shape)
+    return bindable("without_data", shape.backing)(output=proxy)
 
 
 def _wrapper_of_norms(proxy: SubclassProxy, outputs: list[OutputShape]) -> Callable[..., NormedTensor]:

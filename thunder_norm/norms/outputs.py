@@ -36,12 +36,25 @@ class NormOutput:
     number: int
 
 
+@dataclass(frozen=True)
+class PlainOutput:
+    """A plain tensor in what a program returns, of which a norm map knows the metadata alone.
+
+    Attributes:
+        shape: which of the program's output shapes it has.
+    """
+
+    shape: int
+
+
 def described(epilogue: Any, shapes: Sequence[OutputShape], num_results: int) -> Any:
-    """What an epilogue returns, with a `NormOutput` in place of each normed tensor: it is run on numbers that say which they are.
+    """What an epilogue returns, with a `NormOutput` for each normed tensor, a `PlainOutput` for each plain one without data.
+
+    It is run on numbers that say which they are.
 
     Args:
         epilogue: from the results of the computation to what the program returns.
-        shapes: of the normed tensors.
+        shapes: of the normed tensors, and of plain ones.
         num_results: how many numbers the computation returns.
     """
     with torch.no_grad(), sizes_of_call({}):
@@ -50,7 +63,8 @@ def described(epilogue: Any, shapes: Sequence[OutputShape], num_results: int) ->
 
     def describe(x: Any) -> Any:
         if not isinstance(x, NormedTensor):
-            return x
+            plain = next((i for i, s in enumerate(shapes) if isinstance(x, torch.Tensor) and s.made_last is x), None)
+            return x if plain is None else PlainOutput(plain)
         number = seen.setdefault(id(x), len(seen))
         shape = next(i for i, s in enumerate(shapes) if s.made_last is x.backing)
         perturbation = None if x.perturbation_size is None else int(x.perturbation_size)
@@ -71,6 +85,8 @@ class SavedEpilogue:
         made: dict[int, NormedTensor] = {}
 
         def make(x: Any) -> Any:
+            if isinstance(x, PlainOutput):
+                return self.shapes[x.shape].backing()
             if not isinstance(x, NormOutput):
                 return x
             if x.number not in made:
@@ -78,7 +94,7 @@ class SavedEpilogue:
                 made[x.number] = x.kind._wrap(self.shapes[x.shape].backing(), results[x.size], perturbation, x.elem_dims)
             return made[x.number]
 
-        return tree_map(make, self.tree, is_leaf=lambda x: isinstance(x, NormOutput))
+        return tree_map(make, self.tree, is_leaf=lambda x: isinstance(x, NormOutput | PlainOutput))
 
 
 def differ(a: Any, b: Any) -> bool:

@@ -14,7 +14,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, SavedFileError, ThunderNormError, with_details
 from thunder_norm.norms.higher_order import Replay, Scalars
 from thunder_norm.norms.norm_map_trace import OfArgument, OfModel, OutputShape, Plan, Source
-from thunder_norm.norms.outputs import NormOutput, SavedEpilogue, described
+from thunder_norm.norms.outputs import NormOutput, PlainOutput, SavedEpilogue, described
 from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.saving import programs, values
 
@@ -121,6 +121,8 @@ def _decoded_source(data: Any, tensors: Tensors) -> Source:
 def _output(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         raise SavedFileError("the model returns a plain tensor")
+    if isinstance(value, PlainOutput):
+        return {"plain": value.shape}
     if not isinstance(value, NormOutput):
         return None
     fields = [value.elem_dims, value.shape, value.size, value.perturbation, value.number]
@@ -128,6 +130,8 @@ def _output(value: Any) -> Any:
 
 
 def _decoded_output(data: dict) -> Any:
+    if "plain" in data:
+        return PlainOutput(data["plain"])
     return NormOutput(*map(values.decode, data["norm"])) if "norm" in data else None
 
 
