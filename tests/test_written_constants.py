@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, build_norm_map, norm_report
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.modular import ModularNorm
+from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -157,3 +160,66 @@ def test_movements_go_through(x):
     f = thunder.jit(rows_one_by_one, transforms=[NormTransform()])
     y = f(LinfTensor(2.0, backing=x.clamp(-2, 2), perturbation_size=0.5))
     assert 0.5 * 4 <= y.perturbation_size.item() <= 0.5 * (1 + 2 + 3 + 4)
+
+
+WRITES = {
+    "row": lambda t, y, i, c: t.__setitem__(i, y[i] * c),
+    "number": lambda t, y, i, c: t.__setitem__(i, c),
+    "add_": lambda t, y, i, c: t.add_(y, alpha=c),
+    "add a tensor": lambda t, y, i, c: t.__iadd__(y * c),
+    "part of a row": lambda t, y, i, c: t[i].mul_(c),
+    "fill_": lambda t, y, i, c: t.fill_(c),
+    "index_add_": lambda t, y, i, c: t.index_add_(0, torch.tensor([i, 0]), y[:2]),
+    "copy_": lambda t, y, i, c: t.copy_(y * c),
+    "mask": lambda t, y, i, c: t.mul_(torch.tensor([1.0, 0.0, 1.0, 0.0])),
+    "relu_": lambda t, y, i, c: t.relu_(),
+}
+MAKES = {
+    "ones": lambda t, c: torch.ones(4, 4),
+    "full": lambda t, c: torch.full((4, 4), c),
+    "empty": lambda t, c: torch.empty(4, 4).fill_(c),
+    "view": lambda t, c: t[:, :],
+    "transposed": lambda t, c: t.t(),
+    "clone": lambda t, c: t.clone(),
+    "detach": lambda t, c: t.detach(),
+    "sum": lambda t, c: t + c,
+}
+
+
+def random_program(seed):
+    pick = random.Random(seed)
+    steps = [(pick.choice([*WRITES, *WRITES, *MAKES]), pick.randrange(4), pick.random()) for _ in range(pick.randint(3, 9))]
+
+    def program(y):
+        tensors = [torch.zeros(4, 4)]
+        for name, i, c in steps:
+            t = tensors[i % len(tensors)]
+            if name in MAKES:
+                tensors.append(MAKES[name](t, c))
+            else:
+                WRITES[name](t, y, i, c)
+        return [t + 0 * y for t in tensors]
+
+    return program
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_random_programs_are_right_or_refused(number, x):
+    model = Net(random_program(seeded(number)))
+    try:
+        expected = model(x)
+    except RuntimeError:  # autograd refuses what changes in place here
+        return
+    given = RMSTensor.of(x)
+    runs = (
+        lambda: thunder.jit(model, transforms=[NormTransform()])(given),
+        lambda: run_eagerly(model, (given,), {}, policy="measured", mode="bound")[0],
+    )
+    for run in runs:
+        try:
+            found = run()
+        except UnsupportedOpError:
+            continue
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got.backing, want)
+            assert type(got).of(want, got.elem_dims).norm_size <= got.norm_size * (1 + 1e-5)
