@@ -7,6 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutput
 
 from thunder_norm import RMSTensor
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad
@@ -96,6 +97,35 @@ class FrozenDict(dict):
         return self
 
 
+class Both(OrderedDict):
+    """Items that are attributes too, as transformers' outputs have them."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __setattr__(self, key, value):
+        if key in self and value is not None:
+            super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+def attributes_of_dicts(x, y):
+    both = Both(a=x)
+    both.a = None
+    nothing = both.a
+    both["a"] = x * y
+    both.b = y
+    both["b"] = both.a + both["a"]
+    return both.a + both.b * (2 if nothing is None else 3)
+
+
+def first_fields(x, y):
+    several = BackboneOutput(feature_maps=(x * 2, y))
+    one = BaseModelOutput((x + y,))
+    return several.feature_maps[0] + several["feature_maps"][1] + one.last_hidden_state[0] * len(one)
+
+
 def own_deletions(x, y):
     total = 0
     for cls in (Frozen, FrozenDict, OrderedDict, dict):
@@ -122,6 +152,8 @@ def missing_deletions(x, y):
 
 PROGRAMS = [
     own_deletions,
+    attributes_of_dicts,
+    first_fields,
     missing_deletions,
     replaced_afterwards,
     appended_afterwards,

@@ -22,7 +22,8 @@ from thunder.core.proxies import AnyProxy, Proxy
 _nothing = object()
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 # what holds no attributes that a program computes or assigns, or says of itself what they are
-_SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor, str, int, float, tuple, list, dict)
+_SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
+_PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
 _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute of what was there before it
 
 
@@ -39,12 +40,16 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     return None
 
 
+def _is_simple(value: Any) -> bool:
+    return isinstance(value, _SIMPLE) or (isinstance(value, _PLAIN) and type(value).__dictoffset__ == 0)
+
+
 # -- reading ------------------------------------------------------------------------------------------------------------------
 
 
 def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
     value = obj.value
-    if isinstance(value, _SIMPLE) or type(name.value) is not str or thunders.DUNDER_PATTERN.match(name.value):
+    if _is_simple(value) or type(name.value) is not str or thunders.DUNDER_PATTERN.match(name.value):
         return None  # the interpreter itself asks for __dict__
     if type(value) is super:
         return _by_super if _property_above(value, name.value) is not None else None
@@ -131,7 +136,7 @@ def _by_getattr(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -
 
 def _by_object(obj: WrappedValue, name: WrappedValue) -> Any:
     """Called for ``object.__getattribute__``, which does not ask ``__getattr__``."""
-    if isinstance(obj.value, _SIMPLE) or thunders.DUNDER_PATTERN.match(name.value):
+    if _is_simple(obj.value) or thunders.DUNDER_PATTERN.match(name.value):
         return jit_ext._general_jit_getattr_lookaside(obj, name)
     is_computed = _is_computed(obj.value, name.value)
     if not is_computed:
@@ -169,7 +174,7 @@ def _by_super(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> 
 
 def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
     owner = obj.value
-    if isinstance(owner, (*_SIMPLE, super)) or type(name.value) is not str:
+    if _is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
         return None
     is_new = jit_ext.is_created_during_tracing(obj.provenance)
     if not is_new:
