@@ -9,16 +9,15 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from thunder_norm.tracing import known_values
 from thunder_norm.tracing.lookasides import instead_of_named
 from thunder.core.interpreter import WrappedValue, _interpret_call, get_interpreterruntimectx, wrap_const
-from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
 
 
 @instead_of_named("torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIndex")
@@ -56,7 +55,8 @@ def _without_padding(name: str) -> None:
     @instead_of_named("transformers.masking_utils", name)
     def call(padding_mask: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
         function = _under_another_name(getattr(sys.modules["transformers.masking_utils"], name))
-        mask = wrap_const(None) if _is_made_of_ones(padding_mask.value) else padding_mask
+        values = known_values.value_of(padding_mask.value) if isinstance(padding_mask.value, TensorProxy) else None
+        mask = padding_mask if values is None or not values.all() else wrap_const(None)
         return _interpret_call(function, mask, *args, **kwargs)
 
 
@@ -70,28 +70,3 @@ def _under_another_name(function: types.FunctionType) -> Callable:
     own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     own.__kwdefaults__, own.__qualname__ = function.__kwdefaults__, f"interpreted.{function.__qualname__}"
     return own
-
-
-_MAKE_ONES = ("ones", "ones_like", "new_ones")
-_KEEP_ONES = ("to", "bool", "float", "long", "int", "type", "type_as", "clone", "contiguous", "detach")
-
-
-def _is_made_of_ones(value: Any) -> bool:
-    """Whether the program made a tensor as ones, and has not written into it."""
-    written = {id(a) for bsym in _in_order() if _writes(bsym) for a in bsym.flat_proxy_args}
-    while isinstance(value, TensorProxy) and id(value) not in written:
-        made = next((b for b in _in_order() if any(o is value for o in b.flat_proxy_outs)), None)
-        if made is None or made.sym.name in _MAKE_ONES:
-            return made is not None
-        if made.sym.name not in _KEEP_ONES or not made.args:
-            return False
-        value = made.args[0]
-    return False
-
-
-def _in_order() -> Iterator[BoundSymbol]:
-    return (bsym for scope in get_jit_ctx().computation_trace.scopes for bsym in scope)
-
-
-def _writes(bsym: BoundSymbol) -> bool:
-    return bsym.sym.name.endswith("_") or "setitem" in bsym.sym.name or "copy" in bsym.sym.name
