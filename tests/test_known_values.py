@@ -24,6 +24,8 @@ KNOWN = {
     "of the input's size": lambda x: x * int(torch.arange(x.shape[1]).sum()),
     "size": lambda x: x.view(torch.div(13, 4, rounding_mode="trunc"), 4),
     "slice": lambda x: x[:, : torch.div(5, 2, rounding_mode="trunc")],
+    "triangle": lambda x: x * 2 if torch.tril(torch.ones(3, 3)).bool()[-1].all() else x * 3,
+    "made alike": lambda x: x * 2 if torch.arange(3).new_ones((2,)).all() else x * 3,
     "asked twice": lambda x: sum(x * i.item() for i in torch.arange(3)) if torch.arange(3)[2] == 2 else x,
 }
 

@@ -93,12 +93,25 @@ def _made_of(proxies: list[Any], program: list[BoundSymbol]) -> Iterator[BoundSy
 
 
 def _is_of_numbers(bsym: BoundSymbol) -> bool:
-    """Whether an operation is one of Thunder's own that makes the same of the same each time; what torch runs may be random."""
+    """Whether an operation makes the same of the same each time: of what torch runs, which may be random, what is known to."""
     is_small = all(math.prod(o.shape) <= _MAX_NUMEL for o in bsym.flat_proxy_outs if isinstance(o, TensorProxy))
     is_prim = isinstance(bsym.sym.id, prims.PrimIDs) and bsym.sym.id.name not in _OTHER_EACH_TIME
-    return is_small and is_prim and not has_tags(bsym, {prims.OpTags.RANDOM_OP})
+    return is_small and (is_prim or bsym.sym.name in _OF_TORCH) and not has_tags(bsym, {prims.OpTags.RANDOM_OP})
 
 
+_OF_TORCH = (
+    "new_ones",
+    "new_zeros",
+    "new_full",
+    "eye",
+    "linspace",
+    "tril",
+    "triu",
+    "bool",
+    "int",
+    "long",
+    "float",
+)  # steps that Thunder leaves to torch
 _OTHER_EACH_TIME = ("EMPTY", "RANDINT", "RANDN", "UNIFORM", "UNIFORM_PHILOX", "MULTINOMIAL", "GET_AND_UPDATE_RNG_STATE")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from thunder_norm.tracing import known_values
 from thunder_norm.tracing.lookasides import instead_of_named
@@ -70,3 +71,43 @@ def _under_another_name(function: types.FunctionType) -> Callable:
     own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     own.__kwdefaults__, own.__qualname__ = function.__kwdefaults__, f"interpreted.{function.__qualname__}"
     return own
+
+
+# -- overlapping windows of transformers ----------------------------------------------------------------------------------
+
+_LOCAL_ATTENTION = (
+    ("transformers.models.longformer.modeling_longformer", "LongformerSelfAttention"),
+    ("transformers.models.led.modeling_led", "LEDEncoderSelfAttention"),
+)
+
+
+def _overlapping(x: torch.Tensor, window: int, step: int) -> torch.Tensor:
+    """[batch, sequence, ...] as [batch, windows, window, ...]; the models make strides of strides, which a trace does not know."""
+    return x.unfold(1, window, step).transpose(2, 3)
+
+
+def _chunk(hidden_states: torch.Tensor, window_overlap: int, onnx_export: bool = False) -> torch.Tensor:
+    windows = hidden_states.shape[1] // (window_overlap * 2)
+    whole = hidden_states.reshape(hidden_states.shape[0], windows * window_overlap * 2, hidden_states.shape[2])
+    return _overlapping(whole, window_overlap * 2, window_overlap)
+
+
+def _weighted_values(self: Any, attn_probs: torch.Tensor, value: torch.Tensor, window_overlap: int) -> torch.Tensor:
+    """``_sliding_chunks_matmul_attn_probs_value``: each token's average of the values in its window."""
+    batch_size, seq_len, num_heads, head_dim = value.shape
+    assert seq_len % (window_overlap * 2) == 0  # noqa: S101 - the models'
+    assert attn_probs.shape == (batch_size, seq_len, num_heads, 2 * window_overlap + 1)  # noqa: S101
+    chunks = batch_size * num_heads, seq_len // window_overlap, window_overlap
+    probs = attn_probs.transpose(1, 2).reshape(*chunks, 2 * window_overlap + 1)
+    value = value.transpose(1, 2).reshape(batch_size * num_heads, seq_len, head_dim)
+    padded = F.pad(value, (0, 0, window_overlap, window_overlap), value=-1)
+    windows = _overlapping(padded, 3 * window_overlap, window_overlap)
+    context = torch.einsum("bcwd,bcdh->bcwh", self._pad_and_diagonalize(probs), windows)
+    return context.reshape(batch_size, num_heads, seq_len, head_dim).transpose(1, 2)
+
+
+for _module, _class in _LOCAL_ATTENTION:
+    instead_of_named(_module, f"{_class}._chunk")(functools.partial(_interpret_call, _chunk))
+    instead_of_named(_module, f"{_class}._sliding_chunks_matmul_attn_probs_value")(
+        functools.partial(_interpret_call, _weighted_values)
+    )
