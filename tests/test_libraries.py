@@ -211,6 +211,26 @@ def test_a_mask_that_hides_nothing_is_not_made(kind, made):
         torch.testing.assert_close(found if given is x else found.backing, f(x))
 
 
+@pytest.mark.parametrize(
+    "name", ["longformer.modeling_longformer.LongformerSelfAttention", "led.modeling_led.LEDEncoderSelfAttention"]
+)
+def test_overlapping_windows_of_transformers(name):
+    """The models cut them with strides, of which a trace knows nothing."""
+    module, _, cls = name.rpartition(".")
+    attention = getattr(pytest.importorskip(f"transformers.models.{module}"), cls)
+    layer = attention.__new__(attention)
+    torch.nn.Module.__init__(layer)
+    x, probs, value = torch.randn(3, 12, 4), torch.rand(2, 12, 3, 5), torch.randn(2, 12, 3, 4)
+
+    def f(x, probs, value):
+        return attention._chunk(x, 2), layer._sliding_chunks_matmul_attn_probs_value(probs, value, 2)
+
+    torch.testing.assert_close(thunder.jit(f, transforms=[NormTransform()])(x, probs, value), f(x, probs, value))
+    windows = thunder.jit(f, transforms=[NormTransform()])(LinfTensor.of(x), probs, value)[0]
+    torch.testing.assert_close(windows.backing, f(x, probs, value)[0])
+    assert windows.norm_size >= x.abs().max()
+
+
 class Embedding(torch.nn.Module):
     """With the hook that transformers 5 puts on embeddings where activations are checkpointed."""
 

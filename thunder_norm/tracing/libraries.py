@@ -9,16 +9,16 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from thunder_norm.tracing import known_values
 from thunder_norm.tracing.lookasides import instead_of_named
 from thunder.core.interpreter import WrappedValue, _interpret_call, get_interpreterruntimectx, wrap_const
-from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
 
 
 @instead_of_named("torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIndex")
@@ -56,7 +56,8 @@ def _without_padding(name: str) -> None:
     @instead_of_named("transformers.masking_utils", name)
     def call(padding_mask: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
         function = _under_another_name(getattr(sys.modules["transformers.masking_utils"], name))
-        mask = wrap_const(None) if _is_made_of_ones(padding_mask.value) else padding_mask
+        values = known_values.value_of(padding_mask.value) if isinstance(padding_mask.value, TensorProxy) else None
+        mask = padding_mask if values is None or not values.all() else wrap_const(None)
         return _interpret_call(function, mask, *args, **kwargs)
 
 
@@ -72,26 +73,41 @@ def _under_another_name(function: types.FunctionType) -> Callable:
     return own
 
 
-_MAKE_ONES = ("ones", "ones_like", "new_ones")
-_KEEP_ONES = ("to", "bool", "float", "long", "int", "type", "type_as", "clone", "contiguous", "detach")
+# -- overlapping windows of transformers ----------------------------------------------------------------------------------
+
+_LOCAL_ATTENTION = (
+    ("transformers.models.longformer.modeling_longformer", "LongformerSelfAttention"),
+    ("transformers.models.led.modeling_led", "LEDEncoderSelfAttention"),
+)
 
 
-def _is_made_of_ones(value: Any) -> bool:
-    """Whether the program made a tensor as ones, and has not written into it."""
-    written = {id(a) for bsym in _in_order() if _writes(bsym) for a in bsym.flat_proxy_args}
-    while isinstance(value, TensorProxy) and id(value) not in written:
-        made = next((b for b in _in_order() if any(o is value for o in b.flat_proxy_outs)), None)
-        if made is None or made.sym.name in _MAKE_ONES:
-            return made is not None
-        if made.sym.name not in _KEEP_ONES or not made.args:
-            return False
-        value = made.args[0]
-    return False
+def _overlapping(x: torch.Tensor, window: int, step: int) -> torch.Tensor:
+    """[batch, sequence, ...] as [batch, windows, window, ...]; the models make strides of strides, which a trace does not know."""
+    return x.unfold(1, window, step).transpose(2, 3)
 
 
-def _in_order() -> Iterator[BoundSymbol]:
-    return (bsym for scope in get_jit_ctx().computation_trace.scopes for bsym in scope)
+def _chunk(hidden_states: torch.Tensor, window_overlap: int, onnx_export: bool = False) -> torch.Tensor:
+    windows = hidden_states.shape[1] // (window_overlap * 2)
+    whole = hidden_states.reshape(hidden_states.shape[0], windows * window_overlap * 2, hidden_states.shape[2])
+    return _overlapping(whole, window_overlap * 2, window_overlap)
 
 
-def _writes(bsym: BoundSymbol) -> bool:
-    return bsym.sym.name.endswith("_") or "setitem" in bsym.sym.name or "copy" in bsym.sym.name
+def _weighted_values(self: Any, attn_probs: torch.Tensor, value: torch.Tensor, window_overlap: int) -> torch.Tensor:
+    """``_sliding_chunks_matmul_attn_probs_value``: each token's average of the values in its window."""
+    batch_size, seq_len, num_heads, head_dim = value.shape
+    assert seq_len % (window_overlap * 2) == 0  # noqa: S101 - the models'
+    assert attn_probs.shape == (batch_size, seq_len, num_heads, 2 * window_overlap + 1)  # noqa: S101
+    chunks = batch_size * num_heads, seq_len // window_overlap, window_overlap
+    probs = attn_probs.transpose(1, 2).reshape(*chunks, 2 * window_overlap + 1)
+    value = value.transpose(1, 2).reshape(batch_size * num_heads, seq_len, head_dim)
+    padded = F.pad(value, (0, 0, window_overlap, window_overlap), value=-1)
+    windows = _overlapping(padded, 3 * window_overlap, window_overlap)
+    context = torch.einsum("bcwd,bcdh->bcwh", self._pad_and_diagonalize(probs), windows)
+    return context.reshape(batch_size, num_heads, seq_len, head_dim).transpose(1, 2)
+
+
+for _module, _class in _LOCAL_ATTENTION:
+    instead_of_named(_module, f"{_class}._chunk")(functools.partial(_interpret_call, _chunk))
+    instead_of_named(_module, f"{_class}._sliding_chunks_matmul_attn_probs_value")(
+        functools.partial(_interpret_call, _weighted_values)
+    )

@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing import aliases, attributes, guards, lookasides, named_results, numpy_numbers, standard_library
+from thunder_norm.tracing import (
+    aliases,
+    attributes,
+    guards,
+    known_values,
+    lookasides,
+    named_results,
+    numpy_numbers,
+    standard_library,
+)
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, leader, thunders_proxy
@@ -52,7 +61,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if asked is not None:
         guards.note_call(fn, args)
         about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
-        about_python = about_python or numpy_numbers.lookaside(fn, args, kwargs)
+        about_python = about_python or numpy_numbers.lookaside(fn, args, kwargs) or known_values.lookaside(fn, args)
         return about_python or named_results.with_fields(asked.lookaside(fn, args, kwargs), fn)
     if is_inside:
         return named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)

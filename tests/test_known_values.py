@@ -1,0 +1,85 @@
+"""Values that a program makes of numbers alone decide in a trace what they decide in eager mode; all others are refused as before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.seeds import seeded
+from thunder_norm import RMSTensor
+from thunder_norm.errors import DataDependentError, UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+TRANSFORMS = (SubclassTransform, NormTransform)
+KNOWN = {
+    "condition": lambda x: x * 2 if torch.ones(3).all() else x,
+    "negated": lambda x: x * 2 if not torch.zeros(3).any() else x,
+    "item": lambda x: x * 2 if (1 - torch.ones(2, 3)).flatten().any().item() else x * 3,
+    "comparison": lambda x: x * 2 if (torch.zeros(2, 3).long() == 0).sum() > 2 else x,
+    "integer": lambda x: x * int(torch.arange(4).max()),
+    "number": lambda x: x * float(torch.tensor(2.5)) + torch.full((2,), 0.25)[-1].item(),
+    "of the input's shape": lambda x: x * 2 if torch.ones_like(x).all() else x,
+    "of the input's size": lambda x: x * int(torch.arange(x.shape[1]).sum()),
+    "size": lambda x: x.view(torch.div(13, 4, rounding_mode="trunc"), 4),
+    "slice": lambda x: x[:, : torch.div(5, 2, rounding_mode="trunc")],
+    "triangle": lambda x: x * 2 if torch.tril(torch.ones(3, 3)).bool()[-1].all() else x * 3,
+    "made alike": lambda x: x * 2 if torch.arange(3).new_ones((2,)).all() else x * 3,
+    "asked twice": lambda x: sum(x * i.item() for i in torch.arange(3)) if torch.arange(3)[2] == 2 else x,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_numbers_make_is_known(name, transform):
+    f = KNOWN[name]
+    jitted = thunder.jit(f, transforms=[transform()])
+    for x in (torch.randn(3, 4), torch.randn(3, 4)):
+        torch.testing.assert_close(jitted(x), f(x))
+    assert thunder.cache_misses(jitted) == 1
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_numbers_make_is_known_beside_norms(name):
+    torch.manual_seed(seeded(0))
+    f, x = KNOWN[name], torch.randn(3, 4)
+    found = thunder.jit(f, transforms=[NormTransform()])(RMSTensor.of(x))
+    torch.testing.assert_close(found.backing, f(x))
+
+
+def _written(write):
+    def f(x):
+        mask = torch.ones(3)
+        write(mask, x)
+        return x * 2 if mask.all() else x
+
+    return f
+
+
+UNKNOWN = {
+    "input": lambda x: x * 2 if (x * 0 + 1).all() else x,
+    "random": lambda x: x * 2 if torch.rand(1) > 2 else x,
+    "random integer": lambda x: x * 2 if torch.randint(0, 3, (2,))[0] > 9 else x,
+    "random order": lambda x: x * 2 if torch.randperm(3)[0] > 9 else x,
+    "drawn": lambda x: x * 2 if torch.multinomial(torch.ones(3), 1)[0] > 9 else x,
+    "random, of torch": lambda x: x * 2 if torch.ops.aten.rand([2])[0] > 2 else x,
+    "random entries": lambda x: x * 2 if F.gumbel_softmax(torch.ones(3))[0] > 2 else x,
+    "unwritten": lambda x: x * 2 if torch.empty_like(x)[0, 0] == 0 else x,
+    "unwritten, with strides": lambda x: x * 2 if torch.empty_strided((2,), (1,))[0] == 0 else x,
+    "dropped": lambda x: x * 2 if F.dropout(torch.ones(3), 0.5).all() else x,
+    "multiplied in place": _written(lambda mask, x: mask.mul_(0)),
+    "an entry set": _written(lambda mask, x: mask.__setitem__(0, 0)),
+    "a part of it written": _written(lambda mask, x: mask[0].zero_()),
+    "a view of it written": _written(lambda mask, x: mask.unsqueeze(0).masked_fill_(torch.ones(1, 3).bool(), 0)),
+    "copied into": _written(lambda mask, x: mask.copy_(x[0, :3].detach())),
+    "written without history": _written(lambda mask, x: mask.detach().zero_()),
+    "initialized": _written(lambda mask, x: torch.nn.init.uniform_(mask)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_all_other_values_are_refused(name, transform):
+    with pytest.raises((UnsupportedOpError, DataDependentError)):
+        thunder.jit(UNKNOWN[name], transforms=[transform()])(torch.randn(3, 4))

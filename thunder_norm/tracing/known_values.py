@@ -1,0 +1,129 @@
+"""Values that a program makes of numbers alone: ``torch.ones(n).all()`` decides nothing that a trace does not know.
+
+In eager mode such a value is there to be asked for; while a trace is acquired the operations that made it are run when it is.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from thunder_norm.tracing.lookasides import look_up
+from thunder.core import devices, prims
+from thunder.core.codeutils import SigInfo
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.pytree import tree_map
+from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.trace import TraceCtx
+from thunder.executors import pythonex, torchex
+from thunder.executors.passes import transform_for_execution
+from thunder.torch import _torch_to_thunder_function_map
+
+_MAX_NUMEL = 1 << 20  # beyond, what decides is no mask or position
+_ITEM = _torch_to_thunder_function_map[torch.Tensor.item]
+_READ: dict[Any, Callable[[torch.Tensor], Any]] = {
+    bool: bool,
+    int: int,
+    float: float,
+    operator.truth: bool,
+    operator.not_: operator.not_,
+    operator.index: operator.index,
+    torch.Tensor.item: torch.Tensor.item,
+    torch.Tensor.tolist: torch.Tensor.tolist,
+    _ITEM: torch.Tensor.item,
+}
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call instead of `fn`, if it asks for the value of a tensor that the program has made of numbers; None for all others."""
+    read = look_up(_READ, fn)
+    if read is None or len(args) != 1 or type(args[0].value) is not TensorProxy:
+        return None
+    value = value_of(args[0].value)
+    if value is None:
+        return None
+    result = read(value)
+    return lambda x: wrap(result, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[x.provenance]))
+
+
+def value_of(p: TensorProxy) -> torch.Tensor | None:
+    """The value of a tensor of the trace at hand that is made of numbers alone; None if it is not, or may have been written into."""
+    if math.prod(p.shape) > _MAX_NUMEL or len(get_jit_ctx().computation_trace.scopes) != 1:
+        return None
+    program = list(_steps(get_jit_ctx().computation_trace.bound_symbols))
+    needed = list(_made_of([p], program))
+    made = {o.name for bsym in needed for o in bsym.flat_proxy_outs}
+    is_of_inputs = p.name not in made or any(a.name not in made for bsym in needed for a in bsym.flat_proxy_args)
+    if is_of_inputs or not all(map(_is_of_numbers, needed)):
+        return None
+    written = [a for bsym in program if _writes(bsym) for a in bsym.flat_proxy_args]
+    if any(bsym in needed for bsym in _made_of(written, program)):
+        return None
+    return _run(p, [_on_cpu(bsym) for bsym in reversed(needed)])
+
+
+def _steps(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """What operations are made of: of ``ones_like(x)`` the ones, which know nothing of x."""
+    for bsym in bsyms:
+        if bsym.subsymbols:
+            yield from _steps(bsym.subsymbols)
+        elif {o.name for o in bsym.flat_proxy_outs} - {a.name for a in bsym.flat_proxy_args} or not bsym.flat_proxy_outs:
+            yield bsym
+
+
+def _on_cpu(bsym: BoundSymbol) -> BoundSymbol:
+    """The same operation with values, if it is one on the meta device."""
+    move = lambda v: devices.cpu if isinstance(v, devices.Device) and v.type == "meta" else v  # noqa: E731
+    return bsym.from_bsym(args=tree_map(move, bsym.args), kwargs=tree_map(move, bsym.kwargs))
+
+
+def _made_of(proxies: list[Any], program: list[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """The operations that some values come from, the last one first."""
+    names = {p.name for p in proxies}
+    for bsym in reversed(program):
+        if any(o.name in names for o in bsym.flat_proxy_outs):
+            names.update(a.name for a in bsym.flat_proxy_args)
+            yield bsym
+
+
+def _is_of_numbers(bsym: BoundSymbol) -> bool:
+    """Whether an operation makes the same of the same each time: of what torch runs, which may be random, what is known to."""
+    is_small = all(math.prod(o.shape) <= _MAX_NUMEL for o in bsym.flat_proxy_outs if isinstance(o, TensorProxy))
+    is_prim = isinstance(bsym.sym.id, prims.PrimIDs) and bsym.sym.id.name not in _OTHER_EACH_TIME
+    return is_small and (is_prim or bsym.sym.name in _OF_TORCH) and not has_tags(bsym, {prims.OpTags.RANDOM_OP})
+
+
+_OF_TORCH = (
+    "new_ones",
+    "new_zeros",
+    "new_full",
+    "eye",
+    "linspace",
+    "tril",
+    "triu",
+    "bool",
+    "int",
+    "long",
+    "float",
+)  # steps that Thunder leaves to torch
+_OTHER_EACH_TIME = ("EMPTY", "RANDINT", "RANDN", "UNIFORM", "UNIFORM_PHILOX", "MULTINOMIAL", "GET_AND_UPDATE_RNG_STATE")
+
+
+def _writes(bsym: BoundSymbol) -> bool:
+    return bsym.sym.name.endswith("_") or "setitem" in bsym.sym.name
+
+
+def _run(p: TensorProxy, operations: list[BoundSymbol]) -> torch.Tensor:
+    trace = TraceCtx()
+    trace.args, trace.kwargs, trace._siginfo = (), {}, SigInfo("made_of_numbers")
+    trace.names.update(o.name for bsym in operations for o in bsym.flat_proxy_outs)
+    trace.bound_symbols = [*operations, prims.python_return.bind(p, output=None)]
+    executable = transform_for_execution(trace, (torchex.ex, pythonex.ex))
+    with torch.no_grad():
+        return executable.python_callable()()
