@@ -109,7 +109,7 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 def pytest_collection_finish() -> None:
     """Torch's operator database looks for no unittest whose name is a seed: that takes longer than the samples."""
     if "torch.testing._internal.common_utils" in sys.modules:
-        from thunder_norm.audit.samples import leave_unittest
+        from thunder_norm.audit.op_db import leave_unittest
 
         leave_unittest()
 

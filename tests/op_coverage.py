@@ -29,7 +29,7 @@ from torch.testing._internal.subclasses import WrapperSubclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tests.seeds import seeded
-from thunder_norm.audit.samples import leave_unittest
+from thunder_norm.audit.op_db import leave_unittest
 from thunder_norm.transforms import SubclassTransform
 import thunder
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, build_norm_map, norm_report
-from thunder_norm.audit.samples import outside_of_unittest
+from thunder_norm.audit.op_db import outside_of_unittest
 from thunder_norm.core.registry import has_rule
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, TransformError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm

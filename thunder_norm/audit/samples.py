@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.audit.balls import Ball
+from thunder_norm.audit.op_db import outside_of_unittest
 from thunder_norm.audit.search import Case
 from thunder_norm.core import dispatch
 from thunder_norm.core.context import Environment, environment
@@ -75,32 +76,6 @@ def _sample_inputs(info: Any, count: int) -> list[Any]:
         torch.manual_seed(0)
         warnings.simplefilter("ignore")
         return list(itertools.islice(info.sample_inputs("cpu", torch.float64), count))
-
-
-def leave_unittest() -> dict[Any, Callable]:
-    """From now on torch's operator database does not look for a `unittest.TestCase` whose name is a seed.
-
-    It looks through all modules for the source of each frame on the stack, which takes far longer than the samples.  Returns what
-    each of torch's modules looked with.
-    """
-    from torch.testing._internal import common_utils
-    from torch.testing._internal.opinfo import core
-
-    before = {module: module.extract_test_fn for module in (common_utils, core)}
-    for module in before:
-        module.extract_test_fn = lambda: None
-    return before
-
-
-@contextlib.contextmanager
-def outside_of_unittest() -> Iterator[None]:
-    """`leave_unittest`, inside the block."""
-    before = leave_unittest()
-    try:
-        yield
-    finally:
-        for module, looks in before.items():
-            module.extract_test_fn = looks
 
 
 @functools.cache
