@@ -65,6 +65,18 @@ def test_arguments_by_numpys_names():
         assert torch.equal(named.backing, own.backing)
 
 
+def test_the_method_where_takes_the_condition_second():
+    x, y, mask = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([True, False, True, False])
+    for found, expected in (
+        (RMSTensor.of(x).where(mask, y), x.where(mask, y)),
+        (x.where(mask, RMSTensor.of(y)), x.where(mask, y)),
+        (RMSTensor.of(x).where(condition=mask, other=RMSTensor.of(y)), x.where(mask, y)),
+        (RMSTensor.of(x).where(mask, 0.5), x.where(mask, 0.5)),
+    ):
+        torch.testing.assert_close(found.backing, expected)
+        assert found.norm_size >= RMSTensor.of(expected, elem_dims=found.elem_dims).norm_size * (1 - 1e-6)
+
+
 def test_functions_that_are_not_torchs_are_their_own_key():
     def relu(x):
         return x

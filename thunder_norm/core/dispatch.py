@@ -53,6 +53,8 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
                 instead="leave the penalty out of the normed call; the norm itself is differentiated by y.norm_size.backward()",
             )
         )
+    if func is torch.Tensor.where:
+        func, args, kwargs = torch.where, _condition_first(*args, **kwargs), {}
     func = _DEFINED.get(func, func)
     key = key_of(func)
     if is_metadata(func):
@@ -90,6 +92,12 @@ _DEFINED: dict[Callable, Callable] = {
     torch.ops.aten.empty_like.default: torch.ops.aten.zeros_like.default,
     torch.ops.aten.new_empty.default: torch.ops.aten.new_zeros.default,
 }
+
+
+def _condition_first(input: Any, condition: Any, other: Any) -> tuple[Any, Any, Any]:
+    """The arguments of ``input.where(condition, other)`` as the function takes them."""
+    return condition, input, other
+
 
 _DERIVATIVES = frozenset({torch.autograd.grad, torch.autograd.backward})
 

@@ -143,7 +143,7 @@ class NormAcquisition(Acquisition):
 
         That one, a running mean, stays plain, and Thunder knows how.
         """
-        current = with_current(self, fn, args, kwargs)
+        current = with_current(self, self.lifting.concerns, fn, args, kwargs)
         if current is not None:
             return lambda: operations.call(self, fn, *current)
         target = args[0] if args else None

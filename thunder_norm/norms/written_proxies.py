@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
@@ -12,24 +12,30 @@ from thunder_norm.core import registry
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.subclass import operations
-from thunder_norm.subclass.acquisition import StandIn
+from thunder_norm.subclass.acquisition import Acquisition, StandIn
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 
-if TYPE_CHECKING:
-    from thunder_norm.norms.normed_mode import NormAcquisition
 
-
-def with_current(acquisition: NormAcquisition, fn: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+def with_current(
+    acquisition: Acquisition, concerns: Callable[[torch.Tensor], bool], fn: Callable, args: tuple, kwargs: dict
+) -> tuple[tuple, dict] | None:
     """Arguments with what stands for constants by now that normed tensors were written into, or are to be by this operation.
 
     None where there is nothing to replace.
+
+    Args:
+        acquisition: the one at hand.
+        concerns: whether a fake is a parameter, or was made of parameters alone: such a one is no constant.
+        fn: the operation.
+        args: its arguments, with proxies for tensors.
+        kwargs: its keyword arguments.
     """
     target = args[0] if args else None
-    if registry.is_mutation(fn, kwargs) and _has_normed((args[1:], kwargs)) and _may_be_written(acquisition, target):
+    if registry.is_mutation(fn, kwargs) and _has_normed((args[1:], kwargs)) and _may_be_written(acquisition, concerns, target):
         made_by = _made_by(target)
         if made_by is None:
             return None
@@ -62,12 +68,12 @@ def _has_normed(tree: Any) -> bool:
     return any(isinstance(v, SubclassProxy) and isinstance(v.fake, NormedTensor) for v in tree_flatten(tree)[0])
 
 
-def _may_be_written(acquisition: NormAcquisition, proxy: Any) -> bool:
+def _may_be_written(acquisition: Acquisition, concerns: Callable[[torch.Tensor], bool], proxy: Any) -> bool:
     """Whether it is a plain tensor of numbers that no normed tensor stands for yet."""
     if not isinstance(proxy, TensorProxy) or isinstance(proxy, SubclassProxy) or proxy.name in acquisition.stand_ins:
         return False
     fake = acquisition.fake_of(proxy)
-    return has_norm(fake) and not acquisition.lifting.concerns(fake)
+    return has_norm(fake) and not concerns(fake)
 
 
 def _made_by(proxy: TensorProxy) -> BoundSymbol | None:

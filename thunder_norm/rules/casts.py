@@ -129,6 +129,6 @@ def cuda(input: NormedTensor, device: Any = None) -> NormedTensor:
 
 
 @normed_op(torch.ops.prims.convert_element_type.default).register_norm
-def convert_element_type(input: NormedTensor, dtype: torch.dtype) -> NormedTensor:
+def convert_element_type(input: NormedTensor, dtype: torch.dtype) -> NormedTensor | None:
     """x as another dtype: `to`."""
     return cast(input, dtype)

@@ -172,14 +172,14 @@ class _Padding:
         return max(counts, default=0)
 
 
-def _paddings(x: NormedTensor, pad: Sequence[int]) -> dict[int, _Padding]:
+def _paddings(x: NormedTensor, pad: Sequence[Any]) -> dict[int, _Padding]:
     """By dimension (negative), those that `pad` changes; programs compute some of them as tensors."""
     counts = [int(n) for n in pad]
     pairs = enumerate(zip(counts[::2], counts[1::2], strict=True))
     return {-1 - i: _Padding(x.shape[-1 - i], left, right) for i, (left, right) in pairs if left or right}
 
 
-def _padded(x: RMSTensor, pad: Sequence[int], mode: str, v: float) -> RMSTensor:
+def _padded(x: RMSTensor, pad: Sequence[Any], mode: str, v: float) -> RMSTensor:
     paddings = _paddings(x, pad)
     inside = [p for d, p in paddings.items() if d in x.elem_dims]
     ratio = math.prod(p.size / max(p.total, 1) for p in inside)

@@ -7,7 +7,7 @@ decays of a chunk in Mamba-2 and in gated linear attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +31,15 @@ def _cumulative(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 
 normed_op(torch.cumsum).register_range(_cumulative)
 
-_entries = normed_op(torch.Tensor.__getitem__).range_rule
-_narrowed = normed_op(torch.narrow).range_rule
-_difference = normed_op(torch.sub).range_rule
+
+def _without_sums(op: Callable) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+    """The rule that an operation has so far."""
+    rule = normed_op(op).range_rule
+    assert rule is not None, "`ranges` gave it one"
+    return rule
+
+
+_entries, _narrowed, _difference = map(_without_sums, (torch.Tensor.__getitem__, torch.narrow, torch.sub))
 
 
 def _taken(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
