@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import conversions
 from thunder_norm.core import elem_dims as ed
@@ -164,17 +165,32 @@ def _jacobians(given: Any, body: Callable, moving: Sequence[NormedTensor], dims:
         results = [y for y in flat_tensors(body(*args, **kwargs)) if y.is_floating_point()]
     found = []
     for y, over in zip(results, dims, strict=True):
-        rows = (
-            [torch.autograd.grad(e, leaves, retain_graph=True, allow_unused=True) for e in y.flatten()] if y.requires_grad else []
-        )
-        constants = []
-        for i, (x, cost) in enumerate(zip(moving, costs, strict=True)):
-            parts = [torch.zeros(x.shape, dtype=torch.float64) if row[i] is None else row[i] for row in rows]
-            constants.append(
-                _norm(torch.stack(parts).reshape((*y.shape, *x.shape)), x, y.ndim, over) * cost if parts else torch.zeros(())
-            )
+        rows = _rows(y, leaves) if y.requires_grad and y.numel() else [None] * len(moving)
+        constants = [
+            torch.zeros(()) if row is None else _norm(row.reshape((*y.shape, *x.shape)), x, y.ndim, over) * cost
+            for x, cost, row in zip(moving, costs, rows, strict=True)
+        ]
         found.append([c.to(NORM_DTYPE) for c in constants])
     return found
+
+
+def _rows(y: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The derivative of each entry of a tensor: for each leaf a row for each entry; None of a leaf that it does not depend on."""
+    derivative = functools.partial(torch.autograd.grad, y, leaves, retain_graph=True, allow_unused=True)
+    count = y.numel()
+    together = max(LARGEST // count, 1)
+    rows: list[tuple[torch.Tensor | None, ...]] = []
+    with _disable_current_modes():  # they are about what the program does
+        for start in range(0, count, together):
+            places = torch.arange(start, min(start + together, count), device=y.device)
+            directions = torch.zeros(len(places), count, dtype=y.dtype, device=y.device)
+            directions.scatter_(1, places[:, None], 1.0)
+            directions = directions.reshape(-1, *y.shape)
+            try:
+                rows.append(derivative(directions, is_grads_batched=True))
+            except RuntimeError:  # an operation that torch.vmap does not know
+                rows += [tuple(None if r is None else r[None] for r in derivative(d)) for d in directions]
+    return [None if parts[0] is None else torch.cat(parts) for parts in zip(*rows, strict=True)]  # type: ignore[arg-type]
 
 
 def _norm(jacobian: torch.Tensor, x: NormedTensor, ndim: int, over: ed.Dims) -> torch.Tensor:
