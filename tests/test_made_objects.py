@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
 
 import pytest
 import torch
@@ -295,3 +295,25 @@ def test_what_cannot_be_made_anew_is_refused():
     for program in (make, closure):
         with pytest.raises(UnsupportedOpError, match="cannot be made anew"):
             _jit(program)(torch.randn(2))
+
+
+Two = namedtuple("Two", ["first", "second"])
+
+
+@pytest.mark.parametrize("mode", ["real", "normed"])
+def test_named_tuples_are_returned(mode):
+    fc = torch.nn.Linear(4, 4)
+
+    def program(x):
+        y = fc(x)
+        return Two(y, [Two(y.relu(), 3)])
+
+    jitted = _jit(program)
+    call = normed(jitted) if mode == "normed" else jitted
+    for _ in range(2):
+        x = torch.randn(2, 4)
+        found, expected = call(x), program(x)
+        assert type(found) is Two and type(found.second[0]) is Two and found.second[0].second == 3
+        torch.testing.assert_close(_plain(found.first), expected.first)
+        torch.testing.assert_close(_plain(found.second[0].first), expected.second[0].first)
+    assert thunder.cache_misses(jitted) == 1

@@ -249,6 +249,16 @@ class MadeObjects:
             return False
         return type(value) not in _CONTAINERS and not isinstance(value, tuple) and is_made_by_class(value)
 
+    def is_handed_out(self, value: Any) -> bool:
+        """Whether an operation of the epilogue makes the value: an object, or a container that Thunder's traces cannot write down."""
+        if isinstance(value, tuple):
+            is_named = hasattr(value, "_fields") and type(value).__module__ != "torch.return_types"
+            return is_named and id(value) not in self.known
+        if isinstance(value, dict) and dataclasses.is_dataclass(value):
+            return False
+        is_other = isinstance(value, dict | list | set | collections.deque) and type(value) not in (dict, list)
+        return is_other or self.is_made(value)
+
     def proxy_of(self, value: Any, epilogue: TraceCtx) -> AnyProxy:
         """The proxy of an object that the program has made, or that an argument holds.
 
@@ -258,6 +268,8 @@ class MadeObjects:
         if id(value) not in self._proxies:
             recipe = Recipe(self.known, lambda v: None if v is value else self._outside(v))
             recipe.of(value)
+            if isinstance(value, tuple):  # with names
+                recipe.objects.append(value)
             if not recipe.objects:  # it was there before
                 raise NotMakeableError(value)
             self._write(recipe, epilogue)

@@ -55,6 +55,8 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return lambda obj, name, *_: do_raise(address_refused(name.value))
         asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
         return functools.partial(asked, acquisition) if asked is not None and from_user() else None
+    if fn is torch.Tensor.requires_grad_:
+        return functools.partial(_require_grad, acquisition)
     if fn is hasattr and from_user():
         return functools.partial(_has_attribute, acquisition)
     if fn is type and len(args) == 1 and from_user():
@@ -198,6 +200,36 @@ def _check_of_attribute(name: str, expected: Any) -> Callable[[TensorProxy], Non
 
 
 _ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage")
+
+
+def _require_grad(
+    acquisition: Acquisition | None, obj: WrappedValue, requires_grad: WrappedValue | None = None
+) -> WrappedValue | Any:
+    """Called for ``t.requires_grad_()``: a tensor made in the program may start a history there that nobody can ask about.
+
+    An input keeps what it was given with.
+    """
+    wanted = True if requires_grad is None else bool(requires_grad.value)
+    is_input = _real(acquisition, obj) is not None
+    if is_input or not wanted:
+        is_known = acquisition is not None and _is_written_in_order(acquisition)
+        has = acquisition.autograd.requires_grad(obj.value) if is_known else obj.value.requires_grad
+        if is_input and has != wanted:
+            return do_raise(
+                UnsupportedOpError(
+                    with_details(
+                        f"requires_grad_({wanted}) of an input of the jitted function, for which it is {has}",
+                        at=location_of_user(),
+                        why="what is differentiated is known before the program runs",
+                        instead="call it before the jitted function",
+                    )
+                )
+            )
+        if has and not wanted:
+            return do_raise(RuntimeError("you can only change requires_grad flags of leaf variables."))
+    return obj
+
+
 _LAYOUT = ("stride", "is_contiguous", "storage_offset")
 
 

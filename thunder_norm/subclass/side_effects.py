@@ -7,10 +7,8 @@ call at hand; a guard sees that the places hold what they held.  What has no ten
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import contextvars
-import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Iterator
@@ -85,7 +83,7 @@ def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue:
     value = wrapped.value
     is_given = hasattr(wrapped, "anyproxy") or should_register_for_prologue(wrapped.provenance)
     if effects is not None and not is_given:
-        if _is_handed_out(effects, value):
+        if effects.made.is_handed_out(value):
             effects.made.note_arguments(wrapped)
             return _made(effects, value, epilogue)
         if type(value) is dict:  # Thunder knows nothing of the items of one that is written as ``{...}``
@@ -115,15 +113,7 @@ def _with_made(effects: SideEffects, value: Any, epilogue: TraceCtx) -> Any:
         return {k: _with_made(effects, v, epilogue) for k, v in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_with_made(effects, v, epilogue) for v in value)
-    return _made(effects, value, epilogue) if _is_handed_out(effects, value) else value
-
-
-def _is_handed_out(effects: SideEffects, value: Any) -> bool:
-    """Whether an operation of the epilogue makes the value: an object, or a container that Thunder's traces cannot write down."""
-    if isinstance(value, tuple) or (isinstance(value, dict) and dataclasses.is_dataclass(value)):
-        return False
-    is_other = isinstance(value, dict | list | set | collections.deque) and type(value) not in (dict, list)
-    return is_other or effects.made.is_made(value)
+    return _made(effects, value, epilogue) if effects.made.is_handed_out(value) else value
 
 
 @dataclass(frozen=True)
@@ -141,15 +131,18 @@ class _Attribute:
 
 
 def _taken_attributes(ctx: Any) -> list[_Attribute]:
-    """Attributes of objects in the arguments that Thunder writes only if they are tensors, numbers or tuples: taken from it."""
+    """Attributes that Thunder writes only if they are tensors, numbers or tuples: taken from it, of arguments all, of modules strings."""
     taken = []
     for modified, modifications in ctx._additional_outputs.items():
         owner = getattr(modified.provenance.inputs[0], "proxy", None) if modified.provenance.inputs else None
         is_dict = modified.provenance.inst is PseudoInst.LOAD_ATTR and modified.provenance.inputs[1].value == "__dict__"
-        if not is_dict or not isinstance(owner, Proxy) or not _comes_with_call(owner):
+        if not is_dict or not isinstance(owner, Proxy):
             continue
         last = {key.value: value for _, _, key, value in modifications}
-        ours = {name: v for name, v in last.items() if not isinstance(v.value, Proxy | int | float | None)}
+        if _comes_with_call(owner):
+            ours = {name: v for name, v in last.items() if not isinstance(v.value, Proxy | int | float | None)}
+        else:  # of a module inside the jitted one
+            ours = {name: v for name, v in last.items() if isinstance(v.value, str)}
         taken.extend(_Attribute(owner, name, v) for name, v in ours.items())
         modifications[:] = [m for m in modifications if m[2].value not in ours]
     return taken
@@ -187,7 +180,7 @@ class SideEffects:
         _mend_writes(epilogue, acquisition)
         for attribute in taken:
             self.made.note_arguments(attribute.value)
-            what = f"attribute {attribute.name!r} of an argument"
+            what = f"attribute {attribute.name!r} of an argument or module"
             self._write(epilogue, acquisition, [attribute.owner, attribute.value.value], what, attribute.put, True)
         for name, value in self._attributes_of_root(ctx):
             self._write(epilogue, acquisition, [value], f"attribute {name!r}", _setter(self.fn, name))

@@ -180,6 +180,8 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
     if not is_new:
         setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
     if fn is setattr and isinstance(owner, torch.nn.Module):
+        if owner._modules.get(name.value, _nothing) is value.value:
+            return lambda *_: wrap_const(None)  # it holds that module already
         is_member = issubclass(getattr(value.value, "python_typ", value.python_typ), (torch.nn.Module, torch.nn.Parameter))
         if is_member or any(name.value in members for members in (owner._parameters, owner._buffers, owner._modules)):
             return None

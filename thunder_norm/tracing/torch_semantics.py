@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing import tensor_methods
 from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
@@ -48,11 +49,12 @@ def _called(own: Callable) -> Callable:
 
 @functools.cache
 def _methods() -> frozenset[str]:
-    return frozenset(fn.__name__ for fn in _AS_TORCH if getattr(torch.Tensor, fn.__name__, None) is fn)
+    own = frozenset(fn.__name__ for fn in _AS_TORCH if getattr(torch.Tensor, fn.__name__, None) is fn)
+    return own | tensor_methods.names()
 
 
 def _torchs_method(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
-    """The method of torch's tensors, for which the table has an entry: Thunder's would be called without looking there."""
+    """The method of torch's tensors, for which a table has an entry: Thunder's would be called without looking there, if it has one."""
     method = types.MethodType(getattr(torch.Tensor, name.value), obj.value)
     return wrap(method, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[obj.provenance, name.provenance]))
 
@@ -110,6 +112,15 @@ def _embedding(
 def _where(self: Any, condition: Any, other: Any) -> Any:
     """Thunder takes the tensor for the condition."""
     return ltorch.where(condition, self, other)
+
+
+@_instead_of(torch.Tensor.broadcast_to)
+def _broadcast_to(self: Any, size: Sequence[int]) -> Any:
+    """Thunder knows the function alone."""
+    return ltorch.expand(self, *size)
+
+
+_instead_of(torch.Tensor.hardshrink)(ltorch.hardshrink)
 
 
 @_instead_of(torch.Tensor.tile)

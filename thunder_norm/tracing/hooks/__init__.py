@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import thunder_norm.tracing.fast_paths  # noqa: F401 - have lookasides
 import thunder_norm.tracing.libraries  # noqa: F401
+import thunder_norm.tracing.modules  # noqa: F401
 from thunder_norm.tracing.hooks import autocast, interpretation, interpreter, jit, promotion, symbols  # noqa: F401 - have what is replaced
 from thunder_norm.tracing.hooks.autocast import disable_autocast
 from thunder_norm.tracing.hooks.lookups import is_replaced_for_all, lookaside_for, register_for_all

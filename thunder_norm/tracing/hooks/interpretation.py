@@ -14,6 +14,7 @@ from thunder_norm.tracing import (
     guards,
     known_values,
     lookasides,
+    modules,
     named_results,
     numpy_numbers,
     standard_library,
@@ -62,6 +63,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         guards.note_call(fn, args)
         about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
         about_python = about_python or numpy_numbers.lookaside(fn, args, kwargs) or known_values.lookaside(fn, args)
+        about_python = about_python or modules.making(fn, args, kwargs)
         return about_python or named_results.with_fields(asked.lookaside(fn, args, kwargs), fn)
     if is_inside:
         return named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)

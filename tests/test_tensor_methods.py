@@ -1,0 +1,163 @@
+"""Methods and attributes of tensors that Thunder's lack: traced programs have what eager ones have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.seeds import seeded
+from thunder_norm import NormedTensor, normed
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.tracing import tensor_methods
+from thunder_norm.transforms import NormTransform
+import thunder
+
+INDEX = torch.tensor([2, 0])
+MASK = torch.tensor([[True, False, True], [False, False, True], [True, True, False]])
+A, B, V = (torch.linspace(0.1, 0.9, 9).reshape(3, 3), torch.linspace(0.9, 0.2, 9).reshape(3, 3), torch.linspace(0.3, 0.7, 3))
+WHOLE, OTHER = torch.arange(1, 10).reshape(3, 3), torch.arange(9, 0, -1).reshape(3, 3)
+MATRICES = ("addbmm_", "addmm_", "addmv_", "addr_", "baddbmm_")
+ARGUMENTS = {
+    "addbmm_": (A.repeat(2, 1, 1), B.repeat(2, 1, 1)),
+    "addmm_": (A, B),
+    "addr_": (V, V),
+    "cumprod_": (1,),
+    "clamp_max_": (0.5,),
+    "clamp_min_": (0.5,),
+    "clip_": (0.2, 0.6),
+    "fill_": (3,),
+    "float_power_": (2,),
+    "hardshrink": (0.3,),
+    "broadcast_to": ((2, 3, 3),),
+    "index_fill_": (0, INDEX, 2.5),
+    "index_reduce_": (0, INDEX, A[:2], "prod"),
+    "ldexp_": (OTHER,),
+    "logit_": (0.1,),
+    "masked_scatter_": (MASK, B),
+    "mvlgamma_": (1,),
+    "nan_to_num_": (),
+    "put_": (INDEX, V[:2]),
+    "renorm_": (2, 0, 0.7),
+    "scatter_reduce_": (0, INDEX[None, :], V[None, :2], "sum"),
+}
+UNARY = (
+    "absolute_ arccos_ arccosh_ arcsin_ arcsinh_ arctan_ arctanh_ conj_physical_ deg2rad_ fix_ frac_ i0_ negative_ rad2deg_ sgn_ "
+    "sigmoid_ sinc_"
+)
+ARGUMENTS |= dict.fromkeys(UNARY.split(), ())
+INTEGERS = ("bitwise_left_shift_", "bitwise_right_shift_", "gcd_", "lcm_")
+OF_DOUBLES = ("float_power_",)  # its result is double, and torch casts to nothing less
+BATCHES = {"baddbmm_": (A.repeat(2, 1, 1), B.repeat(2, 1, 1)), "addmv_": (A, V)}
+
+
+def _jit(f):
+    return thunder.jit(f, transforms=[NormTransform()])
+
+
+def _given(name):
+    """The tensor whose method is called, and the arguments."""
+    if name in INTEGERS:
+        return WHOLE, (OTHER % 4,)
+    if name in BATCHES:
+        return (V if name == "addmv_" else A.repeat(2, 1, 1)), BATCHES[name]
+    return (1 + A if name == "arccosh_" else A.double() if name in OF_DOUBLES else A), ARGUMENTS.get(name, (B,))
+
+
+@pytest.mark.parametrize("name", sorted(tensor_methods.names() - {"requires_grad_"}))
+def test_methods_are_torchs(name):
+    x, args = _given(name)
+
+    def method(x):
+        y = x * 1
+        z = getattr(y, name)(*args)
+        return y + 1, z
+
+    torch.testing.assert_close(_jit(method)(x), method(x))
+    function = getattr(torch, name, None)
+    if function is not None:
+        torch.testing.assert_close(_jit(lambda x: function(x * 1, *args))(x), function(x * 1, *args))
+
+
+def test_views_and_arguments_change_with_what_is_changed():
+    def program(x):
+        y = x * 2
+        row = y[0]
+        row.sigmoid_()
+        y.subtract_(x)
+        x.negative_()
+        return y, row, x.exp()
+
+    x = torch.randn(3, 4)
+    other = x.clone()
+    torch.testing.assert_close(_jit(program)(x), program(other))
+    torch.testing.assert_close(x, other)
+
+
+def test_gradients_of_methods_in_place():
+    def program(x):
+        return ((x * 2).sigmoid_() * x).clip_(0.1, 0.6).subtract_(x).broadcast_to((2, 3, 4)).sum()
+
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 4, requires_grad=True)
+    found, expected = (torch.autograd.grad(f(x), x) for f in (_jit(program), program))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (lambda x: x.sum(0).multiply_(x), "doesn't match the broadcast shape"),
+        (lambda x: x.int().multiply_(x), "can't be cast to"),
+        (lambda x: x.int().sigmoid_(), "can't be cast to"),
+    ],
+)
+def test_what_torch_refuses_is_refused(program, says):
+    for f in (program, _jit(program)):
+        with pytest.raises(RuntimeError, match=says):
+            f(torch.randn(3, 4))
+
+
+FACTS = "is_cpu is_cuda is_meta is_mps is_xpu is_sparse is_sparse_csr is_mkldnn is_quantized itemsize nbytes layout".split()
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_what_a_tensor_is(name):
+    expected = [getattr(t, name) for t in (torch.ones(2, 3), torch.ones(3).half())]
+
+    def program(x):
+        found = [getattr(x, name), getattr(x.sum(0).half(), name)]
+        return x + (1 if found == expected else 0)
+
+    assert _jit(program)(torch.zeros(2, 3)).sum() == 6
+
+
+def _restarted(x):
+    y = x.detach().requires_grad_()
+    return x.sin() + y * 2 + torch.zeros_like(x).requires_grad_(True) + torch.ones(3).requires_grad_(False)
+
+
+@pytest.mark.parametrize("mode", ["real", "normed"])
+def test_requires_grad_of_what_the_program_makes(mode):
+    x = torch.randn(2, 3)
+    jitted = _jit(_restarted)
+    found = (normed(jitted) if mode == "normed" else jitted)(x)
+    torch.testing.assert_close(found.backing if isinstance(found, NormedTensor) else found, _restarted(x).detach())
+
+
+def test_requires_grad_starts_no_gradient_of_its_own():
+    x = torch.randn(2, 3, requires_grad=True)
+    found, expected = (torch.autograd.grad(f(x).sum(), x) for f in (_jit(_restarted), _restarted))
+    torch.testing.assert_close(found, expected)
+
+
+def test_requires_grad_of_an_input_stays_what_it_is():
+    def program(x, wanted):
+        return x.requires_grad_(wanted) * 2
+
+    for has in (True, False):
+        x = torch.randn(3, requires_grad=has)
+        torch.testing.assert_close(_jit(program)(x, has), 2 * x)
+        with pytest.raises(UnsupportedOpError, match=f"of an input of the jitted function, for which it is {has}"):
+            _jit(program)(x, not has)
+    with pytest.raises(RuntimeError, match="leaf variables"):
+        _jit(lambda x: (x * 2).requires_grad_(False))(torch.randn(3, requires_grad=True))

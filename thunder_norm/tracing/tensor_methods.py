@@ -1,0 +1,71 @@
+"""Methods of torch's tensors that Thunder's tensors lack, although it has, or torch can run, the operation.
+
+In place: the operation out of place, whose result is copied into the tensor, which Thunder knows how to follow.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_norm.tracing.lookasides import instead_of
+from thunder.core.interpreter import WrappedValue, _interpret_call
+from thunder.core.langctxs import Languages, resolve_language
+from thunder.core.proxies import TensorProxy
+from thunder.torch import _torch_to_thunder_function_map
+
+# These change what the tensor is, not what is in it; or their namesake without the underscore is something else.
+_OTHERS = frozenset(
+    "as_strided_ bernoulli_ detach_ fill_diagonal_ rename_ requires_grad_ resize_ resize_as_ set_ share_memory_ squeeze_ swapaxes_ "
+    "swapdims_ t_ transpose_ unsqueeze_".split()
+)
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """The methods that are called although Thunder does not know them."""
+    return frozenset({"broadcast_to", "hardshrink", "requires_grad_"} | set(_in_place()))
+
+
+def _in_place() -> list[str]:
+    thunders = resolve_language(Languages.TORCH)
+    found = []
+    for name in dir(torch.Tensor):
+        is_in_place = name.endswith("_") and not name.endswith("__") and not name.startswith("_") and name not in _OTHERS
+        if is_in_place and not hasattr(TensorProxy, name) and not thunders.has_method(name):
+            has_other = hasattr(torch.Tensor, name[:-1]) and hasattr(torch.ops.aten, name)
+            found += [name] if has_other or name == "fill_" else []
+    return found
+
+
+def _copied(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """What torch does with the result of an operation that is done in place."""
+    if result.shape != tensor.shape:
+        raise RuntimeError(f"output with shape {list(tensor.shape)} doesn't match the broadcast shape {list(result.shape)}")
+    if not torch.can_cast(result.dtype, tensor.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {tensor.dtype}")
+    return tensor.copy_(result)
+
+
+def _register(name: str) -> None:
+    operation = torch.full_like if name == "fill_" else getattr(torch.Tensor, name[:-1])
+
+    def in_place(tensor, *args, **kwargs):
+        return _copied(tensor, operation(tensor, *args, **kwargs))
+
+    def lookaside(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        return _interpret_call(in_place, *args, **kwargs)
+
+    functions: list[Callable] = [getattr(torch.Tensor, name)]
+    function = getattr(torch, name, None)
+    if function is not None and function not in _torch_to_thunder_function_map:
+        functions.append(function)
+    for fn in functions:
+        instead_of(fn)(lookaside)
+
+
+for _name in _in_place():
+    _register(_name)
