@@ -16,7 +16,7 @@ from thunder_norm.modular.masses import LIGHT
 from .case import Built, Model, built, floating
 
 FIVE_STEPS_RATES = (0.1, 0.01, 1.0)
-MODULAR_RATES = (0.3, 1.0, 3.0, 10.0, 30.0)
+MODULAR_RATES = (0.1, 0.5, 2.0, 8.0, 30.0)
 ADAMW_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 
