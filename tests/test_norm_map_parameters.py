@@ -259,12 +259,12 @@ def test_an_output_that_is_the_input():
     assert y.norm_size.item() == 2 and y.shape == (3, 4)
 
 
-def test_outputs_without_a_norm_are_refused():
-    def f(x):
-        return x * 2, x > 0
-
+def test_outputs_without_a_norm():
     with pytest.raises(NormMismatchError, match="plain tensors"):
-        build_norm_map(f, torch.empty(3, 4))(RMSTensor(1.0))
+        build_norm_map(lambda x: x > 0, torch.empty(3, 4))(RMSTensor(1.0))
+    y, mask = build_norm_map(lambda x: (x * 2, x > 0), torch.empty(3, 4))(RMSTensor(1.0))
+    assert y.norm_size.item() == 2
+    assert mask.is_meta and mask.dtype is torch.bool and mask.shape == (3, 4)
 
 
 def test_a_norm_that_depends_on_data_is_refused():

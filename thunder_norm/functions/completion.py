@@ -50,6 +50,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
         return plain.about_plain(None, fn, args) or _computed_anew(find(), args)
     if fn is TensorProxy.__getattr__:
         return _attribute(find())
+    if fn is torch.Tensor.requires_grad_:
+        return lambda *_: do_raise(_of_autograd(fn.__name__))
     operation = operations.torch_callable(fn) or (fn if _is_torchs_own(fn) else None)
     if getattr(operation, "__name__", "") in _UNBIASED and len(args) > 1 and type(args[1].value) is bool:
         return _run_by_torch(operation)

@@ -326,6 +326,11 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
             new.bound_symbols.append(bsym)
     needed = {p.name for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL for p in b.flat_proxy_args}
     plain = [p for p in trace.args if isinstance(p, TensorProxy) and not is_norm_scalar(p) and p.name in needed]
+    if plain and not outputs:
+        raise NormMismatchError(
+            "the model returns plain tensors alone; a norm map has no data to compute them from: "
+            + ", ".join(p.type_string() for p in plain)
+        )
     gone = (dropped - needed) | {p.name for p in plain}
     new.bound_symbols = [*(_without_data(p, outputs) for p in plain)] + [
         b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in gone

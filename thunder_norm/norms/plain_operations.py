@@ -194,5 +194,5 @@ def run_plainly(
     if any(t in known.unknown or known.concerns(t) and known.matters(t) for t in tensors):
         known.unknown.add(func, (args, kwargs), result)
     else:
-        known.written.note(func, result)
+        known.written.note(func, result, tensors)
     return result

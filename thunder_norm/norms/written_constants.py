@@ -5,7 +5,7 @@ The program goes on with the plain tensor it holds.  From the first such write o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,13 @@ class WrittenConstants:
         self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._normed: dict[int, tuple[torch.Tensor, NormedTensor]] = {}
 
-    def note(self, func: Callable, result: Any) -> None:
-        """Remember what an operation made; what has no values yet gets zeros, as one must do with anything."""
+    def note(self, func: Callable, result: Any, given: Sequence[torch.Tensor]) -> None:
+        """Remember what an operation made of what it was given; what has no values yet gets zeros, as one must do with anything."""
         is_empty = getattr(func, "__name__", "").startswith("empty")
+        before = set(map(id, given))
         for t in flat_tensors(result):
+            if id(t) in before:  # a buffer changed in place, say
+                continue
             self._made[t] = True
             if is_empty:
                 t.zero_()

@@ -86,7 +86,7 @@ def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue:
         if effects.made.is_handed_out(value):
             effects.made.note_arguments(wrapped)
             return _made(effects, value, epilogue)
-        if type(value) is dict:  # Thunder knows nothing of the items of one that is written as ``{...}``
+        if type(value) in (dict, list, tuple):  # Thunder knows nothing of the items of a dict that is written as ``{...}``
             return _with_made(effects, _found(wrapped, find), epilogue)
     return _found(wrapped, find)
 
@@ -338,8 +338,7 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
     found: list[BoundSymbol] = []
     for bsym in epilogue.bound_symbols:
         value = bsym.args[-1] if bsym.sym.id in _PACKS else None
-        is_wrapper_of_call = isinstance(value, SubclassProxy) and _comes_with_call(bsym.args[0])
-        if acquisition is not None and isinstance(value, TensorProxy) and not is_wrapper_of_call:
+        if acquisition is not None and isinstance(value, TensorProxy) and not _is_kept_as_it_is(acquisition, value, bsym.args[0]):
             keep = _keeping(acquisition, value)
             with tracectx(epilogue):
                 plain = proxy_like(acquisition.kept(acquisition.fake_of(value)))
@@ -351,6 +350,16 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
         else:
             found.append(bsym if value is None else bsym.from_bsym(args=(*bsym.args[:-1], value)))
     epilogue.bound_symbols[:] = found
+
+
+def _is_kept_as_it_is(acquisition: Acquisition, value: TensorProxy, owner: Any) -> bool:
+    return isinstance(_by_then(acquisition, value), SubclassProxy) and _comes_with_call(owner)
+
+
+def _by_then(acquisition: Acquisition, proxy: TensorProxy) -> TensorProxy:
+    """What the proxy stands for at the end of the program, which may have written wrappers into a plain tensor."""
+    found = acquisition.stand_ins.get(proxy.name)
+    return proxy if found is None else found.wrapper
 
 
 def _comes_with_call(owner: Any) -> bool:
@@ -368,6 +377,7 @@ def _keeping(
 
     An argument of the call keeps wrappers as they are, which a later call may be given.
     """
+    proxy = _by_then(acquisition, proxy)
     if is_of_argument and isinstance(proxy, SubclassProxy):
         return lambda t: t
     plain = acquisition.fakes.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy

@@ -192,9 +192,19 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
         return _by_property
     if isinstance(getattr(type(found), "__set__", None), FunctionType):
         return _by_descriptor
-    if fn is setattr or is_new or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
+    if fn is setattr or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
         return None
-    return _into_dict
+    return _on_new if is_new else _into_dict
+
+
+def _on_new(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for ``object.__setattr__`` of what the program made: Thunder's knows nothing of what it sets."""
+    try:
+        object.__setattr__(obj.value, name.value, value.value)
+    except Exception as e:
+        return do_raise(e)
+    obj.attribute_wrappers[name.value] = value
+    return wrap_const(None)
 
 
 def _into_dict(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
