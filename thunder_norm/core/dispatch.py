@@ -190,12 +190,21 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         found = op.find(*at_data((args, kwargs)))
         if found is None:
+            args, kwargs = map_tensors(_read, (args, kwargs))
+            found = op.find(*at_data((args, kwargs)))
+        if found is None:
             raise missing_rule(func, args, kwargs)
         return apply_rule(op, *found, func, args, kwargs)
     except (NormMapKeyError, JumpError):
         raise
     except (MissingNormRuleError, NormMismatchError):
         return _by_data(func, args, kwargs)
+
+
+def _read(t: torch.Tensor) -> Any:
+    """The number in a plain tensor of one integer, which torch takes for a size or a dimension, where there is data."""
+    is_integer = t.ndim == 0 and not (t.is_floating_point() or t.is_complex() or t.dtype is torch.bool)
+    return int(t) if type(t) is torch.Tensor and is_integer and not t.is_meta else t
 
 
 def _by_data(func: Callable, args: tuple, kwargs: dict) -> Any:
