@@ -359,7 +359,7 @@ def test_dimensions_of_size_one_do_not_matter():
 
 
 REFUSED = [
-    lambda a: a.as_strided((2, 2), (1, 1)),
+    lambda a: a[:, :3].as_strided((2,), (3,)),
     lambda a: a.repeat_interleave(torch.tensor([1, 2, 0, 1]), -1),
     lambda a: a.view(torch.int32),
     lambda a: a.__setitem__(0, 1.0),

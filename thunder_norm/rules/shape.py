@@ -322,7 +322,7 @@ for _copy, _rule in (
     normed_op(_copy).register_norm(_rule)
 
 
-for _op in (torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter):
+for _op in (torch.as_strided_copy, torch.as_strided_scatter):
     refuse(
         normed_op(_op),
         f"{_op.__name__} may overlap or skip entries in any way, so no norm of the result is known; use slices, unfold or reshape",
