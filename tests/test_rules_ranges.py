@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import rules  # noqa: F401
+from thunder_norm import build_norm_map, rules  # noqa: F401
 from thunder_norm.audit import Ball, Case, search
 from thunder_norm.core.context import norm_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.ranges import Range, union
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.transforms import NormTransform
+import thunder
 
 FEW = {"restarts": 6, "steps": 15, "seed": seeded()}
 INF = math.inf
@@ -294,6 +296,40 @@ def test_what_is_left_of_partial_sums_has_their_sign(total, sign):
         s - s.roll(1, -1),
     ):
         assert other._range is None or not (other._range.low >= 0 or other._range.high <= 0)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("number", range(12))
+def test_differences_of_partial_sums(number, sign):
+    """With a mask, and dimensions, at random: the range is right, and says something where only earlier places are kept."""
+    pick = random.Random(seeded(number))
+    x = sign * normed(torch.randn(3, 3, generator=torch.Generator().manual_seed(seeded(number)))).abs()
+    s = x.cumsum(pick.choice([0, 1]))
+    dims = [[pick.randrange(-3, 3)] + [pick.randrange(-4, 4)] * pick.randint(0, 1) for _ in range(2)]
+    a, b = (s.unsqueeze(d[0]) if len(d) == 1 else s.unsqueeze(d[0]).unsqueeze(d[1]) for d in dims)
+    mask = pick.choice([torch.ones(3, 3).triu(1), torch.ones(3, 3).triu(0), torch.ones(3, 3).tril(-1), torch.ones(3, 3).triu(2)])
+    left = (a - b).masked_fill(mask.bool(), pick.choice([0.0, sign * 1e9, -sign]))
+    found = left._range or Range()
+    assert found.low - 1e-6 <= left.backing.min() and left.backing.max() <= found.high + 1e-6
+
+
+def gated_delta_decays(decay):
+    s = decay.cumsum(dim=2)
+    hidden = torch.ones(6, 6, dtype=torch.bool, device=decay.device).triu(1)
+    return (s.unsqueeze(3) - s.unsqueeze(2)).masked_fill(hidden, float("-inf")).exp()
+
+
+def test_decays_between_places_are_at_most_one():
+    """As gated delta networks have them: in eager mode, in a trace, in a norm map without data."""
+    x = -F.softplus(torch.randn(2, 3, 6) * 3)
+    f = lambda x: gated_delta_decays(-F.softplus(x))  # noqa: E731
+    runs = {
+        "eager": lambda: gated_delta_decays(-F.softplus(normed(x))),
+        "trace": lambda: thunder.jit(f, transforms=[NormTransform()])(RMSTensor.of(x)),
+        "map": lambda: build_norm_map(f, torch.empty(2, 3, 6, device="meta"))(RMSTensor(1.0)),
+    }
+    for name, run in runs.items():
+        assert run().norm_size.item() == 1.0, name
 
 
 def test_decays_of_a_chunk_are_at_most_one():

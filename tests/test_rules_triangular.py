@@ -36,11 +36,19 @@ def shape_of(options, rows, columns):
 
 
 CASES = [
-    *(Case(name, solve(**o), (matrix(3, 3), right_side(*shape_of(o, 3, 2), dims=(1 - (not o["left"]),)))) for name, o in SYSTEMS.items()),
+    *(
+        Case(name, solve(**o), (matrix(3, 3), right_side(*shape_of(o, 3, 2), dims=(1 - (not o["left"]),))))
+        for name, o in SYSTEMS.items()
+    ),
     Case("entries", solve(upper=False), (matrix(4, 4), right_side(4, 1, kind=INF))),
     Case("rows", solve(upper=False), (matrix(3, 3), right_side(3, 2, dims=(0,))), tight=0.3),
     Case("of a batch", solve(upper=True), (matrix(2, 3, 3), right_side(2, 3, 2, dims=(0, 2)))),
-    Case("one matrix for all", solve(upper=False), (matrix(3, 3, kind=R, dims=(0, 1)), right_side(2, 3, 2, dims=(0, 1, 2))), tight=0.05),
+    Case(
+        "one matrix for all",
+        solve(upper=False),
+        (matrix(3, 3, kind=R, dims=(0, 1)), right_side(2, 3, 2, dims=(0, 1, 2))),
+        tight=0.05,
+    ),
     Case("one entry", solve(upper=False), (matrix(1, 1), right_side(1, 2))),
 ]
 

@@ -6,12 +6,11 @@ import random
 
 import pytest
 import torch
-from tests.seeds import seeded
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform
-
 import thunder
 
 

@@ -19,13 +19,30 @@ class PartialSums:
 
     Attributes:
         along: the dimension, negative.
+        beside: the other dimensions of the sums, negative; any further ones have one entry.
         is_total: whether these are the last ones alone, the sums of all.
         made: by which cumulative sum, by identity.
     """
 
     along: int
+    beside: tuple[int, ...]
     is_total: bool
     made: object
+
+
+@dataclass(frozen=True)
+class Differences:
+    """That entries are one partial sum less another, for each two places of one cumulative sum.
+
+    Attributes:
+        first: the dimension of the places of the former, negative.
+        second: that of the latter.
+        is_falling: whether it is at most 0 where the former has more terms; else at least 0.
+    """
+
+    first: int
+    second: int
+    is_falling: bool
 
 
 @dataclass(frozen=True)
@@ -38,14 +55,14 @@ class Range:
         least_sum: (dimension, negative; s): the entries along it sum up to at least s.  Only where none is negative.
         averaged: of how many numbers each entry is a mean, a sum or a length, at least: the more, the closer it is to its typical size.
             Says something of entries of one sign; infinite for a constant.
-        sums: whether they are partial sums, where no number has the other sign.
+        sums: whether they are partial sums, where no number has the other sign, or differences of such.
     """
 
     low: float = -math.inf
     high: float = math.inf
     least_sum: tuple[int, float] | None = None
     averaged: float = 1.0
-    sums: PartialSums | None = field(default=None, compare=False)
+    sums: PartialSums | Differences | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # an end that is no number says nothing

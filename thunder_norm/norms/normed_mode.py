@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import context, dispatch, registry
@@ -28,7 +29,7 @@ from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
-from thunder_norm.tracing import lookasides
+from thunder_norm.tracing import known_values, lookasides
 from thunder_norm.tracing.bindable import guard
 from thunder_norm.tracing.guards import GuardError
 from thunder_norm.tracing.locations import location_of_user
@@ -248,6 +249,13 @@ class NormEnvironment(LiftingEnvironment):
         result = self.recorder.call(body, args, kwargs)
         self.lifting.remember(func, args, kwargs, result)
         return result
+
+    def values_of(self, t: torch.Tensor) -> torch.Tensor:
+        """A constant with its values, if the program made it of numbers alone."""
+        proxy = self.recorder.acquisition.fakes.proxy_of(t)
+        with _disable_current_modes():
+            found = None if proxy is None else known_values.value_of(proxy)
+        return t if found is None else found
 
     def user_location(self) -> str | None:
         """The user's line the interpreter is at."""

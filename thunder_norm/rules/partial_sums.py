@@ -1,7 +1,7 @@
 """Ranges of cumulative sums: of numbers of one sign the total is the largest of the partial sums in modulus.
 
 So ``exp(total - partial)``, how much of what came at each place is left at the end, is at most 1 where the numbers are negative: the
-decays of a chunk in Mamba-2 and in gated linear attention.
+decays of a chunk in Mamba-2 and in gated linear attention.  Between each two places it is at most 1 where only earlier ones are kept.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core.ranges import PartialSums, Range
+from thunder_norm.core.context import values_of
+from thunder_norm.core.ranges import Differences, PartialSums, Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._shared import negative
 from thunder_norm.rules.ranges import Known, Of, argument
@@ -25,7 +28,8 @@ def _cumulative(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     r = of(x)
     if r is None or not (r.low >= 0 or r.high <= 0):
         return None
-    sums = PartialSums(negative(dim, x.ndim), False, object()) if x.ndim else None
+    along = negative(dim, x.ndim) if x.ndim else 0
+    sums = PartialSums(along, tuple(d for d in range(-x.ndim, 0) if d != along), False, object()) if x.ndim else None
     return Range(r.low if r.low >= 0 else -math.inf, r.high if r.high <= 0 else math.inf, sums=sums)
 
 
@@ -39,14 +43,16 @@ def _without_sums(op: Callable) -> Callable[[tuple, Mapping[str, Any], Of], Know
     return rule
 
 
-_entries, _narrowed, _difference = map(_without_sums, (torch.Tensor.__getitem__, torch.narrow, torch.sub))
+_entries, _narrowed, _difference, _filled = map(
+    _without_sums, (torch.Tensor.__getitem__, torch.narrow, torch.sub, torch.masked_fill)
+)
 
 
 def _taken(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """Entries; the last ones of partial sums are totals, where the dimension stays."""
     x, index = args
     found, result = of(x), _entries(args, kwargs, of)
-    if found is None or found.sums is None or result is None:
+    if found is None or not isinstance(found.sums, PartialSums) or result is None:
         return result
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(i is Ellipsis or isinstance(i, slice) for i in items) or items.count(Ellipsis) > 1:
@@ -63,7 +69,7 @@ def _cut(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """The same of ``torch.narrow``."""
     x, dim, start = (argument(args, kwargs, at, name) for at, name in enumerate(("input", "dim", "start")))
     found, result = of(x), _narrowed(args, kwargs, of)
-    if found is None or found.sums is None or result is None or isinstance(start, torch.Tensor):
+    if found is None or not isinstance(found.sums, PartialSums) or result is None or isinstance(start, torch.Tensor):
         return result
     along = found.sums.along
     is_total = negative(dim, x.ndim) == along and start in (-1, x.shape[along] - 1)
@@ -74,17 +80,58 @@ def _left(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """A difference; a total less a partial sum of it has their sign."""
     result = _difference(args, kwargs, of)
     first, second = (of(argument(args, kwargs, at, name)) for at, name in enumerate(("input", "other")))
-    if first is None or second is None or first.sums is None or second.sums is None:
+    sums = [None if r is None else r.sums for r in (first, second)]
+    if not all(isinstance(r, PartialSums) for r in sums) or sums[0].made is not sums[1].made or sums[0].beside != sums[1].beside:
         return result
-    if first.sums.made is not second.sums.made or argument(args, kwargs, 2, "alpha", default=1) != 1:
+    if argument(args, kwargs, 2, "alpha", default=1) != 1 or sums[0].is_total and sums[1].is_total:
         return result
-    if first.sums.is_total == second.sums.is_total:
+    if not (sums[0].is_total or sums[1].is_total):
+        between = Differences(sums[0].along, sums[1].along, is_falling=first.high <= 0)
+        return result if between.first == between.second else replace(result or Range(), sums=between)
+    if sums[0].along != sums[1].along:
         return result
-    is_falling = (first.high <= 0) == first.sums.is_total
+    is_falling = (first.high <= 0) == sums[0].is_total
     known = result or Range()
     return replace(known, high=min(known.high, 0.0)) if is_falling else replace(known, low=max(known.low, 0.0))
 
 
+def _with_dimension(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Partial sums with another dimension of one entry beside theirs."""
+    x, dim = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "dim")
+    found = of(x)
+    if found is None or not isinstance(found.sums, PartialSums):
+        return None if found is None else found.of_entries()
+    new = negative(dim, x.ndim + 1)
+    along, *beside = (d - (d <= new) for d in (found.sums.along, *found.sums.beside))
+    return replace(found, least_sum=None, sums=replace(found.sums, along=along, beside=tuple(beside)))
+
+
+def _of_earlier(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Differences where those are set aside that have fewer terms in the former sum than in the latter."""
+    result = _filled(args, kwargs, of)
+    x, mask, value = (argument(args, kwargs, at, name) for at, name in enumerate(("input", "mask", "value")))
+    found = of(x)
+    if found is None or not isinstance(found.sums, Differences) or not isinstance(value, int | float):
+        return result
+    if not _hides_later(mask, found.sums, x.shape):
+        return result
+    if found.sums.is_falling:
+        return Range(min(found.low, value), max(min(found.high, 0.0), value))
+    return Range(min(max(found.low, 0.0), value), max(found.high, value))
+
+
+def _hides_later(mask: torch.Tensor, of: Differences, shape: torch.Size) -> bool:
+    """Whether a mask, of numbers known by now, is set wherever the place along `first` is before that along `second`."""
+    mask = values_of(mask)
+    if isinstance(mask, FakeTensor) or mask.is_meta or torch.broadcast_shapes(mask.shape, shape) != shape:
+        return False
+    with _disable_current_modes():
+        plane = mask.expand(shape).movedim((of.first, of.second), (-2, -1))
+        return bool(plane.logical_or(torch.ones_like(plane).tril()).all())
+
+
+normed_op(torch.unsqueeze).register_range(_with_dimension)
+normed_op(torch.masked_fill).register_range(_of_earlier)
 normed_op(torch.Tensor.__getitem__).register_range(_taken)
 normed_op(torch.narrow).register_range(_cut)
 normed_op(torch.sub).register_range(_left)
