@@ -100,3 +100,14 @@ def test_shares_of_logistic_scores_are_divided_by_what_they_typically_sum_up_to(
         shares = scores / (scores.sum(-1, keepdim=True) + 1e-20)
     assert sampled / 2 <= shares.norm_size <= 4 * sampled
     assert shares.perturbation_size <= 4
+
+
+@pytest.mark.parametrize("f", [torch.sigmoid, torch.tanh, torch.relu, F.gelu])
+def test_of_what_is_infinite_functions_have_their_limit(f):
+    """Scores that are masked with -inf, say."""
+    with norm_mode("typical"):
+        found = f(RMSTensor(math.inf, backing=torch.zeros(3), perturbation_size=1.0))
+    torch.manual_seed(seeded(0))
+    wanted = f(torch.randn(100_000).double() * 1e30).square().mean().sqrt()
+    assert found.norm_size.item() == (math.inf if wanted > 1e20 else pytest.approx(wanted.item(), rel=0.01))
+    assert math.isfinite(found.perturbation_size.item())

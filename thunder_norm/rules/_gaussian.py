@@ -21,11 +21,20 @@ def _grid() -> tuple[list[float], list[float]]:
     return nodes, [step * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) for z in nodes]
 
 
+_LARGE, _GROWING = 1e100, 1e20  # functions that are less than the second at the first are taken to be bounded
+
+
 def second_moment_root(f: Callable[[torch.Tensor], torch.Tensor], n: torch.Tensor) -> torch.Tensor:
-    """``sqrt(E f(n z)^2)`` for a standard normal z: a 0-dim tensor, differentiable in n (derivative 0 where n is 0)."""
+    """``sqrt(E f(n z)^2)`` for a standard normal z: a 0-dim tensor, differentiable in n (derivative 0 where n is 0).
+
+    Where n is infinite it is the limit.
+    """
     nodes, weights = (torch.tensor(v, dtype=n.dtype, device=n.device) for v in _grid())
-    positive = n.clamp(min=1e-100)  # the square root has no derivative where f(0) = 0 = n
-    return (f(positive.expand(nodes.shape) * nodes).square() * weights).sum().sqrt()
+    positive = torch.where(
+        n == math.inf, torch.full_like(n, _LARGE), n.clamp(min=1e-100)
+    )  # no derivative of the root where f(0) = 0 = n
+    found = (f(positive.expand(nodes.shape) * nodes).square() * weights).sum().sqrt()
+    return torch.where((n == math.inf) & (found > _GROWING), n, found)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""NumPy's numbers among the arguments of operations on tensors: to torch they are numbers of Python, to Thunder neither those nor tensors."""
+"""What torch takes for an argument of an operation, and Thunder does not: numbers of NumPy, and types of Python as dtypes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, wrap, wrap_const
@@ -18,8 +19,12 @@ _METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
-    """What to call instead of `fn`, if it is an operation on tensors that is given a number of NumPy's; None for all others."""
+    """What to call instead of `fn`, if it is an operation on tensors that is given such an argument; None for all others."""
     given = (*args, *kwargs.values())
+    if any(map(_is_dtype, given)) and (_is_operation(fn, given) or getattr(torch, getattr(fn, "__name__", ""), None) is fn):
+        return lambda *args, **kwargs: _interpret_call(
+            fn, *map(_as_torchs, args), **{k: _as_torchs(v) for k, v in kwargs.items()}
+        )
     if not any(map(_holds_number, given)):
         return None
     if isinstance(fn, _METHODS) and isinstance(args[0].value, np.generic):
@@ -28,6 +33,20 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     if not _is_operation(fn, given):
         return None
     return lambda *args, **kwargs: _interpret_call(fn, *map(_as_pythons, args), **{k: _as_pythons(v) for k, v in kwargs.items()})
+
+
+# as torch reads them, whatever its default dtype
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def _is_dtype(value: WrappedValue) -> bool:
+    return type(value.value) is type and value.value in _DTYPES
+
+
+def _as_torchs(value: WrappedValue) -> WrappedValue:
+    if not _is_dtype(value):
+        return value
+    return wrap(_DTYPES[value.value], provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[value.provenance]))
 
 
 def _left_to_the_tensor(*_: WrappedValue) -> WrappedValue:
