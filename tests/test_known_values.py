@@ -13,6 +13,33 @@ from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 TRANSFORMS = (SubclassTransform, NormTransform)
+
+
+def _elsewhere(x):
+    """A mask is used where something else is written, and asked for."""
+    mask, out = torch.ones(3, 4), torch.zeros(3, 4)
+    out[0] = x[0] * mask[0]
+    out.mul_(mask)
+    return out * 2 if mask.all() else x
+
+
+def _written(write):
+    def f(x):
+        mask = torch.ones(3)
+        write(mask, x)
+        return x * 2 if mask.all() else x
+
+    return f
+
+
+def _numbers_written(x):
+    mask = torch.ones(2, 3)
+    if (mask > 0).sum() == 6:
+        mask[torch.arange(2) == 1] = -4.0
+        mask[0].sum()
+    return x * 2 if (mask > 0).sum().item() == 3 and not (mask + 3).any(1).all() else x
+
+
 KNOWN = {
     "condition": lambda x: x * 2 if torch.ones(3).all() else x,
     "negated": lambda x: x * 2 if not torch.zeros(3).any() else x,
@@ -26,6 +53,10 @@ KNOWN = {
     "slice": lambda x: x[:, : torch.div(5, 2, rounding_mode="trunc")],
     "triangle": lambda x: x * 2 if torch.tril(torch.ones(3, 3)).bool()[-1].all() else x * 3,
     "made alike": lambda x: x * 2 if torch.arange(3).new_ones((2,)).all() else x * 3,
+    "written elsewhere": lambda x: _elsewhere(x),
+    "multiplied in place": _written(lambda mask, x: mask.mul_(0)),
+    "an entry set": _written(lambda mask, x: mask.__setitem__(0, 0)),
+    "written into": lambda x: _numbers_written(x),
     "asked twice": lambda x: sum(x * i.item() for i in torch.arange(3)) if torch.arange(3)[2] == 2 else x,
 }
 
@@ -48,16 +79,15 @@ def test_what_numbers_make_is_known_beside_norms(name):
     torch.testing.assert_close(found.backing, f(x))
 
 
-def _written(write):
-    def f(x):
-        mask = torch.ones(3)
-        write(mask, x)
-        return x * 2 if mask.all() else x
-
-    return f
+def _read_by_a_view(x):
+    mask = torch.ones(3)
+    part = mask[:2]
+    mask.copy_(torch.zeros(3))
+    return x * 2 if part.all() else x
 
 
 UNKNOWN = {
+    "read by a view": _read_by_a_view,
     "input": lambda x: x * 2 if (x * 0 + 1).all() else x,
     "random": lambda x: x * 2 if torch.rand(1) > 2 else x,
     "random integer": lambda x: x * 2 if torch.randint(0, 3, (2,))[0] > 9 else x,
@@ -68,10 +98,9 @@ UNKNOWN = {
     "unwritten": lambda x: x * 2 if torch.empty_like(x)[0, 0] == 0 else x,
     "unwritten, with strides": lambda x: x * 2 if torch.empty_strided((2,), (1,))[0] == 0 else x,
     "dropped": lambda x: x * 2 if F.dropout(torch.ones(3), 0.5).all() else x,
-    "multiplied in place": _written(lambda mask, x: mask.mul_(0)),
-    "an entry set": _written(lambda mask, x: mask.__setitem__(0, 0)),
     "a part of it written": _written(lambda mask, x: mask[0].zero_()),
     "a view of it written": _written(lambda mask, x: mask.unsqueeze(0).masked_fill_(torch.ones(1, 3).bool(), 0)),
+    "written through a view, and read": _written(lambda mask, x: mask[:2].copy_(torch.zeros(2))),
     "copied into": _written(lambda mask, x: mask.copy_(x[0, :3].detach())),
     "written without history": _written(lambda mask, x: mask.detach().zero_()),
     "initialized": _written(lambda mask, x: torch.nn.init.uniform_(mask)),

@@ -17,7 +17,7 @@ from thunder.core import devices, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
 from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_map
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import TraceCtx
@@ -53,19 +53,50 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
 
 
 def value_of(p: TensorProxy) -> torch.Tensor | None:
-    """The value of a tensor of the trace at hand that is made of numbers alone; None if it is not, or may have been written into."""
+    """The value of a tensor of the trace at hand that is made of numbers alone; None if it is not, or may have been written into.
+
+    Where numbers were written into it as well, and no view of it is involved, it is what was written.
+    """
     if math.prod(p.shape) > _MAX_NUMEL or len(get_jit_ctx().computation_trace.scopes) != 1:
         return None
-    program = list(_steps(get_jit_ctx().computation_trace.bound_symbols))
+    steps = list(_steps(get_jit_ctx().computation_trace.bound_symbols))
+    program, p = _with_written(steps, p)
     needed = list(_made_of([p], program))
     made = {o.name for bsym in needed for o in bsym.flat_proxy_outs}
     is_of_inputs = p.name not in made or any(a.name not in made for bsym in needed for a in bsym.flat_proxy_args)
-    if is_of_inputs or not all(map(_is_of_numbers, needed)):
-        return None
-    written = [a for bsym in program if _writes(bsym) for a in bsym.flat_proxy_args]
-    if any(bsym in needed for bsym in _made_of(written, program)):
+    if is_of_inputs or not all(map(_is_of_numbers, needed)) or _may_be_other(needed, p, program, steps):
         return None
     return _run(p, [_on_cpu(bsym) for bsym in reversed(needed)])
+
+
+def _with_written(steps: list[BoundSymbol], p: TensorProxy) -> tuple[list[BoundSymbol], TensorProxy]:
+    """The steps, and a tensor, with what was written into tensors in their place from then on."""
+    swaps: dict[Variable, TensorProxy] = {}
+    program = []
+    for bsym in steps:
+        program.append(bsym.from_bsym_swap_proxies(swaps, skip_output=True) if swaps else bsym)
+        if bsym.sym.id is prims.PrimIDs.COPY_:
+            written, target = bsym.args
+            swaps[variableify(target)] = swaps.get(variableify(written), written)
+    return program, swaps.get(variableify(p), p)
+
+
+def _may_be_other(needed: list[BoundSymbol], p: TensorProxy, program: list[BoundSymbol], steps: list[BoundSymbol]) -> bool:
+    """Whether a write may have changed what is read after it, through something that shares memory with what was written into."""
+    after = [id(bsym) for bsym in needed]
+    for position, bsym in enumerate(steps):
+        targets = _targets(bsym)
+        written = program[position].args[0].name if bsym.sym.id is prims.PrimIDs.COPY_ else None
+        related = {id(made) for made in _made_of(targets, program[:position])}
+        if not related & set(after):
+            continue
+        reads = [a for b in program[position + 1 :] if id(b) in after for a in b.flat_proxy_args] + [p]
+        before = {o.name for b in program[:position] for o in b.flat_proxy_outs}
+        for a in reads:
+            is_old = a.name in before and a.name != written
+            if is_old and any(id(made) in related for made in _made_of([a], program[:position])):
+                return True
+    return False
 
 
 def _steps(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
@@ -115,8 +146,13 @@ _OF_TORCH = (
 _OTHER_EACH_TIME = ("EMPTY", "RANDINT", "RANDN", "UNIFORM", "UNIFORM_PHILOX", "MULTINOMIAL", "GET_AND_UPDATE_RNG_STATE")
 
 
-def _writes(bsym: BoundSymbol) -> bool:
-    return bsym.sym.name.endswith("_") or "setitem" in bsym.sym.name
+def _targets(bsym: BoundSymbol) -> list[Any]:
+    """The tensors that an operation writes into."""
+    if bsym.sym.id is prims.PrimIDs.COPY_:
+        return [bsym.args[1]]
+    if bsym.sym.id is prims.PrimIDs.COPY_WITH_SETITEM:  # into a copy
+        return []
+    return bsym.flat_proxy_args[:1] if bsym.sym.name.endswith("_") or "setitem" in bsym.sym.name else []
 
 
 def _run(p: TensorProxy, operations: list[BoundSymbol]) -> torch.Tensor:
