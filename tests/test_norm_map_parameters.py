@@ -362,3 +362,21 @@ def test_a_parameter_is_followed_through_many_steps(step, count, factor):
     if count < 250:  # a trace of more operations takes Thunder's interpreter too long
         found = build_norm_map(model, x, parameters="unit")(RMSTensor(1.0))
         assert found.norm_size.item() == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        lambda x, mask: mask.type_as(x),
+        lambda x, mask: mask.to(x).masked_fill(mask, -2.0),
+        lambda x, mask: mask.type_as(x * 2).cos(),
+    ],
+)
+def test_constants_of_the_shape_or_dtype_of_another_tensor_need_none_of_its_data(constant):
+    def f(x, mask):
+        return x + constant(x, mask).cumsum(0)
+
+    mask = torch.tensor([[True, False], [False, True], [True, True]])
+    norm_map = build_norm_map(f, torch.empty(3, 2), mask)
+    added = constant(torch.zeros(3, 2), mask).cumsum(0)
+    assert norm_map(RMSTensor(1.0), mask).norm_size.item() == pytest.approx(1 + RMSTensor.of(added, (-1,)).norm_size.item())

@@ -188,7 +188,7 @@ class NormMapTransform(NormTransform):
         kept = {p.name for p in epilogue.args if isinstance(p, TensorProxy)}
         backings = {b.args[0].name for b in epilogue.bound_symbols if _wraps_normed(b)}
         norms = [p for p, r in received if is_norm_scalar(p) and r.name in kept - backings]
-        computation = _with_values(boundary_passes.computing_only(computation, norms))
+        computation = _with_values(boundary_passes.computing_only(_reading_values_alone(computation), norms))
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
         sources = [self._source(acquisition, p) for p in computation.args]
@@ -246,6 +246,21 @@ def _is_perturbation(origin: LeafOrigin | WrapperOrigin | None) -> bool:
     if isinstance(origin, LeafOrigin):
         return origin.index == 1
     return origin is not None and origin.leaf_name == "perturbation_size"
+
+
+def _reading_values_alone(trace: TraceCtx) -> TraceCtx:
+    """The trace with the steps of operations that ask a tensor for its shape or dtype alone (`ones_like`, `type_as`), which need no data."""
+
+    def steps(bsym: BoundSymbol) -> list[BoundSymbol]:
+        given, made = ({p.name for p in ps} for ps in (bsym.flat_proxy_args, bsym.flat_proxy_outs))
+        found = [step for sub in bsym.subsymbols for step in steps(sub)]
+        read = {p.name for step in found for p in step.flat_proxy_args}
+        is_made = made - given <= {p.name for step in found for p in step.flat_proxy_outs}
+        return found if found and is_made and not given <= read else [bsym]
+
+    new = from_trace(trace)
+    new.bound_symbols = [step for bsym in trace.bound_symbols for step in steps(bsym)]
+    return new
 
 
 def _with_values(trace: TraceCtx) -> TraceCtx:
