@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -177,3 +178,19 @@ def test_what_is_written_may_move_where_the_tensor_did_not():
         y = run(RMSTensor.of(t), RMSTensor(RMSTensor.of(t).norm_size, backing=t, perturbation_size=1.0))
         torch.testing.assert_close(y.backing, 3 * t)
         assert y.perturbation_size.item() == 1.0
+
+
+def test_a_view_in_garbage_is_no_view():
+    """One that nobody holds, but for a cycle."""
+    gc.disable()
+    try:
+        y = RMSTensor.of(torch.ones(4, 6)) * 1
+        cycle = [y.diagonal()]
+        cycle.append(cycle)
+        with pytest.raises(UnsupportedOpError, match="shares"):
+            y[0].mul_(3)
+        del cycle
+        y[0].mul_(3)
+    finally:
+        gc.enable()
+    assert torch.equal(y.backing[:2, 0], torch.tensor([3.0, 1.0]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -99,8 +101,14 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
         x._aliases = before
     if result.backing is target.backing:
         return target
-    _check(target, aliases)
-    new = _changed(target, aliases, result, run_rule, func in _functional)
+    new = None
+    with contextlib.suppress(UnsupportedOpError):
+        new = _changed(target, aliases, result, run_rule, func in _functional)
+    if new is None:  # a view that nobody holds any more may wait for the garbage collector
+        del x, aliases
+        gc.collect()
+        aliases = target.aliases()
+        new = _changed(target, aliases, result, run_rule, func in _functional)
     for x in (target, *aliases):
         x._assign(new[id(x)])
         x._aliases = before
@@ -114,6 +122,7 @@ def _changed(
 
     Where some are parts of others, one has them all; what is written there, and what each becomes of that, goes on sharing a storage.
     """
+    _check(target, aliases)
     tensors = [target, *aliases]
     if all(is_reshaped(x.backing, target.backing) for x in aliases):
         return {id(x): _in_place_of(x, result, run_rule, is_written) for x in tensors}
