@@ -115,6 +115,8 @@ def test_every_in_place_variant_of_an_operator_with_a_rule():
         f = info.inplace_variant
         if f is None or not info.supports_dtype(torch.float64, "cpu") or not has_rule(info.op):
             continue
+        if info.name == "as_strided":  # it changes which entries a tensor has: refused, see test_strided.py
+            continue
         for sample in list(info.sample_inputs("cpu", torch.float64))[:3]:
             if not isinstance(sample.input, torch.Tensor):
                 continue

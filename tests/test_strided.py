@@ -62,6 +62,11 @@ def test_windows_that_are_written_into_are_refused():
         y.as_strided((2, 3, 4, 3), (24, 6, 3, 1))[:, 1].mul_(3)
 
 
+def test_a_tensor_does_not_become_a_view_of_its_memory():
+    with pytest.raises(UnsupportedOpError, match="out-of-place"):
+        (RMSTensor.of(torch.ones(2, 3)) * 1).as_strided_((3,), (1,))
+
+
 @pytest.mark.parametrize("number", range(40))
 def test_any_strides_are_right_or_refused(number):
     pick = random.Random(seeded(number))
