@@ -71,7 +71,10 @@ for _op in (torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.expand_as, torch
 
     @normed_op(_op).register_norm(allow_plain_tensors=True, when=_has_no_norm)
     def of_numbers(input: torch.Tensor, other: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
-        """A mask, or integers, in the shape or dtype of a normed tensor: plain as before."""
+        """A mask, or integers, in the shape or dtype of a normed tensor: plain as before.
+
+        Untried:     the result has no norm
+        """
 
 
 @normed_op(torch.Tensor.type).register_norm

@@ -80,17 +80,15 @@ def _left(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """A difference; a total less a partial sum of it has their sign."""
     result = _difference(args, kwargs, of)
     first, second = (of(argument(args, kwargs, at, name)) for at, name in enumerate(("input", "other")))
-    sums = [None if r is None else r.sums for r in (first, second)]
-    if not all(isinstance(r, PartialSums) for r in sums) or sums[0].made is not sums[1].made or sums[0].beside != sums[1].beside:
+    a, b = (None if r is None else r.sums for r in (first, second))
+    if first is None or not (isinstance(a, PartialSums) and isinstance(b, PartialSums)):
         return result
-    if argument(args, kwargs, 2, "alpha", default=1) != 1 or sums[0].is_total and sums[1].is_total:
+    is_of_one = a.made is b.made and a.beside == b.beside and argument(args, kwargs, 2, "alpha", default=1) == 1
+    if not is_of_one or a.is_total and b.is_total or (a.along == b.along) != (a.is_total or b.is_total):
         return result
-    if not (sums[0].is_total or sums[1].is_total):
-        between = Differences(sums[0].along, sums[1].along, is_falling=first.high <= 0)
-        return result if between.first == between.second else replace(result or Range(), sums=between)
-    if sums[0].along != sums[1].along:
-        return result
-    is_falling = (first.high <= 0) == sums[0].is_total
+    if a.along != b.along:
+        return replace(result or Range(), sums=Differences(a.along, b.along, is_falling=first.high <= 0))
+    is_falling = (first.high <= 0) == a.is_total
     known = result or Range()
     return replace(known, high=min(known.high, 0.0)) if is_falling else replace(known, low=max(known.low, 0.0))
 
