@@ -40,7 +40,14 @@ def _numbers_written(x):
     return x * 2 if (mask > 0).sum().item() == 3 and not (mask + 3).any(1).all() else x
 
 
+def _written_as_integers(x):
+    count = torch.zeros(3, dtype=torch.int64)
+    count.copy_(torch.full((3,), 2.7))
+    return x * 2 if (count == 2).all() else x * 3
+
+
 KNOWN = {
+    "converted where it is written": _written_as_integers,
     "condition": lambda x: x * 2 if torch.ones(3).all() else x,
     "negated": lambda x: x * 2 if not torch.zeros(3).any() else x,
     "item": lambda x: x * 2 if (1 - torch.ones(2, 3)).flatten().any().item() else x * 3,

@@ -77,19 +77,23 @@ def _with_written(steps: list[BoundSymbol], p: TensorProxy) -> tuple[list[BoundS
         program.append(bsym.from_bsym_swap_proxies(swaps, skip_output=True) if swaps else bsym)
         if bsym.sym.id is prims.PrimIDs.COPY_:
             written, target = bsym.args
-            swaps[variableify(target)] = swaps.get(variableify(written), written)
+            if (written.shape, written.dtype) == (target.shape, target.dtype):  # else it becomes something else there
+                swaps[variableify(target)] = swaps.get(variableify(written), written)
     return program, swaps.get(variableify(p), p)
 
 
 def _may_be_other(needed: list[BoundSymbol], p: TensorProxy, program: list[BoundSymbol], steps: list[BoundSymbol]) -> bool:
     """Whether a write may have changed what is read after it, through something that shares memory with what was written into."""
-    after = [id(bsym) for bsym in needed]
+    after = {id(bsym) for bsym in needed}
+    derived: set[str] = set()
     for position, bsym in enumerate(steps):
-        targets = _targets(bsym)
+        targets = [t for t in _targets(bsym) if t.name in derived]
+        if id(program[position]) in after or any(a.name in derived for a in bsym.flat_proxy_args):
+            derived.update(o.name for o in bsym.flat_proxy_outs)
+        if not targets:
+            continue
         written = program[position].args[0].name if bsym.sym.id is prims.PrimIDs.COPY_ else None
         related = {id(made) for made in _made_of(targets, program[:position])}
-        if not related & set(after):
-            continue
         reads = [a for b in program[position + 1 :] if id(b) in after for a in b.flat_proxy_args] + [p]
         before = {o.name for b in program[:position] for o in b.flat_proxy_outs}
         for a in reads:
