@@ -77,6 +77,18 @@ def test_a_tensor_does_not_become_a_view_of_its_memory():
         (RMSTensor.of(torch.ones(2, 3)) * 1).as_strided_((3,), (1,))
 
 
+@pytest.mark.parametrize("where", ["eager", "trace"])
+def test_an_offset_is_one_in_memory(where):
+    """Not one of the tensor, which may be a part of something larger."""
+    whole = torch.arange(40.0)
+    x = whole[20:].view(4, 5)[:, 1:4]
+    assert torch.equal(RMSTensor.of(x).as_strided((4, 3), (5, 1), x.storage_offset()).backing, x)
+    for offset in (0, 1, x.storage_offset() + 1):
+        f = lambda x, offset=offset: x.as_strided((2, 2), (1, 1), offset)  # noqa: E731
+        with pytest.raises(NormMismatchError):
+            (f if where == "eager" else thunder.jit(f, transforms=[NormTransform()]))(RMSTensor.of(x))
+
+
 @pytest.mark.parametrize("number", range(40))
 def test_any_strides_are_right_or_refused(number):
     pick = random.Random(seeded(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,11 @@ def _as_rms(y: torch.Tensor) -> torch.Tensor:
     return convert(y, RMSTensor, (-1,)) if isinstance(y, NormedTensor) else y
 
 
+def _triangular(**options: Any) -> Sampled:
+    solve = lambda a, b: torch.linalg.solve_triangular(a, b, upper=False, unitriangular=True)  # noqa: E731
+    return Sampled(solve, ((6, 6), (6, 2)), **{"sizes": ((0.3, 2.0), (0.5, 1.0)), **options})
+
+
 def _factory(op: Callable) -> Sampled:
     """A factory, which meets no normed tensor by itself."""
     return Sampled(
@@ -70,6 +76,11 @@ def _layer(layer: Callable, gates: int) -> list[Sampled]:
 BY_OPERATION: dict[str, list[Sampled]] = {
     "pow": [Sampled(lambda x: 1.3**x), Sampled(lambda x: 0.5**x, sizes=((0.5,), (1.0,)))],
     "leaky_relu": [Sampled(lambda x: F.leaky_relu(x, 0.1))],
+    "linalg_solve_triangular": [
+        _triangular(slots=(1,)),
+        # entries of a solution depend on each other: its means stand for them
+        _triangular(slots=(0,), sizes=((0.05, 2.0), (0.2, 1.0)), off=0.05),
+    ],
     "prelu": [Sampled(lambda x: F.prelu(x, torch.tensor([0.3], dtype=D)))],
     "_prelu_kernel": [Sampled(lambda x: torch.ops.aten._prelu_kernel(x, torch.tensor([0.3], dtype=D)))],
     "elu": [Sampled(F.elu), Sampled(lambda x: F.elu(x, 2.0))],

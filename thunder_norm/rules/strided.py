@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.core.programs import written_as
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, with_details
 
 
@@ -38,9 +40,11 @@ def as_strided(
     Raises:
         NormMismatchError: it reads entries in another way, of which no norm is known.
     """
+    memory = input.backing if isinstance(input, NormedTensor) else input
     lines = None
-    if storage_offset in (None, input.storage_offset()) and 0 not in size:
-        lines = next(_found(input, size, stride), None)
+    is_at_input = storage_offset is None or (not isinstance(memory, FakeTensor) and storage_offset == memory.storage_offset())
+    if is_at_input and 0 not in size:
+        lines = next(_found(memory, size, stride), None)
     if lines is None:
         raise NormMismatchError(
             with_details(

@@ -338,7 +338,9 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
     found: list[BoundSymbol] = []
     for bsym in epilogue.bound_symbols:
         value = bsym.args[-1] if bsym.sym.id in _PACKS else None
-        if acquisition is not None and isinstance(value, TensorProxy) and not _is_kept_as_it_is(acquisition, value, bsym.args[0]):
+        became = _by_then(acquisition, value) if isinstance(value, TensorProxy) else None
+        stays = isinstance(became, SubclassProxy) and _comes_with_call(bsym.args[0])
+        if acquisition is not None and became is not None and not stays:
             keep = _keeping(acquisition, value)
             with tracectx(epilogue):
                 plain = proxy_like(acquisition.kept(acquisition.fake_of(value)))
@@ -352,13 +354,9 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
     epilogue.bound_symbols[:] = found
 
 
-def _is_kept_as_it_is(acquisition: Acquisition, value: TensorProxy, owner: Any) -> bool:
-    return isinstance(_by_then(acquisition, value), SubclassProxy) and _comes_with_call(owner)
-
-
-def _by_then(acquisition: Acquisition, proxy: TensorProxy) -> TensorProxy:
+def _by_then(acquisition: Acquisition | None, proxy: TensorProxy) -> TensorProxy:
     """What the proxy stands for at the end of the program, which may have written wrappers into a plain tensor."""
-    found = acquisition.stand_ins.get(proxy.name)
+    found = None if acquisition is None else acquisition.stand_ins.get(proxy.name)
     return proxy if found is None else found.wrapper
 
 
