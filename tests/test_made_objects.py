@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from typing import Any
 
 import pytest
 import torch
 
 from tests.seeds import seeded
 from tests.within_norms import check_bounds
-from thunder_norm import NormedTensor, normed
+from thunder_norm import NormedTensor, RMSTensor, normed
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -317,3 +318,49 @@ def test_named_tuples_are_returned(mode):
         torch.testing.assert_close(_plain(found.first), expected.first)
         torch.testing.assert_close(_plain(found.second[0].first), expected.second[0].first)
     assert thunder.cache_misses(jitted) == 1
+
+
+class Lines(list):
+    pass
+
+
+def with_attributes(y):
+    made, filled = Lines([y]), Lines()
+    made.tag, filled.tag = y * 2, 3
+    filled.append(y * 3)
+    filled.tag = y * 4
+    filled.extend([y])
+    return made, {"filled": filled}, filled.tag + made.tag
+
+
+@dataclasses.dataclass
+class Answer(OrderedDict):
+    """As those of transformers, with an attribute that is no field."""
+
+    first: Any = None
+
+    def __setattr__(self, name, value):
+        super().__setitem__(name, value)
+        super().__setattr__(name, value)
+
+
+def with_one_more(y):
+    answer = Answer(first=y)
+    answer.more = [Entry(y * 2, y, 1)]
+    return answer
+
+
+@pytest.mark.parametrize("mode", ["real", "normed"])
+def test_attributes_of_containers_that_are_returned(mode):
+    torch.manual_seed(seeded(1))
+    for f in (with_attributes, with_one_more):
+        jitted = thunder.jit(f, transforms=[NormTransform()])
+        for _ in range(2):
+            x = torch.randn(3, 4)
+            found, wanted = jitted(RMSTensor.of(x) if mode == "normed" else x), f(x)
+            _assert_same(found, wanted)
+            if f is with_attributes:
+                found, wanted = ((r[0], r[1]["filled"], r[2]) for r in (found, wanted))
+                _assert_same([found[0].tag, found[1].tag], [wanted[0].tag, wanted[1].tag])
+            else:
+                _assert_same(vars(found), vars(wanted))

@@ -176,7 +176,7 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
     owner = obj.value
     if _is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
         return None
-    is_new = jit_ext.is_created_during_tracing(obj.provenance)
+    is_new = _is_new(obj)
     if not is_new:
         setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
     if fn is setattr and isinstance(owner, torch.nn.Module):
@@ -192,13 +192,21 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
         return _by_property
     if isinstance(getattr(type(found), "__set__", None), FunctionType):
         return _by_descriptor
+    if is_new and isinstance(owner, _PLAIN):  # of a list's subclass Thunder writes into a copy
+        return _on_new
     if fn is setattr or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
         return None
     return _on_new if is_new else _into_dict
 
 
+def _is_new(obj: WrappedValue) -> bool:
+    """Whether the program made an object: Thunder takes a list of a class of the user's for a constant, or for what was last done to it."""
+    is_made = isinstance(obj.value, list | dict) and not jit_ext.should_register_for_prologue(obj.provenance)
+    return is_made or jit_ext.is_created_during_tracing(obj.provenance)
+
+
 def _on_new(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
-    """Called for ``object.__setattr__`` of what the program made: Thunder's knows nothing of what it sets."""
+    """Called for attributes of what the program made, where Thunder knows nothing of what it sets."""
     try:
         object.__setattr__(obj.value, name.value, value.value)
     except Exception as e:
