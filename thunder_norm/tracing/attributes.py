@@ -8,6 +8,7 @@ that a module sets on itself: each gave silently another result, or another stat
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 # what holds no attributes that a program computes or assigns, or says of itself what they are
 _SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
 _PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
+_CONTAINERS = (list, dict, set, deque)
 _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute of what was there before it
 
 
@@ -192,7 +194,7 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
         return _by_property
     if isinstance(getattr(type(found), "__set__", None), FunctionType):
         return _by_descriptor
-    if is_new and isinstance(owner, _PLAIN):  # of a list's subclass Thunder writes into a copy
+    if is_new and isinstance(owner, _CONTAINERS):  # of a subclass of these Thunder writes into a copy
         return _on_new
     if fn is setattr or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
         return None
@@ -200,8 +202,8 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
 
 
 def _is_new(obj: WrappedValue) -> bool:
-    """Whether the program made an object: Thunder takes a list of a class of the user's for a constant, or for what was last done to it."""
-    is_made = isinstance(obj.value, list | dict) and not jit_ext.should_register_for_prologue(obj.provenance)
+    """Whether the program made an object: Thunder takes a container of a class of the user's for a constant, or for what was last done to it."""
+    is_made = isinstance(obj.value, _CONTAINERS) and not jit_ext.should_register_for_prologue(obj.provenance)
     return is_made or jit_ext.is_created_during_tracing(obj.provenance)
 
 
