@@ -30,9 +30,8 @@ def second_moment_root(f: Callable[[torch.Tensor], torch.Tensor], n: torch.Tenso
     Where n is infinite it is the limit.
     """
     nodes, weights = (torch.tensor(v, dtype=n.dtype, device=n.device) for v in _grid())
-    positive = torch.where(
-        n == math.inf, torch.full_like(n, _LARGE), n.clamp(min=1e-100)
-    )  # no derivative of the root where f(0) = 0 = n
+    # the square root has no derivative where f(0) = 0 = n
+    positive = torch.where(n == math.inf, torch.full_like(n, _LARGE), n.clamp(min=1e-100))
     found = (f(positive.expand(nodes.shape) * nodes).square() * weights).sum().sqrt()
     return torch.where((n == math.inf) & (found > _GROWING), n, found)
 

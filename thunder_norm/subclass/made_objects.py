@@ -254,9 +254,8 @@ class MadeObjects:
         if isinstance(value, tuple):
             is_named = hasattr(value, "_fields") and type(value).__module__ != "torch.return_types"
             return is_named and id(value) not in self.known
-        if isinstance(value, dict) and dataclasses.is_dataclass(
-            value
-        ):  # of transformers: Thunder calls the class with its fields
+        # of transformers: Thunder calls the class with its fields
+        if isinstance(value, dict) and dataclasses.is_dataclass(value):
             return set(vars(value)) != {f.name for f in dataclasses.fields(value) if f.init}
         is_other = isinstance(value, dict | list | set | collections.deque) and type(value) not in (dict, list)
         return is_other or self.is_made(value)

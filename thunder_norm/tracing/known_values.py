@@ -134,19 +134,8 @@ def _is_of_numbers(bsym: BoundSymbol) -> bool:
     return is_small and (is_prim or bsym.sym.name in _OF_TORCH) and not has_tags(bsym, {prims.OpTags.RANDOM_OP})
 
 
-_OF_TORCH = (
-    "new_ones",
-    "new_zeros",
-    "new_full",
-    "eye",
-    "linspace",
-    "tril",
-    "triu",
-    "bool",
-    "int",
-    "long",
-    "float",
-)  # steps that Thunder leaves to torch
+# steps that Thunder leaves to torch
+_OF_TORCH = frozenset("new_ones new_zeros new_full eye linspace tril triu bool int long float".split())
 _OTHER_EACH_TIME = ("EMPTY", "RANDINT", "RANDN", "UNIFORM", "UNIFORM_PHILOX", "MULTINOMIAL", "GET_AND_UPDATE_RNG_STATE")
 
 
