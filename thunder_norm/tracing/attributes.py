@@ -51,6 +51,8 @@ def _is_simple(value: Any) -> bool:
 
 def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
     value = obj.value
+    if type(value) is CellType or isinstance(value, type) and name.value in obj.attribute_wrappers:
+        _forget_if_assigned(obj, name.value)
     if _is_simple(value) or type(name.value) is not str or thunders.DUNDER_PATTERN.match(name.value):
         return None  # the interpreter itself asks for __dict__
     if type(value) is super:
@@ -72,8 +74,31 @@ def _forget_if_changed(obj: WrappedValue, name: str) -> None:
     attributes = obj.attribute_wrappers.get("__dict__")
     held = getattr(obj.value, "__dict__", None) if attributes is None else attributes.value
     now = held.get(name, _nothing) if type(held) is dict else _nothing
-    if now is not _nothing and cached.value is not now and cached.original_value is not now:
-        del obj.attribute_wrappers[name]
+    if now is _nothing:
+        now = _of_class(obj.value, name)  # a class attribute that was assigned since
+        if hasattr(type(now), "__get__"):
+            return
+    _forget_if_other(obj, name, now)
+
+
+def _forget_if_assigned(obj: WrappedValue, name: str) -> None:
+    """Do not take a variable of a closure, or an attribute of a class, for what it was before it was assigned elsewhere."""
+    if isinstance(obj.value, type):
+        now = in_classes(obj.value.__mro__, name)
+        if not hasattr(type(now), "__get__"):
+            _forget_if_other(obj, name, now)
+        return
+    try:
+        _forget_if_other(obj, name, obj.value.cell_contents)
+    except ValueError:  # it has none
+        obj.attribute_wrappers.pop(name, None)
+
+
+def _forget_if_other(obj: WrappedValue, name: str, now: Any) -> None:
+    cached = obj.attribute_wrappers.get(name)
+    if cached is None or now is _nothing or cached.value is now or cached.original_value is now:
+        return
+    del obj.attribute_wrappers[name]
 
 
 def in_classes(mro: Sequence[type], name: str, default: Any = _nothing) -> Any:

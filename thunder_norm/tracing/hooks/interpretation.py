@@ -24,6 +24,7 @@ from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.proxy_names import own_name
+from thunder_norm.tracing.python import callbacks
 from thunder.core import jit_ext
 from thunder.core.interpreter import WrappedValue
 from thunder.core.trace import TraceCtx
@@ -62,7 +63,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if asked is not None:
         guards.note_call(fn, args)
         about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
-        about_python = about_python or torch_arguments.lookaside(fn, args, kwargs) or known_values.lookaside(fn, args)
+        about_python = about_python or callbacks.lookaside(fn, args, kwargs) or torch_arguments.lookaside(fn, args, kwargs) or known_values.lookaside(fn, args)
         about_python = about_python or modules.making(fn, args, kwargs)
         return about_python or named_results.with_fields(asked.lookaside(fn, args, kwargs), fn)
     if is_inside:

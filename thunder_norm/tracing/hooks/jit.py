@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing import aliases, containers, guards, native, proxy_names, whereabouts
+from thunder_norm.tracing import aliases, containers, guards, native, proxy_names, python, whereabouts
 from thunder_norm.tracing.calls.differentiated import InOneNode, connect
 from thunder_norm.tracing.calls.ready import short_calls
 from thunder_norm.tracing.garbage import rarely_collected
@@ -45,6 +45,7 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         stack.enter_context(whereabouts.shown())
         stack.enter_context(guards.noted(fn, args, kwargs))
         stack.enter_context(containers.KEPT.in_place())
+        stack.enter_context(python.AS_IT_IS.in_place())
         stack.enter_context(proxy_names.noted())
         if options.get("sharp_edges") is SHARP_EDGES_OPTIONS.ALLOW:  # otherwise Thunder speaks of values of its own helpers too
             stack.enter_context(native.interpreter())

@@ -1,0 +1,142 @@
+"""Functions of Python in C that call the program's: what they call is interpreted, as everything of the program is.
+
+Thunder's interpreter calls them as they are, and they the program's function natively: what that reads is not guarded, the variables
+that it assigns keep their values for the interpreter, and torch's functions get what stands for tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.python.lists import is_plain
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap
+
+_MISSING = object()
+
+
+def _written_out(fn: Callable) -> Callable[[Callable], Callable]:
+    """Register the generator that does what `fn` does."""
+
+    def enter(generator: Callable) -> Callable:
+        instead_of(fn)(lambda *args, **kwargs: thunders._interpret_call(generator, *args, **kwargs))
+        return generator
+
+    return enter
+
+
+@_written_out(map)
+def _map(function: Callable, iterable: Iterable[Any], /, *others: Iterable[Any]) -> Iterator[Any]:
+    for args in zip(iterable, *others, strict=False):
+        yield function(*args)
+
+
+@_written_out(filter)
+def _filter(function: Callable | None, iterable: Iterable[Any], /) -> Iterator[Any]:
+    for value in iterable:
+        if value if function is None else function(value):
+            yield value
+
+
+@_written_out(itertools.starmap)
+def _starmap(function: Callable, iterable: Iterable[Any], /) -> Iterator[Any]:
+    for args in iterable:
+        yield function(*args)
+
+
+@_written_out(itertools.takewhile)
+def _takewhile(predicate: Callable, iterable: Iterable[Any], /) -> Iterator[Any]:
+    for value in iterable:
+        if not predicate(value):
+            return
+        yield value
+
+
+@_written_out(itertools.dropwhile)
+def _dropwhile(predicate: Callable, iterable: Iterable[Any], /) -> Iterator[Any]:
+    is_dropping = True
+    for value in iterable:
+        is_dropping = is_dropping and predicate(value)
+        if not is_dropping:
+            yield value
+
+
+@_written_out(itertools.filterfalse)
+def _filterfalse(predicate: Callable | None, iterable: Iterable[Any], /) -> Iterator[Any]:
+    for value in iterable:
+        if not (value if predicate is None else predicate(value)):
+            yield value
+
+
+@_written_out(itertools.accumulate)
+def _accumulate(iterable: Iterable[Any], func: Callable | None = None, *, initial: Any = None) -> Iterator[Any]:
+    values = iter(iterable)
+    if initial is None:
+        try:
+            total = next(values)
+        except StopIteration:
+            return
+    else:
+        total = initial
+    yield total
+    for value in values:
+        total = total + value if func is None else func(total, value)
+        yield total
+
+
+def _largest(values: Iterable[Any], key: Callable | None, default: Any) -> Any:
+    found, found_key = _MISSING, None
+    for value in values:
+        own = value if key is None else key(value)
+        if found is _MISSING or own > found_key:
+            found, found_key = value, own
+    if found is not _MISSING:
+        return found
+    if default is _MISSING:
+        raise ValueError("max() arg is an empty sequence")
+    return default
+
+
+def _smallest(values: Iterable[Any], key: Callable | None, default: Any) -> Any:
+    found, found_key = _MISSING, None
+    for value in values:
+        own = value if key is None else key(value)
+        if found is _MISSING or own < found_key:
+            found, found_key = value, own
+    if found is not _MISSING:
+        return found
+    if default is _MISSING:
+        raise ValueError("min() arg is an empty sequence")
+    return default
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
+    """What to call instead of ``max`` and ``min``, where they ask the program for keys, elements or their order."""
+    if not lookasides.is_pythons(fn) or not args:
+        return None
+    key = kwargs.get("key")
+    given = list(args[0].value) if len(args) == 1 and type(args[0].value) in (list, tuple) else [a.value for a in args]
+    if (key is None or key.value is None) and all(map(is_plain, given)):
+        return None
+    return _of_largest if fn is max else _of_smallest
+
+
+def _of_largest(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    return _extreme(max, _largest, *args, **kwargs)
+
+
+def _of_smallest(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    return _extreme(min, _smallest, *args, **kwargs)
+
+
+def _extreme(fn: Callable, written_out: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    unknown = kwargs.keys() - {"key", "default"}
+    if unknown or len(args) > 1 and "default" in kwargs:
+        return interpreter_needs_wrap(fn)(*args, **kwargs)  # Python's own error
+    values = args[0] if len(args) == 1 else thunders.wrapped_build_tuple(args)
+    key = kwargs.get("key", thunders.wrap_const(None))
+    return thunders._interpret_call(written_out, values, key, kwargs.get("default", thunders.wrap_const(_MISSING)))

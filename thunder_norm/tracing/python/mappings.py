@@ -1,0 +1,121 @@
+"""Dicts: their views, and methods of which Thunder's interpreter has others.
+
+Its views of a dict know how to iterate and nothing else: ``if d.keys()`` was always true, and two views were never equal.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections import OrderedDict
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
+from typing import Any
+
+from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.replacement import Replacement
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import (
+    MappingItemsIterator,
+    MappingItemsWrapper,
+    MappingKeysView,
+    MappingValuesIterator,
+    MappingValuesWrapper,
+    MutMappingWrapperMethods,
+    WrappedValue,
+    do_raise,
+    populate_single_dict_item_wrapper,
+    wrap_const,
+    wrapped_build_tuple,
+)
+
+
+class Keys(MappingKeysView, KeysView):
+    """What ``d.keys()`` is: iterates as Thunder's does, and is a set as Python's is."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Any]:  # as Python's own functions in C call it; the interpreter calls Thunder's
+        return iter(self._mapping)
+
+
+instead_of(Keys.__iter__)(MappingKeysView.__iter__)
+
+
+class Values(MappingValuesWrapper, ValuesView):
+    """What ``d.values()`` is."""
+
+    def __reversed__(self) -> Iterator[Any]:
+        return MappingValuesIterator(self._mapping, True)
+
+
+class Items(MappingItemsWrapper, ItemsView):
+    """What ``d.items()`` is."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reversed__(self) -> Iterator[Any]:
+        return MappingItemsIterator(self._mapping, True)
+
+
+REPLACEMENTS = (
+    Replacement(thunders, "MappingKeysView", Keys, "MutMappingWrapperMethods.keys"),
+    Replacement(thunders, "MappingValuesWrapper", Values, "MutMappingWrapperMethods.values"),
+    Replacement(thunders, "MappingItemsWrapper", Items, "MutMappingWrapperMethods.items"),
+)
+
+
+@instead_of(dict.clear)
+@instead_of(OrderedDict.clear)
+def _clear(mapping: WrappedValue) -> Any:
+    MutMappingWrapperMethods.clear(mapping)
+    return wrap_const(None)
+
+
+@instead_of(dict.popitem)
+def _popitem(mapping: WrappedValue) -> Any:
+    return _popped(mapping, next(reversed(mapping.value), None))
+
+
+@instead_of(OrderedDict.popitem)
+def _popitem_of_ordered(mapping: WrappedValue, last: WrappedValue | None = None) -> Any:
+    is_last = last is None or bool(last.value)
+    return _popped(mapping, next(reversed(mapping.value) if is_last else iter(mapping.value), None))
+
+
+def _popped(mapping: WrappedValue, key: Any) -> Any:
+    if not mapping.value:
+        return do_raise(KeyError("popitem(): dictionary is empty"))
+    mapping.track_items()
+    found = wrapped_build_tuple([mapping.key_wrappers[key], mapping.item_wrappers[key]])
+    (OrderedDict if isinstance(mapping.value, OrderedDict) else dict).__delitem__(mapping.value, key)
+    del mapping.key_wrappers[key], mapping.item_wrappers[key]
+    return found
+
+
+@instead_of(dict.get)
+def _get(mapping: WrappedValue, key: WrappedValue, default: WrappedValue | None = None) -> Any:
+    """``d.get(key)``, which does not ask ``__missing__`` as ``d[key]`` does: of a defaultdict or a Counter."""
+    if not hasattr(type(mapping.value), "__missing__"):
+        return _thunders_get(mapping, key) if default is None else _thunders_get(mapping, key, default)
+    try:
+        has_key = dict.__contains__(mapping.value, key.value)
+    except Exception as e:
+        return do_raise(e)
+    MutMappingWrapperMethods.__contains__(mapping, key)
+    if not has_key:
+        return wrap_const(None) if default is None else default
+    populate_single_dict_item_wrapper(dict.__getitem__(mapping.value, key.value), mapping, key.value)
+    return mapping.item_wrappers[key.value]
+
+
+_thunders_get = MutMappingWrapperMethods.get
+
+
+@instead_of(collections._count_elements)  # type: ignore[attr-defined]
+def _count(mapping: WrappedValue, elements: WrappedValue) -> Any:
+    """What `collections.Counter` counts with, in C: items that it makes are unknown to the interpreter."""
+    return thunders._interpret_call(_count_elements, mapping, elements)
+
+
+def _count_elements(mapping: collections.Counter, elements: Iterable[Any]) -> None:
+    for element in elements:
+        mapping[element] = mapping.get(element, 0) + 1
