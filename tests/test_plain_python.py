@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import dataclasses
 import enum
 import functools
+import heapq
 import itertools
 import random
 from collections.abc import Callable
@@ -52,7 +54,9 @@ def views_are_compared_as_sets(x):
 @program
 def views_are_reversed(x):
     d = {"a": 1, "b": 2, "c": 3}
-    return x * list(reversed(d.values()))[0] + len(list(reversed(d.items()))[0][0]) + (list(reversed(d.keys())) == ["c", "b", "a"])
+    return (
+        x * list(reversed(d.values()))[0] + len(list(reversed(d.items()))[0][0]) + (list(reversed(d.keys())) == ["c", "b", "a"])
+    )
 
 
 @program
@@ -179,6 +183,17 @@ def what_cannot_be_sorted_is_an_error(x):
     return x
 
 
+@program
+def heaps_and_ordered_lists_hold_tensors(x):
+    heap = [(3, x), (1, 2 * x), (2, 5 * x)]
+    heapq.heapify(heap)
+    heapq.heappush(heap, (0, 7 * x))
+    first, second = heapq.heappop(heap), heapq.heapreplace(heap, (9, x))
+    v = [1, 5]
+    bisect.insort(v, 3)
+    return first[1] + second[1] * 10 + heap[-1][1] * 100 + heapq.nlargest(2, [4, 1, 6])[1] + heapq.nsmallest(1, [4, 1])[0] + v[1]
+
+
 # -- callbacks ----------------------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +215,9 @@ def callbacks_assign_variables_of_the_function(x):
 @program
 def callbacks_call_torch(x):
     parts = list(map(torch.relu, [x, -x])) + list(itertools.accumulate([x, x, x], torch.add))
-    return functools.reduce(torch.add, parts) + max([x, 2 * x], key=lambda t: t.ndim) + sum(itertools.starmap(torch.mul, [(x, x)]))
+    return (
+        functools.reduce(torch.add, parts) + max([x, 2 * x], key=lambda t: t.ndim) + sum(itertools.starmap(torch.mul, [(x, x)]))
+    )
 
 
 @program
@@ -256,14 +273,24 @@ def the_right_operand_of_a_subclass_is_asked_first(x):
 
 @program
 def in_place_methods_come_before_reflected_ones(x):
-    class Own(list):
+    class Base:
+        n = 3
+
+        def __iadd__(self, other):
+            return Base()
+
+    class Own(Base):
         def __radd__(self, other):
             return 5
 
-    a = [1]
-    b = a
-    a += Own([2])
-    return x * len(b)
+    class OwnList(list):
+        def __radd__(self, other):
+            return 7
+
+    a, b = Base(), [1]
+    a += Own()
+    b += OwnList([2])
+    return x * a.n + b + ([1] + OwnList())
 
 
 @program
@@ -374,18 +401,43 @@ def test_a_list_of_the_model_that_is_looked_into_is_guarded():
 
 _OF_LISTS = (
     *("v.sort()", "v.sort(reverse=True)", "v.sort(key=lambda e: -e % 5)", "v.reverse()", "v.append({a})", "v.insert({i}, {a})"),
-    *("v.extend([{a}, {b}])", "v *= {n}", "v += [{a}]", "v = sorted(v, key=lambda e: (e % 3, e))", "v = list(map(lambda e: e + {a}, v))"),
+    *(
+        "v.extend([{a}, {b}])",
+        "v *= {n}",
+        "v += [{a}]",
+        "v = sorted(v, key=lambda e: (e % 3, e))",
+        "v = list(map(lambda e: e + {a}, v))",
+    ),
     *("v = v[{i}:]", "v[{i}:{j}] = [{a}]", "v = [e for e in v if e % 2] or [{a}]", "out += v.count({a})", "out += {a} in v"),
     *("out += max(v, default=1)", "out += min(v + [{b}], key=lambda e: e * {n})", "v = list(filter(lambda e: e != {a}, v))"),
-    *("out += v.index({a}, {i}) if {a} in v[{i}:] else -1", "out += v.pop() if v else 3", "out += v.pop({n}) if len(v) > {n} else 5"),
+    *(
+        "out += v.index({a}, {i}) if {a} in v[{i}:] else -1",
+        "out += v.pop() if v else 3",
+        "out += v.pop({n}) if len(v) > {n} else 5",
+    ),
     *("v.remove({a}) if {a} in v else v.clear()", "out += sum(itertools.accumulate(v, lambda p, q: p - q))", "del v[:{n}]"),
 )
 _OF_DICTS = (
     *("d[{a}] = {b}", "out += d.get({a}, {n})", "out += d.pop({a}, {b})", "d.update({{{a}: {n}}})", "d.setdefault({b}, {a})"),
     *("out += len(d.keys())", "out += sum(d.values())", "out += sum(k * q for k, q in d.items())", "out += {a} in d.keys()"),
-    *("out += d.popitem()[1] if d else 2", "out += bool(d.items())", "out += d.keys() == {{{a}, {b}}}", "out += ({a}, {b}) in d.items()"),
-    *("out += next(reversed(d.values()), 9)", "d = {{**d, {a}: {n}}}", "d = dict(sorted(d.items(), key=lambda i: i[1]))", "out += {n} in d.values()"),
-    *("d.clear() if len(d) > 3 else None", "out += max(d, key=d.get, default=4)", "out += len(d.keys() & {{{a}, {b}, {n}}})", "d |= {{{b}: {a}}}"),
+    *(
+        "out += d.popitem()[1] if d else 2",
+        "out += bool(d.items())",
+        "out += d.keys() == {{{a}, {b}}}",
+        "out += ({a}, {b}) in d.items()",
+    ),
+    *(
+        "out += next(reversed(d.values()), 9)",
+        "d = {{**d, {a}: {n}}}",
+        "d = dict(sorted(d.items(), key=lambda i: i[1]))",
+        "out += {n} in d.values()",
+    ),
+    *(
+        "d.clear() if len(d) > 3 else None",
+        "out += max(d, key=d.get, default=4)",
+        "out += len(d.keys() & {{{a}, {b}, {n}}})",
+        "d |= {{{b}: {a}}}",
+    ),
     *("out += len(d.keys() | v)", "out += collections.Counter(v)[{a}]", "out += len(collections.Counter(v).most_common(2))"),
 )
 

@@ -63,7 +63,12 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if asked is not None:
         guards.note_call(fn, args)
         about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
-        about_python = about_python or callbacks.lookaside(fn, args, kwargs) or torch_arguments.lookaside(fn, args, kwargs) or known_values.lookaside(fn, args)
+        about_python = (
+            about_python
+            or callbacks.lookaside(fn, args, kwargs)
+            or torch_arguments.lookaside(fn, args, kwargs)
+            or known_values.lookaside(fn, args)
+        )
         about_python = about_python or modules.making(fn, args, kwargs)
         return about_python or named_results.with_fields(asked.lookaside(fn, args, kwargs), fn)
     if is_inside:

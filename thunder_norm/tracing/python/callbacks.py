@@ -23,10 +23,21 @@ def _written_out(fn: Callable) -> Callable[[Callable], Callable]:
     """Register the generator that does what `fn` does."""
 
     def enter(generator: Callable) -> Callable:
-        instead_of(fn)(lambda *args, **kwargs: thunders._interpret_call(generator, *args, **kwargs))
+        def lookaside(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+            if _is_thunders():
+                return interpreter_needs_wrap(fn)(*args, **kwargs)
+            return thunders._interpret_call(generator, *args, **kwargs)
+
+        instead_of(fn)(lookaside)
         return generator
 
     return enter
+
+
+def _is_thunders() -> bool:
+    """Whether a function of Thunder's own makes the call: its callbacks ask for proxies, which the program takes for tensors."""
+    module = thunders.get_interpreterruntimectx().frame_stack[-1].module
+    return isinstance(module, str) and module.partition(".")[0] == "thunder"
 
 
 @_written_out(map)
@@ -116,7 +127,7 @@ def _smallest(values: Iterable[Any], key: Callable | None, default: Any) -> Any:
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
     """What to call instead of ``max`` and ``min``, where they ask the program for keys, elements or their order."""
-    if not lookasides.is_pythons(fn) or not args:
+    if not lookasides.is_pythons(fn) or not args or _is_thunders():
         return None
     key = kwargs.get("key")
     given = list(args[0].value) if len(args) == 1 and type(args[0].value) in (list, tuple) else [a.value for a in args]

@@ -91,6 +91,16 @@ def _popped(mapping: WrappedValue, key: Any) -> Any:
     return found
 
 
+@instead_of(OrderedDict.move_to_end)
+def _move_to_end(mapping: WrappedValue, key: WrappedValue, last: WrappedValue | None = None) -> Any:
+    mapping.track_items()
+    try:
+        OrderedDict.move_to_end(mapping.value, key.value, last is None or bool(last.value))
+    except Exception as e:
+        return do_raise(e)
+    return wrap_const(None)
+
+
 @instead_of(dict.get)
 def _get(mapping: WrappedValue, key: WrappedValue, default: WrappedValue | None = None) -> Any:
     """``d.get(key)``, which does not ask ``__missing__`` as ``d[key]`` does: of a defaultdict or a Counter."""

@@ -27,7 +27,8 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
         return _thunders_binary_op(stack, op)
     name = _REFLECTED[op.value % BINARY_OP.IADD.value]
     method = in_classes(kind.__mro__, name, _nothing)
-    is_in_place = op.value >= BINARY_OP.IADD.value and hasattr(base, name.replace("__r", "__i", 1))
+    # of lists Python asks for ``+=`` and ``*=`` last
+    is_in_place = op.value >= BINARY_OP.IADD.value and hasattr(base, name.replace("__r", "__i", 1)) and not issubclass(base, list)
     if is_in_place or method is _nothing or method is in_classes(base.__mro__, name, _nothing):
         return _thunders_binary_op(stack, op)
     result = thunders._interpret_call(wrap_const(method), b, a)
@@ -63,7 +64,5 @@ def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
 
 REPLACEMENTS = (
     Replacement(thunders, "_binary_op_helper", _binary_op, "outofplace_impl in _binary_op, which asks the left operand first"),
-    Replacement(
-        InterpreterRuntimeCtx, "curexc", property(_curexc.fget, _set_current), "do_raise: runtimectx.curexc = value"
-    ),
+    Replacement(InterpreterRuntimeCtx, "curexc", property(_curexc.fget, _set_current), "do_raise: runtimectx.curexc = value"),
 )
