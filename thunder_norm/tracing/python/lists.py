@@ -132,7 +132,7 @@ def _repeat(seq: WrappedValue, times: WrappedValue) -> Any:
         seq.value[:] = seq.value * times.value
     except Exception as e:
         return do_raise(e)
-    seq.item_wrappers[:] = seq.item_wrappers * operator.index(times.value)
+    seq.item_wrappers[:] = list(seq.item_wrappers or ()) * operator.index(times.value)  # type: ignore[index]
     return seq
 
 
