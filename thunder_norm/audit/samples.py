@@ -14,7 +14,7 @@ import itertools
 import sys
 import unittest.mock
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,14 +190,19 @@ def rule_of(case: Case) -> NormRule | None:
 def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     """At most `count` cases in which this rule of `op` runs, and no other."""
     samples = _usable_samples(op, *map(id, op.rules))
+    known = _rules_known(op, *map(id, op.rules))
     found: list[Case] = []
     # a rule that others go before, always, is run although they would be
     for is_forced in (False, True) if rule.when is None else (False,):
         # another setting with each sample, then again with other pairs: few cases are as different as possible
         for offset in range(len(_SETTINGS)):
             for i, sample in enumerate(copy.copy(samples)):
-                for case in _cases(op, rule, sample, (i + offset) % len(_SETTINGS), i, is_forced):
-                    if len(found) < count and _is_case_of(case, rule):
+                for given, case in _cases(op, rule, sample, (i + offset) % len(_SETTINGS), i, is_forced):
+                    if len(found) >= count:
+                        break
+                    if given not in known:
+                        known[given] = _rule_of(case)
+                    if known[given] is rule:
                         found.append(case)
                 if len(found) >= count:
                     return found
@@ -210,6 +215,12 @@ def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
 def _usable_samples(op: NormedOp, *rules: int) -> Iterator[Sample]:
     """The samples of an operation that has these rules which a search can run; copies of the iterator look for each once."""
     return itertools.tee(filter(_is_usable, samples_of(op)), 1)[0]
+
+
+@functools.lru_cache(maxsize=16)
+def _rules_known(op: NormedOp, *rules: int) -> dict[Hashable, NormRule | None]:
+    """Which rule runs for what is given to an operation that has these rules, as far as one of them was tried with it."""
+    return {}
 
 
 def runs_without_norm(op: NormedOp, rule: NormRule) -> str:
@@ -273,15 +284,15 @@ def _is_usable(sample: Sample) -> bool:
     return not _is_random(sample)
 
 
-def _is_case_of(case: Case, rule: NormRule) -> bool:
+def _rule_of(case: Case) -> NormRule | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return rule_of(case) is rule
+            return rule_of(case)
     except ThunderNormError:
-        return False
+        return None
     except Exception:  # noqa: BLE001 - torch refuses the operation on these shapes or dtypes
-        return False
+        return None
 
 
 # What a slot's tensor is: RMS over the dimensions that a function of their number gives (over none it is the largest entry), or
@@ -299,7 +310,10 @@ _SETTINGS: tuple[Callable[[int], tuple[int, ...]] | int, ...] = (
 _ANY = (RMSTensor, L1Tensor, L2Tensor, RMSToRMSTensor)
 
 
-def _cases(op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: int, is_forced: bool) -> Iterator[Case]:
+def _cases(
+    op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: int, is_forced: bool
+) -> Iterator[tuple[Hashable, Case]]:
+    """Cases of a sample in which its tensors have the norms that `rule` takes, and what tells one from others of the operation."""
     bound = rule.bind(sample.args, sample.kwargs, _on_by_default(op.key))
     if isinstance(bound, str):
         return
@@ -333,7 +347,8 @@ def _cases(op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: in
         name = f"{op.__name__} {index}: {title}" + (f", output {output}" if output else "")
         # a sensitivity is one of exact arithmetic: rounding to a lower precision is no Lipschitz map
         options = {} if dtype in (torch.float64, torch.complex128) else {"sensitivity": False}
-        yield Case(name, functools.partial(call, output=output), tuple(balls), 0.0, options)
+        given = (index, tuple(positions), tuple(balls), output, id(rule) if is_forced else None)
+        yield given, Case(name, functools.partial(call, output=output), tuple(balls), 0.0, options)
 
 
 def _apply(op: NormedOp, rule: NormRule, fn: Callable, args: tuple, kwargs: dict) -> Any:
