@@ -167,6 +167,41 @@ def test_other_rows_are_not_the_same_row(f):
     assert composed(f, x, RMSTensor) >= moved * (1 - 1e-12)
 
 
+PRODUCTS = {
+    "x x": lambda x: x @ x,
+    "x (c x)": lambda x: x @ (x * 0.01),
+    "from the right": lambda x: torch.eye(3, dtype=F64) @ x @ (x * 0.01),
+    "a row of it": lambda x: x * (x[:1] * 0.01),
+    "an entry of it": lambda x: x.select(1, 0) * x.select(1, 1),
+    "unbatched convolution": lambda x: F.conv1d(x, (x * 0.01)[..., None]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_what_moves_with_the_inputs_is_no_matrix_as_it_is(name: str):
+    """The data at hand is 1000 times smaller than the norm that it is claimed to have."""
+    f, at = PRODUCTS[name], torch.ones(3, 3, dtype=F64)
+    claims = []
+    for sensitivity in ("global", "composed"):
+        x = with_perturbation(RMSTensor(1.0, backing=at / 1000))
+        with norm_sensitivity(sensitivity):
+            claims.append(sensitivities(f(x), x).item())
+    step = 1e-6
+    moved = f(at + step) - f(at)
+    assert moved.abs().max().item() / step <= claims[1] * (1 + 1e-3)
+    assert claims[1] == pytest.approx(claims[0], rel=1e-6)
+
+
+def test_the_largest_entry_may_be_another_one():
+    """At this input the entry taken is one that moves by 1; at others the largest moves by 100."""
+    factors = torch.tensor([100.0, 1.0], dtype=F64)
+    f = lambda x: (x * factors).index_select(-1, torch.argmax((x.backing if hasattr(x, "backing") else x) * factors).reshape(1))  # noqa: E731
+    x = torch.tensor([[-1.0, 0.5]], dtype=F64)
+    assert composed(f, x, RMSTensor) >= 100
+    masked = lambda x: x * ((x.backing if hasattr(x, "backing") else x) > 0)  # noqa: E731
+    assert composed(masked, -x.abs(), RMSTensor) == pytest.approx(1, rel=1e-3)
+
+
 # -- an adversary that is wrong about nothing finds rules that are -----------------------------------------------------------
 
 

@@ -270,7 +270,9 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
     made = rule(call)
     if made is None:
         return
-    left = rest.of(call.given, {id(t.x) for m in made if m is not None for t in m.terms})
+    known = {id(t.x) for m in made if m is not None for t in m.terms}
+    # a matrix that moves with the inputs is another one for others: of parameters alone a rule says the rest
+    left = rest.of(call.given, known) if known >= {id(x) for x in call.moving} else None
     if left is None:
         return
     for y, m, by_others in zip(call.results, made, left, strict=True):

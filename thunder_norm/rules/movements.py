@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from thunder_norm.core.composed import LARGEST, Call, Made, Term, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.trees import map_tensors
+from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.trees import flat_tensors, map_tensors
 
 Found = Sequence[Made | None] | None
 
@@ -28,7 +28,9 @@ Found = Sequence[Made | None] | None
 def rearranged(call: Call) -> Found:
     """An operation whose result's entries are some of its arguments', in another order, or 0: seen on their numbers, from 1 on."""
     moving = call.moving
-    if any(spread_of(x) is None for x in moving):
+    tensors = flat_tensors((call.args, call.kwargs))
+    # numbers in a tensor may be those of the largest entries, others for other inputs
+    if any(spread_of(x) is None for x in moving) or not all(has_norm(t) for t in tensors):
         return None
     starts, count = {}, 1
     for x in moving:
@@ -38,8 +40,7 @@ def rearranged(call: Call) -> Found:
     def numbered(t: torch.Tensor) -> torch.Tensor:
         if id(t) in starts:
             return torch.arange(starts[id(t)], starts[id(t)] + t.numel(), dtype=torch.float64).reshape(t.shape)
-        plain = t.backing if isinstance(t, NormedTensor) else t
-        return torch.zeros(plain.shape, dtype=torch.float64) if plain.is_floating_point() else plain
+        return torch.zeros(t.shape, dtype=torch.float64)
 
     results = call.run(*map_tensors(numbered, (call.args, call.kwargs)))
     results = results if isinstance(results, list | tuple) else (results,)
@@ -122,7 +123,7 @@ for _op in (torch.dropout, torch.feature_dropout, F.dropout, F.dropout1d, F.drop
 def by_unit_vectors(call: Call, x: NormedTensor) -> tuple[Dense, tuple[int, ...]] | None:
     """The matrix of an operation that acts on each sample of a batch, all but x held fixed, and the shape of a sample of the result."""
     spread = spread_of(x)
-    if spread is None:
+    if spread is None or [id(t) for t in flat_tensors((call.args, call.kwargs)) if moves(t)] != [id(x)]:
         return None
     features, size = x.shape[x.ndim - spread.ndim :], spread.parts[0].size
     units = torch.eye(size, dtype=torch.float64).reshape(size, *features)
@@ -182,7 +183,7 @@ def _summing_rows(call: Call, x: NormedTensor, factor: float) -> Found:
     return [Made(1, (Term(x, None, False, factor),))]
 
 
-for _op in (torch.matmul, torch.mm, torch.Tensor.__rmatmul__):
+for _op in (torch.matmul, torch.mm):
     normed_op(_op).register_movement(matmul)
 
 
@@ -197,7 +198,15 @@ def _of_batch(call: Call) -> Found:
     return _of_samples(call, call.given.get("input"), has_batch=True)
 
 
-for _op in (F.conv1d, F.conv2d, F.conv3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d):
+def _convolved(call: Call) -> Found:
+    x, weight = call.given.get("input"), call.given["weight"]
+    is_image = moves(x) and (spread := spread_of(x)) is not None and spread.ndim == weight.ndim - 1
+    return _of_batch(call) if is_image else None
+
+
+for _op in (F.conv1d, F.conv2d, F.conv3d):
+    normed_op(_op).register_movement(_convolved)
+for _op in (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d):
     normed_op(_op).register_movement(_of_batch)
 
 
@@ -289,14 +298,17 @@ normed_op(torch.rsub).register_movement(_summed(lambda alpha: (-alpha, 1.0)))
 
 
 def _multiplied(call: Call, x: Any, factor: Any) -> Found:
-    """x times what is held fixed: one row of factors for all, or rows, whose least and largest bound the slopes."""
+    """x times what is held fixed: one row of factors for all, or rows, whose least and largest bound the slopes.
+
+    A mask may be another one for other inputs.
+    """
     (y,) = call.results
     if not moves(x) or moves(factor) or x.shape != y.shape or (spread := spread_of(x)) is None:
         return None
     size = spread.parts[0].size
     if isinstance(factor, torch.Tensor):
         rows = values(factor).expand(y.shape).reshape(-1, size)
-        low, high = rows.amin(0), rows.amax(0)
+        low, high = (rows[0] * 0, rows[0] * 0 + 1) if factor.dtype is torch.bool else (rows.amin(0), rows.amax(0))
     else:
         low = high = torch.tensor([float(factor)], dtype=torch.float64)
     if not (low.isfinite().all() and high.isfinite().all()):

@@ -61,7 +61,8 @@ def _celu(given: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def _softplus(given: dict[str, Any]) -> tuple[float, float] | None:
-    return (0.0, 1.0) if given.get("beta", 1.0) > 0 else None
+    # above the threshold it is x itself: a jump by exp(-threshold) / beta, no more than rounding from the default on
+    return (0.0, 1.0) if given.get("beta", 1.0) > 0 and given.get("threshold", 20.0) >= 20 else None
 
 
 def _ordered(*slopes: float) -> tuple[float, float]:
