@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from tests.seeds import seeded
+
 Program = Callable[[torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: tuple[Program, ...] = (
@@ -26,8 +28,8 @@ ACTIVATIONS: tuple[Program, ...] = (
 
 def program(seed: int, width: int = 6, depth: int = 4) -> Program:
     """A program of some layers on the last dimension, of `width` entries: rectangular, residual, scaled, sliced, joined."""
-    pick = random.Random(seed)
-    make = torch.Generator().manual_seed(seed)
+    pick = random.Random(seeded(seed))
+    make = torch.Generator().manual_seed(seeded(seed))
     layers: list[Program] = []
     size = width
     for _ in range(depth):
@@ -68,7 +70,7 @@ def _layer(pick: random.Random, make: torch.Generator, size: int) -> tuple[Progr
 
 def steepest(f: Program, size: int, seed: int, steps: int = 80, starts: int = 48) -> float:
     """The largest ``|f(x + d) - f(x)|_2 / |d|_2`` that gradient ascent finds, for rows x and d of all sizes, small ones at first."""
-    make = torch.Generator().manual_seed(seed)
+    make = torch.Generator().manual_seed(seeded(seed))
     x = torch.randn(starts, size, generator=make, dtype=torch.float64) * 2
     lengths = torch.logspace(-3, 1, starts, dtype=torch.float64)[:, None]
     d = F.normalize(torch.randn(starts, size, generator=make, dtype=torch.float64), dim=-1) * lengths

@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -208,7 +208,7 @@ def is_composed() -> bool:
     return True
 
 
-def moves(x: Any) -> bool:
+def moves(x: Any) -> TypeGuard[NormedTensor]:
     """Whether a value is a normed tensor that carries a perturbation."""
     return isinstance(x, NormedTensor) and x.perturbation_size is not None
 

@@ -165,6 +165,8 @@ def linear(call: Call) -> Found:
 def matmul(call: Call) -> Found:
     """x W row by row, or W x, which sums rows."""
     x, other = call.given.get("input"), call.given.get("other", call.given.get("mat2"))
+    if x is None or other is None:
+        return None
     if moves(x) and x.ndim >= 1 and other.ndim == 2:
         return _of_samples(call, x)
     if moves(other) and not moves(x) and x.ndim >= 2 and other.ndim >= 2:
