@@ -18,6 +18,7 @@ warnings.filterwarnings("ignore")  # Thunder's and torch's own, on import and on
 import torch  # noqa: E402 - the environment comes first
 
 from benchmarks import (  # noqa: E402
+    bounds,
     first_calls,
     function_transforms,
     machine,
@@ -43,6 +44,7 @@ SUITES = {
     "orthogonalization": orthogonalization,
     "profile": profile,
     "function_transforms": function_transforms,
+    "bounds": bounds,
 }
 
 _QUICK = models.Options(
@@ -104,7 +106,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, GPT-2 with one layer: a few minutes")
     parser.add_argument("--rounds", type=int, help="how often each candidate is timed")
     parser.add_argument("--into", type=Path, help=f"a folder for SUITE.json (default: {page.RESULTS.name}; with --quick nowhere)")
-    parser.add_argument("--tables", action="store_true", help=f"measure nothing, write the tables of docs/{page.PAGE.name} anew")
+    parser.add_argument("--tables", action="store_true", help="measure nothing, write the tables in docs/ anew")
     parser.add_argument("--modula", type=Path, metavar="PYTHON", help="an interpreter with jax and modula, for the suite modular")
     options = parser.parse_args()
     unknown = set(options.suites) - set(SUITES)

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what stands between its markers is written from the results, by the command that measures.
+"""docs/benchmarks.md and docs/bounds.md: what stands between markers is written from the results, by the command that measures.
 
 A part begins with ``<!-- results: SUITE -->`` and ends with ``<!-- end -->``; the text around is written by hand and has no figures.
 """
@@ -15,7 +15,7 @@ from benchmarks.parts import exchanged
 from benchmarks.timing import duration
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGES = tuple(Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("benchmarks", "bounds"))
 BEGIN = re.compile(r"<!-- results: (\w+) -->")
 
 Row = Mapping[str, Any]
@@ -23,8 +23,9 @@ Cases = dict[str, dict[str, Row]]  # rows by case and candidate
 
 
 def write() -> None:
-    """Write the page anew from the results that are kept."""
-    PAGE.write_text(rendered(PAGE.read_text()))
+    """Write the pages anew from the results that are kept."""
+    for page in PAGES:
+        page.write_text(rendered(page.read_text()))
 
 
 def rendered(page: str) -> str:
@@ -264,6 +265,21 @@ def _function_transforms(cases: Cases) -> list[str]:
     ]
 
 
+def _bounds(cases: Cases) -> list[str]:
+    lines = []
+    for case, rows in cases.items():
+        ours, product, fast = (rows.get(name) for name in ("composed", "product", "ECLipsE-Fast"))
+        assert ours is not None and product is not None
+        bounds = [_figure(ours["found"]), *("" if r is None else _figure(r["bound"]) for r in (ours, fast, product))]
+        lines.append([case, *bounds, *("" if r is None else _time(r) for r in (ours, fast, product))])
+    heads = ["", "found", "composed", "ECLipsE-Fast", "product of norms", "time: composed", "ECLipsE-Fast", "product of norms"]
+    return [_table(heads, lines)]
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"
+
+
 _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "real_mode": _real_mode,
     "first_calls": _first_calls,
@@ -274,4 +290,5 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "modular": _against_a_peer,
     "orthogonalization": _against_a_peer,
     "function_transforms": _function_transforms,
+    "bounds": _bounds,
 }

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import first_calls, other_sizes, page, real_mode
 from benchmarks.parts import exchanged
 
-TEXT = page.PAGE.read_text()
+TEXT = "".join(p.read_text() for p in page.PAGES)
 
 
 def test_the_page_is_what_the_results_give():

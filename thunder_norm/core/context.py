@@ -56,7 +56,7 @@ def current_mode() -> Mode:
     return _mode.get()
 
 
-Sensitivity = Literal["global", "local"]
+Sensitivity = Literal["global", "local", "composed"]
 SENSITIVITIES: tuple[Sensitivity, ...] = typing.get_args(Sensitivity)
 
 _sensitivity: contextvars.ContextVar[Sensitivity] = contextvars.ContextVar("thunder_norm_sensitivity", default="global")
@@ -64,10 +64,13 @@ _sensitivity: contextvars.ContextVar[Sensitivity] = contextvars.ContextVar("thun
 
 @contextlib.contextmanager
 def norm_sensitivity(sensitivity: Sensitivity) -> Iterator[None]:
-    """Sensitivities inside the block: "global", for all tensors of the inputs' norms, or "local", at the data at hand.
+    """Sensitivities inside the block: "global", for all tensors of the inputs' norms, "local", at the data at hand, or "composed".
 
     A local one is valid to first order: for perturbations so small that the data they start from decides.  Rules that are far
     better there use it (normalizations, softmax, attention); the others have one constant for both.
+
+    A composed one holds for all inputs and movements of any size as a global one does, and does not multiply the operations' constants:
+    perturbations stay in ellipsoids that are taken through matrices as they are (`thunder_norm.core.composed`).
 
     Raises:
         NormMismatchError: there is no such choice.
@@ -81,6 +84,20 @@ def check_sensitivity(sensitivity: str) -> Sensitivity:
     if sensitivity not in SENSITIVITIES:
         raise NormMismatchError(f"sensitivity must be one of {SENSITIVITIES}, got {sensitivity!r}")
     return sensitivity
+
+
+def not_composed(sensitivity: str, of: str) -> Sensitivity:
+    """`sensitivity` as `check_sensitivity` has it, of something without the matrices that "composed" takes perturbations through.
+
+    Raises:
+        NormMismatchError: it is "composed", or there is no such choice.
+    """
+    if sensitivity == "composed":
+        raise NormMismatchError(
+            f'sensitivity "composed" is not for {of}: it takes perturbations through the matrices at hand, in PyTorch without Thunder; use '
+            'norm_sensitivity("composed") around the model itself, or norm_report(..., sensitivity="composed")'
+        )
+    return check_sensitivity(sensitivity)
 
 
 def current_sensitivity() -> Sensitivity:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core import by_data, in_place
+from thunder_norm.core.composed import Call, compose, is_composed
 from thunder_norm.core.context import (
     Environment,
     current_environment,
@@ -24,7 +25,7 @@ from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import at_data
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
-from thunder_norm.core.perturbations import perturbation_of, recorded
+from thunder_norm.core.perturbations import Rest, perturbation_of, recorded
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
@@ -245,7 +246,12 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     call = body if isinstance(func, NormedOp) else lambda *a, **k: run_real(body, a, k)
     real = call(*unwrap(args), **unwrap(kwargs))
     with perturbations_recorded():
-        out = _attach(op, rule, prepared, _handing_on(result, sizes, followed), real, args, kwargs)
+        result = _handing_on(result, sizes, followed)
+        out = _attach(op, rule, prepared, result, real, args, kwargs)
+        if is_composed():
+            compose(op.movement_rule, Call(args, kwargs, given, _normed(out), body), Rest(op, rule, prepared, _normed(result)))
+    for x in _normed(out):
+        current_environment().note(op.body, x)
     if op.range_rule is not None:
         found = op.range_rule(args, kwargs, range_of)
         for x in out if isinstance(out, list | tuple) else (out,):
@@ -315,8 +321,11 @@ def _attach(
     out = kind._wrap(real, size, perturbation, result.elem_dims)
     out._facts = result._facts
     _track_aliases(out, real, args, kwargs)
-    current_environment().note(op.body, out)
     return out
+
+
+def _normed(tree: Any) -> list[NormedTensor]:
+    return [x for x in flat_tensors(tree) if isinstance(x, NormedTensor)]
 
 
 def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: dict) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +20,14 @@ def recorded(size: torch.Tensor) -> torch.Tensor:
     return size.detach() if size.requires_grad and not records_program() else size
 
 
-def perturbation_of(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor) -> torch.Tensor | None:
+Where = tuple[str, int | None]  # an argument: its name, and where it is in a list
+
+
+def perturbation_of(
+    op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor, without: Collection[Where] = ()
+) -> torch.Tensor | None:
     """``sum_i L_i(n) d_i`` over the arguments that carry a perturbation; None if none does (then nothing is computed)."""
-    moving = list(_moving(bound))
+    moving = [m for m in _moving(bound) if m[0] not in without]
     if not moving:
         return None
     if result._is_multilinear:
@@ -50,7 +56,43 @@ def perturbation_of(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments,
     return torch.zeros_like(result.norm_size) if total is None else total
 
 
-def _moving(bound: inspect.BoundArguments) -> Iterator[tuple[tuple[str, int | None], torch.Tensor]]:
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """What a norm rule says of the arguments that nothing better is known of.
+
+    Attributes:
+        op: the operation.
+        rule: its rule.
+        bound: what the rule got.
+        results: the normed results, as the rule made them.
+    """
+
+    op: NormedOp
+    rule: NormRule
+    bound: inspect.BoundArguments
+    results: Sequence[NormedTensor]
+
+    def of(self, given: Mapping[str, Any], known: Collection[int]) -> list[torch.Tensor | None] | None:
+        """How far each result moves by the arguments that are not known; None if the rule does not say it argument by argument.
+
+        Args:
+            given: the arguments by name, as they were given.
+            known: the identities of those that are.
+        """
+        slots: set[Where] = {(name, None) for name, value in given.items() if id(value) in known}
+        slots |= {
+            (name, i)
+            for name, value in given.items()
+            if isinstance(value, list | tuple)
+            for i, v in enumerate(value)
+            if id(v) in known
+        }
+        left = [perturbation_of(self.op, self.rule, self.bound, r, slots) for r in self.results]
+        own = [r.perturbation_size is not None for r in self.results]
+        return None if any(is_own and m is not None for is_own, m in zip(own, left, strict=True)) else left
+
+
+def _moving(bound: inspect.BoundArguments) -> Iterator[tuple[Where, torch.Tensor]]:
     """The perturbations that arguments carry: (name, index in a list or None), perturbation_size."""
     for name, value in bound.arguments.items():
         if isinstance(value, NormedTensor) and value.perturbation_size is not None:

@@ -178,6 +178,7 @@ class NormedOp:
         self.body = body
         self.rules: list[NormRule] = []
         self.range_rule: RangeRule | None = None
+        self.movement_rule: Callable | None = None
         self.is_factory = False  # it makes a tensor whose norm no other's decides: it has rules, and none takes a NormedTensor
         self.__name__ = getattr(body, "__name__", str(key))
         self.__qualname__ = getattr(body, "__qualname__", self.__name__)
@@ -262,6 +263,14 @@ class NormedOp:
             return None if _any_complex(args, kwargs) else rule(args, kwargs, of)
 
         self.range_rule = of_real
+        return rule
+
+    def register_movement(self, rule: Callable) -> Callable:
+        """Register how a result moves with the arguments, as a linear map or by slopes; usable as a decorator.
+
+        It is `thunder_norm.core.composed.MovementRule`: from the `Call` to what each result's movement is made of.
+        """
+        self.movement_rule = rule
         return rule
 
     def find(self, args: tuple, kwargs: dict, *, with_conditions: bool = True) -> tuple[NormRule, inspect.BoundArguments] | None:

@@ -61,6 +61,7 @@ class NormedTensor(torch.Tensor):
     _facts: Any
     _range: Range | None
     _at_data: tuple[Any, NormedTensor | None] | None
+    _spread: Any
 
     norm_formula: ClassVar[str] = ""
 
@@ -128,6 +129,7 @@ class NormedTensor(torch.Tensor):
         self._facts = None  # what the rule that made it knows about it beyond its norm, for rules that come next
         self._range = None  # between which numbers all entries are, whatever the norm
         self._at_data = None  # it with the norm of its entries (None: itself), and what that was found from
+        self._spread = None  # in which ellipsoids it moves, inside `norm_sensitivity("composed")`
         return self
 
     @classmethod
@@ -223,7 +225,7 @@ class NormedTensor(torch.Tensor):
         self.__class__ = type(result)
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
-        self._facts, self._range = result._facts, result._range
+        self._facts, self._range, self._spread = result._facts, result._range, result._spread
         return self
 
     def requires_grad_(self, requires_grad: bool = True):

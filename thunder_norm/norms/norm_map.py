@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from thunder_norm import first_calls
-from thunder_norm.core.context import Mode, check_mode
+from thunder_norm.core.context import Mode, check_mode, current_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, with_details
 from thunder_norm.norms import norm_map_trace
@@ -96,9 +96,10 @@ class NormMap:
             **normed_kwargs: as `normed_args`, by name.
 
         Raises:
-            NormMismatchError: arguments differ from the example in structure or shape.
+            NormMismatchError: arguments differ from the example in structure or shape; inside `norm_sensitivity("composed")`.
             NormMapKeyError: normed_state_dict names an unknown parameter, or misses one that is needed.
         """
+        not_composed(current_sensitivity(), "a norm map")
         leaves, spec = tree_flatten((normed_args, normed_kwargs))
         if spec != self.example_spec:
             raise NormMismatchError(

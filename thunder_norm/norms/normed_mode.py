@@ -167,6 +167,7 @@ class NormAcquisition(Acquisition):
 
     def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""
+        context.not_composed(context.current_sensitivity(), "a trace")
         environment = NormEnvironment(self.lifting, recorder)
         with (
             context.norm_mode(self.mode_of_rules),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import Mode, Sensitivity, check_mode, check_sensitivity
+from thunder_norm.core.context import Mode, Sensitivity, check_mode, not_composed
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.functions.jitted import SubclassTransform
@@ -43,6 +43,7 @@ class NormTransform(SubclassTransform):
         mode: "bound" (sound), "typical" (expected for independent random inputs) or "modula" (Modula's conventions).
         sensitivity: "global": constants for all tensors within the inputs' norms; "local": constants at the data at hand, where
             those are far better (normalizations, softmax, attention).  Local ones are valid to first order, at this input.
+            "composed" is for eager runs and reports (`norm_sensitivity`, `norm_report`).
 
     Raises:
         NormMismatchError: an unknown policy, mode or sensitivity.
@@ -55,7 +56,7 @@ class NormTransform(SubclassTransform):
         super().__init__()
         self.parameters = check_policy(parameters)
         self.mode = check_mode(mode)
-        self.sensitivity = check_sensitivity(sensitivity)
+        self.sensitivity = not_composed(sensitivity, "a trace")
         self._model: torch.nn.Module | None = None
 
     def transform_module(self, model: ThunderModule) -> None:

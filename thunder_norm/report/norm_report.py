@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm import first_calls
-from thunder_norm.core.context import Mode, Sensitivity, check_sensitivity
+from thunder_norm.core.context import Mode, Sensitivity, check_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.eager import run_eagerly
@@ -162,13 +162,16 @@ def norm_report(
         *args: the arguments to run it with; for a norm map those of its last call if none are given.
         explain: print explanations under the table: why each parameter has its kind, and the rule of each operation.
         sensitivity: "local", at the data of this run: each operation is bounded from the norms that its arguments have, and to first
-            order; or "global", for all inputs of these norms.  None: "local" where there is data (arguments that are not on meta,
-            measured parameters, mode "bound"), else the transform's own.  A norm map's is "global".
+            order; or "global", for all inputs of these norms; or "composed", for all inputs too, with the parameters as they are and
+            ellipsoids in place of a constant for each operation.  None: "local" where there is data (arguments that are not on meta,
+            measured parameters, mode "bound"), else the transform's own.  A norm map's is "global".  With "composed" the rows of
+            operations show how far each result moves when the inputs move by 1, those of parameters how far the output does.
         **kwargs: as `args`, by name (for a norm map `normed_state_dict` too).
 
     Raises:
         NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
-            its norm and no norm fits all of them; no such sensitivity.
+            its norm and no norm fits all of them; no such sensitivity; "composed" of a norm map, without data or measured parameters,
+            in another mode than "bound", or without a normed input.
     """
     if sensitivity is not None:
         check_sensitivity(sensitivity)
@@ -191,6 +194,7 @@ def _report_of(target: Any, args: tuple, kwargs: dict, sensitivity: Sensitivity 
     if isinstance(target, NormMap):
         if isinstance(target.model, WithoutModel):
             target.model()  # says that there is none
+        not_composed(sensitivity or "global", "a norm map")
         return _of_norm_map(target, args, kwargs)
     transform = _transform_of(target)
     if not args and not kwargs:
@@ -206,7 +210,21 @@ def _report_of(target: Any, args: tuple, kwargs: dict, sensitivity: Sensitivity 
         sensitivity = (
             "local" if has_data and transform.parameters == "measured" and transform.mode == "bound" else transform.sensitivity
         )
+    if sensitivity == "composed":
+        _check_composed(transform, has_data, (args, kwargs))
     return _report(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity)
+
+
+def _check_composed(transform: NormTransform, has_data: bool, inputs: Any) -> None:
+    """Refuse what has no ellipsoids."""
+    if not has_data or transform.parameters != "measured" or transform.mode != "bound":
+        raise NormMismatchError(
+            'sensitivity "composed" is for parameters as they are: it needs data, NormTransform(parameters="measured") and mode "bound"'
+        )
+    if not any(isinstance(x, NormedTensor) for x in tree_flatten(inputs)[0]):
+        raise NormMismatchError(
+            'sensitivity "composed" says how far results move with the inputs, and none is normed: RMSTensor.of(x)'
+        )
 
 
 def _transform_of(target: Any) -> Any:
@@ -271,6 +289,8 @@ def _report(
     parameters = list(environment.lifted.items())
     targets = [n.out for n in rows] + [p for _, p in parameters]
     gains = _gains(moving, targets)
+    if scope == "composed":
+        gains[: len(rows)] = _from_inputs([n.out for n in rows], [x for x in tree_flatten((args, kwargs))[0] if _is_moved(x)])
     reported = tuple(_row(n, g) for n, g in zip(rows, gains, strict=False))
     by_name = {
         name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g)
@@ -295,9 +315,25 @@ def _gains(moving: list[torch.Tensor], targets: list[NormedTensor]) -> list[floa
     wanted = [i for i, t in enumerate(targets) if _moves(t)]
     gains = [0.0] * len(targets)
     if moving and wanted:
-        grads = torch.autograd.grad(sum(moving), [targets[i].perturbation_size for i in wanted], allow_unused=True)
+        sizes = [targets[i].perturbation_size for i in wanted]
+        grads = torch.autograd.grad(sum(moving), sizes, allow_unused=True, retain_graph=True)
         for i, g in zip(wanted, grads, strict=True):
             gains[i] = 0.0 if g is None else g.item()
+    return gains
+
+
+def _is_moved(x: Any) -> bool:
+    return isinstance(x, NormedTensor) and _moves(x)
+
+
+def _from_inputs(results: list[NormedTensor], inputs: list[NormedTensor]) -> list[float]:
+    """How far each result moves when all inputs move by 1."""
+    sizes = [x.perturbation_size for x in inputs]
+    gains = []
+    for y in results:
+        moved = _moves(y) and bool(sizes)
+        found = torch.autograd.grad(movement(y), sizes, retain_graph=True, allow_unused=True) if moved else ()
+        gains.append(sum(g.item() for g in found if g is not None))
     return gains
 
 

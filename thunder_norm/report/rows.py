@@ -26,7 +26,8 @@ class ReportRow:
         elem_dims: the dimensions it runs over.
         shape: of the result.
         norm_size: bound on the result's norm.
-        sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it).
+        sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it); of this result to the
+            inputs in a report of scope "composed".
         actual: the result's own norm, where there is data.
         tightness: actual / norm_size, at most 1 in mode "bound"; NaN where either is.
         rule: the rule that gave the norm.
@@ -82,7 +83,8 @@ class Findings:
         inferred: for each parameter its kind, what uses it, and why it has that kind.
         explains: whether the printed report has explanations under the table.
         scope: "local" if each operation is bounded at the data of this run, from the norms of its arguments and to first order;
-            "global" if norms and sensitivities hold for all inputs of the given norms.
+            "global" if norms and sensitivities hold for all inputs of the given norms; "composed" if they do for the parameters of
+            this run, and the rows of operations have the sensitivity of their result to the inputs, not that of the output to it.
     """
 
     rows: tuple[ReportRow, ...]

@@ -28,6 +28,10 @@ def nonfinite(report: Findings) -> list[str]:
 # Columns of the table, and how wide a console must be to have them: on 80 characters no number is cut.
 _COLUMNS = {"module": 0, "op": 0, "line": 120, "kind": 100, "shape": 120}
 _NUMBERS = ("norm", "sensitivity", "actual", "tightness")
+_SCOPES = {
+    "local": "local: at the data of this run, for small movements",
+    "composed": "composed: how far each result moves when the inputs move by 1, the parameters as they are",
+}
 
 
 def rich_table(report: Findings, max_rows: int | None = None, width: int = 160) -> Any:
@@ -36,8 +40,7 @@ def rich_table(report: Findings, max_rows: int | None = None, width: int = 160) 
     from rich.text import Text
 
     columns = [name for name, least in _COLUMNS.items() if width >= least]
-    captions = ["local: at the data of this run, for small movements"] if report.scope == "local" else []
-    captions += nonfinite(report)
+    captions = [*filter(None, [_SCOPES.get(report.scope)]), *nonfinite(report)]
     caption = Text("\n".join(captions)) if captions else None
     table = Table(caption=caption, header_style="bold", row_styles=["", "dim"])
     for name in columns:
@@ -100,7 +103,13 @@ def figure(report: Findings) -> Any:
     axes.plot(depth, [_positive(r.norm_size) for r in rows], label="norm_size (bound)", color="tab:blue")
     if any(r.actual is not None for r in rows):
         axes.plot(depth, [_positive(r.actual) for r in rows], ".", label="actual norm", color="tab:orange", ms=3)
-    axes.plot(depth, [_positive(r.sensitivity) for r in rows], label="sensitivity of the output", color="tab:green", lw=1)
+    axes.plot(
+        depth,
+        [_positive(r.sensitivity) for r in rows],
+        label="sensitivity to the inputs" if report.scope == "composed" else "sensitivity of the output",
+        color="tab:green",
+        lw=1,
+    )
     axes.set(yscale="log", ylabel="norm", title="Norms by depth")
     axes.legend()
     for tightness in below:

@@ -61,6 +61,8 @@ from thunder_norm.rules import (
     reparametrizations,
     fourier,
     complex_numbers,  # after the rules it extends
+    movements,
+    slopes,
 )
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "losses",
     "margin_losses",
     "masking",
+    "movements",
     "normalization",
     "order_statistics",
     "patches",
@@ -109,6 +112,7 @@ __all__ = [
     "running",
     "selections",
     "shape",
+    "slopes",
     "softmax",
     "special",
     "steps",

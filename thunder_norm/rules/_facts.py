@@ -52,7 +52,7 @@ class Source:
 
     def tensor(self, scale: float = 1.0) -> Any:
         """It again, or a multiple of it, its norm that many times: without facts, its backing only for the shape unless a rule looks."""
-        backing = self.backing if scale == 1 or current_sensitivity() == "global" else self.backing * scale
+        backing = self.backing if scale == 1 or current_sensitivity() != "local" else self.backing * scale
         return self.kind._wrap(backing, times(self.norm_size, abs(scale)), None, self.elem_dims)
 
 

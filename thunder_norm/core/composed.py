@@ -1,0 +1,321 @@
+"""Perturbations as ellipsoids, inside ``norm_sensitivity("composed")``: a matrix where there is a number otherwise.
+
+The entries of a tensor over its last dimensions (its *features*) are a row, and every row moves within one ellipsoid, the same for all as
+they share elem_dims.  What moves is said by *roots*: a leaf with a perturbation_size, or a result of which only a norm rule knows how
+far it moves.  The movement of a tensor is a sum of one vector for each root, and each is the vertex of a graph, in which an edge is
+a linear map or a bend.  The ellipsoid of a vertex is found from the nearest one that all its paths pass (`joint.smallest`), so that what
+is added again, a residual, is kept together with its branch.  Then
+
+    perturbation_size = sum over roots of (length of the ellipsoid, in the tensor's norm, for a root of size 1) * (size of the root).
+
+It is the bound for one root moved after the other; that of each holds for movements of any size, the tensors it meets held fixed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import torch
+
+from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, Scaled, sum_of
+from thunder_norm.core.joint import Bend, Step, Sum, smallest
+from thunder_norm.core.kinds import L2Tensor, RMSTensor
+from thunder_norm.core.perturbations import Rest
+from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.trees import flat_tensors
+
+# Features of a row, and the entries of all vectors that are kept together: the price is their cube.
+LARGEST, LARGEST_TOGETHER = 1024, 2048
+# Steps that one search goes back, and roots a tensor's movement is made of.
+_LONGEST, _MOST_ROOTS = 64, 4
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """Something that moves.  `size` is how far, in the norm that the first ellipsoid is the unit ball of."""
+
+    size: torch.Tensor
+
+
+@dataclass(eq=False)
+class Vertex:
+    """A part of a tensor's movement.
+
+    Attributes:
+        root: what makes it move.
+        size: the number of features.
+        terms: the sum of which linear maps of which vertices it is; none for the first of a root.
+        slopes: the bounds of the slopes, [n] each, if it is a function of each entry of its one parent.
+        given: the ellipsoid of the first of a root.
+    """
+
+    root: Root
+    size: int
+    terms: tuple[tuple[Vertex, LinearMap | None], ...] = ()
+    slopes: tuple[torch.Tensor, torch.Tensor] | None = None
+    given: Ellipsoid | None = None
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    @functools.cached_property
+    def ellipsoid(self) -> Ellipsoid:
+        """One that holds it, for a root of size 1: the smaller of what the graph and the parents alone say."""
+        if self.given is not None:
+            return self.given
+        found = []
+        block = _block(self)
+        if block is not None:
+            base, steps = block
+            found.append(smallest(base.ellipsoid, steps))
+        if block is None or self.slopes is None and [block[0]] != [v for v, _ in self.terms]:
+            found.append(self._of_parents())
+        return min(found, key=lambda e: e.length.item())
+
+    def _of_parents(self) -> Ellipsoid:
+        """From the ellipsoids of the parents, as if they had nothing to do with each other."""
+        if self.slopes is not None:
+            return smallest(self.terms[0][0].ellipsoid, [Bend(0, *self.slopes)])
+        parts = [v.ellipsoid if c is None else v.ellipsoid.image(c) for v, c in self.terms]
+        return functools.reduce(sum_of, parts)
+
+
+def _block(vertex: Vertex) -> tuple[Vertex, list[Step]] | None:
+    """The nearest vertex that all paths to this one pass, behind a bend if there is one, and the steps from it; None if it is too far."""
+    frontier, passed = {vertex}, []
+    bends = 0
+    nearest: tuple[Vertex, int] | None = None
+    while len(passed) < _LONGEST and bends <= LARGEST_TOGETHER:
+        if len(frontier) == 1 and passed:
+            (only,) = frontier
+            if bends + only.size <= LARGEST_TOGETHER and (nearest is None or bends):
+                nearest = only, len(passed)
+            if bends or not only.terms:
+                break
+        latest = max(frontier, key=lambda v: v.number)
+        if not latest.terms:
+            break
+        frontier.remove(latest)
+        frontier.update(v for v, _ in latest.terms)
+        passed.append(latest)
+        bends += latest.size if latest.slopes is not None else 0
+    if nearest is None:
+        return None
+    base, count = nearest
+    return base, _steps(base, passed[:count][::-1])
+
+
+def _steps(base: Vertex, passed: Sequence[Vertex]) -> list[Step]:
+    numbers = {base: 0, **{v: i for i, v in enumerate(passed, 1)}}
+    steps: list[Step] = []
+    for v in passed:
+        if v.slopes is not None:
+            steps.append(Bend(numbers[v.terms[0][0]], *v.slopes))
+        else:
+            steps.append(Sum(tuple((numbers[p], identity(p.size) if c is None else c) for p, c in v.terms)))
+    return steps
+
+
+@functools.lru_cache(maxsize=64)
+def identity(size: int) -> LinearMap:
+    """The map that changes nothing."""
+    return Scaled(torch.ones(1, dtype=torch.float64), size)
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """How a tensor moves: its features are the last dimensions, `ndim` of them, and each part is due to another root."""
+
+    ndim: int
+    parts: tuple[Vertex, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """What a result's rows move by when those of one argument do.
+
+    Attributes:
+        x: the argument.
+        how: a linear map of its rows, the bounds of slopes by which each entry is multiplied, or None: as they do.
+        keeps_rows: row i of the result is made of row i of x.  Otherwise it is made of another one, or is a weighted sum of some.
+        factor: what the absolute weights of such a sum add up to.
+    """
+
+    x: NormedTensor
+    how: LinearMap | tuple[torch.Tensor, torch.Tensor] | None = None
+    keeps_rows: bool = True
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A result's movement: the sum of some terms, for features of its last `ndim` dimensions."""
+
+    ndim: int
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of an operation, for its movement rule.
+
+    Attributes:
+        args: the arguments.
+        kwargs: those by name.
+        given: all of them, by the names of the norm rule that runs.
+        results: the normed results.
+        body: what the operation does to plain tensors.
+    """
+
+    args: tuple
+    kwargs: dict
+    given: dict[str, Any]
+    results: Sequence[NormedTensor]
+    body: Callable
+
+    def run(self, args: tuple, kwargs: dict) -> Any:
+        """Do the operation on other tensors, plain ones, unseen by those who watch the program's."""
+        with unwatched():
+            return self.body(*args, **kwargs)
+
+    @property
+    def moving(self) -> list[NormedTensor]:
+        """The arguments that move, each once."""
+        return list({id(x): x for x in flat_tensors((self.args, self.kwargs)) if moves(x)}.values())
+
+
+# What each result's movement is made of, or None where a norm rule says more.
+MovementRule = Callable[[Call], "Sequence[Made | None] | None"]
+
+
+def is_composed() -> bool:
+    """Whether perturbations are ellipsoids.
+
+    Raises:
+        NormMismatchError: in another mode than "bound".
+    """
+    if current_sensitivity() != "composed":
+        return False
+    if current_mode() != "bound":
+        raise NormMismatchError(f'sensitivity "composed" is a bound; in mode {current_mode()!r} use "global"')
+    return True
+
+
+def moves(x: Any) -> TypeGuard[NormedTensor]:
+    """Whether a value is a normed tensor that carries a perturbation."""
+    return isinstance(x, NormedTensor) and x.perturbation_size is not None
+
+
+def values(t: torch.Tensor) -> torch.Tensor:
+    """What is in a tensor that is held fixed, in double precision.
+
+    Raises:
+        NormMismatchError: there is nothing in it.
+    """
+    t = t.backing if isinstance(t, NormedTensor) else t
+    if t.is_meta:
+        raise NormMismatchError('sensitivity "composed" is for matrices as they are, and this one is on meta: use "global"')
+    return t.to(device="cpu", dtype=torch.float64)
+
+
+def spread_of(x: NormedTensor) -> Spread | None:
+    """How x moves: known from the operation that made it, or within its norm; None if its features are not its last dimensions."""
+    if x._spread is None:
+        x._spread = _within_norm(x)
+    return x._spread
+
+
+def _within_norm(x: NormedTensor) -> Spread | None:
+    dims = x.elem_dims or tuple(range(-x.ndim, 0))[-1:]
+    size = math.prod(x.shape[d] for d in dims)
+    is_last = set(dims) == set(range(-len(dims), 0))
+    if not isinstance(x, RMSTensor | L2Tensor) or is_complex(x) or not is_last or not 0 < size <= LARGEST:
+        return None
+    assert x.perturbation_size is not None
+    radius = 1.0 if isinstance(x, L2Tensor) else math.sqrt(size)
+    return Spread(len(dims), (Vertex(Root(x.perturbation_size), size, given=Ellipsoid.ball(size, radius)),))
+
+
+def length(e: Ellipsoid, ndim: int, x: NormedTensor) -> torch.Tensor:
+    """How far x moves in its own norm when the features of each row, its last `ndim` dimensions, move within `e`."""
+    over, features = set(x.elem_dims), set(range(-ndim, 0))
+    of_all = math.sqrt(x.numel_normed) if isinstance(x, L2Tensor) else 1.0
+    if over and over >= features:
+        return e.length * (of_all / math.sqrt(max(len(e.cov), 1)))
+    if not over or not over < features:
+        return e.entry * of_all
+    shape = x.shape[x.ndim - ndim :]
+    numbers = torch.arange(len(e.cov)).reshape(shape).movedim(tuple(x.elem_dims), tuple(range(-len(over), 0)))
+    groups = numbers.reshape(-1, math.prod(x.shape[d] for d in over))
+    return e.part(groups) * (of_all / math.sqrt(groups.shape[1]))
+
+
+def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
+    """Give the results of an operation the ellipsoids they move in, and perturbation sizes by these; by the norm rule where it knows more.
+
+    Args:
+        rule: the operation's movement rule, if it has one.
+        call: the call, with the results as the norm rule has them.
+        rest: how far they move by the arguments that the movement rule says nothing of.
+    """
+    if rule is None or not call.moving or not all(moves(y) for y in call.results):
+        return
+    made = rule(call)
+    if made is None:
+        return
+    known = {id(t.x) for m in made if m is not None for t in m.terms}
+    # a matrix that moves with the inputs is another one for others: of parameters alone a rule says the rest
+    left = rest.of(call.given, known) if known >= {id(x) for x in call.moving} else None
+    if left is None:
+        return
+    for y, m, by_others in zip(call.results, made, left, strict=True):
+        if m is not None:
+            _attach(y, m, by_others)
+
+
+def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
+    by_root: dict[Root, list[tuple[Vertex, Term]]] = {}
+    for term in made.terms:
+        spread = spread_of(term.x)
+        assert spread is not None, "a movement rule takes arguments that have one"
+        for vertex in spread.parts:
+            if not term.keeps_rows:  # rows of other numbers: what is the same row of both is not known any more
+                vertex = Vertex(Root(vertex.root.size), vertex.size, given=vertex.ellipsoid.times(term.factor))
+            by_root.setdefault(vertex.root, []).append((vertex, term))
+    size = math.prod(y.shape[y.ndim - made.ndim :])
+    parts = [_vertex(root, size, found) for root, found in by_root.items()]
+    if left is not None:
+        radius = 1.0 if isinstance(y, L2Tensor) else math.sqrt(size)
+        parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, radius)))
+    y.perturbation_size = _size(y, made.ndim, parts)
+    y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)))
+
+
+def _vertex(root: Root, size: int, found: Sequence[tuple[Vertex, Term]]) -> Vertex:
+    bent = [Vertex(root, v.size, terms=((v, None),), slopes=t.how) if isinstance(t.how, tuple) else v for v, t in found]
+    terms = tuple((v, t.how if isinstance(t.how, LinearMap) else None) for v, (_, t) in zip(bent, found, strict=True))
+    if len(terms) == 1 and terms[0][1] is None:
+        return terms[0][0]
+    return Vertex(root, size, terms=terms)
+
+
+def _size(y: NormedTensor, ndim: int, parts: Iterable[Vertex]) -> torch.Tensor:
+    return functools.reduce(torch.add, (length(v.ellipsoid, ndim, y).to(v.root.size.device) * v.root.size for v in parts))
+
+
+def _few(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> Iterator[Vertex]:
+    """Not too many parts: the last ones become one, which moves as far as they do together, in any direction."""
+    if len(parts) <= _MOST_ROOTS:
+        yield from parts
+        return
+    yield from parts[: _MOST_ROOTS - 1]
+    rest = parts[_MOST_ROOTS - 1 :]
+    total = functools.reduce(torch.add, (v.ellipsoid.length.to(v.root.size.device) * v.root.size for v in rest))
+    yield Vertex(Root(total), rest[0].size, given=Ellipsoid.ball(rest[0].size, 1.0))

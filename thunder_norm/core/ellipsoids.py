@@ -1,0 +1,178 @@
+"""Ellipsoids: sets that hold all a vector may move by, and the linear maps that operations are on them.
+
+An ellipsoid is ``{R u: |u|_2 <= 1}``, known by its *covariance* ``P = R R^T``; the image under a linear map C is that of ``C P C^T``,
+the longest vector in it has length ``sqrt(lambda_max(P))``.  All numbers are float64 and scaled to about 1, so that nothing vanishes
+or overflows however deep a program is, and what rounding may do is added to the diagonal: a computed ellipsoid holds the exact one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+EPSILON = 2.0**-52
+# Relative to the largest entry of 1: below it squares of entries vanish.
+_FLOOR = 1e-280
+
+
+@dataclass(frozen=True, eq=False)
+class Ellipsoid:
+    """``{scale R u: |u|_2 <= 1}`` with ``R R^T = cov``.
+
+    Attributes:
+        cov: [n, n] float64, symmetric, its largest diagonal entry 1, or all 0; may require grad.
+        scale: a number > 0, or 0 where nothing moves.
+    """
+
+    cov: torch.Tensor
+    scale: float
+
+    @classmethod
+    def of(cls, cov: torch.Tensor, scale: float = 1.0) -> Ellipsoid:
+        """The ellipsoid of covariance ``scale^2 cov``."""
+        size = cov.detach().diagonal().max().item() if len(cov) else 0.0
+        if size <= 0 or scale == 0:
+            return cls(torch.zeros_like(cov), 0.0)
+        return cls(cov / size, max(scale * math.sqrt(size), 1e-300))
+
+    @classmethod
+    def ball(cls, size: int, radius: float) -> Ellipsoid:
+        """All vectors of that many entries and at most that length."""
+        return cls(torch.eye(size, dtype=torch.float64), radius)
+
+    @cached_property
+    def length(self) -> torch.Tensor:
+        """The length of its longest vector, differentiable in `cov`: at the vector's direction."""
+        if self.scale == 0:
+            return torch.zeros((), dtype=torch.float64)
+        with torch.no_grad():
+            _, vectors = torch.linalg.eigh(self.cov)
+            v = vectors[:, -1]
+        n = len(self.cov)
+        return self.scale * (v @ self.cov @ v * (1 + 64 * n * EPSILON)).sqrt()
+
+    @cached_property
+    def entry(self) -> torch.Tensor:
+        """The largest entry of its vectors."""
+        return self.scale * self.cov.diagonal().amax().sqrt() if self.scale else torch.zeros((), dtype=torch.float64)
+
+    def part(self, groups: torch.Tensor) -> torch.Tensor:
+        """The length of the longest part of one of its vectors, the entries of each part given by their numbers [parts, size]."""
+        if self.scale == 0:
+            return torch.zeros((), dtype=torch.float64)
+        blocks = self.cov[groups[:, :, None], groups[:, None, :]]
+        largest = torch.linalg.eigvalsh(blocks)[:, -1].amax()
+        return self.scale * (largest * (1 + 64 * len(self.cov) * EPSILON)).sqrt()
+
+    def times(self, factor: float) -> Ellipsoid:
+        """That many times as large."""
+        return Ellipsoid(self.cov, max(self.scale * factor, 1e-300)) if self.scale and factor else Ellipsoid.of(self.cov * 0)
+
+    def image(self, c: LinearMap) -> Ellipsoid:
+        """What a linear map makes of it."""
+        sizes = self.cov.diagonal().sqrt()
+        rows = c.times(self.cov)
+        out = c.times(rows.T)
+        return Ellipsoid.of(above((out + out.T) / 2, c.magnitudes(sizes), len(sizes)), self.scale * c.scale)
+
+
+def above(cov: torch.Tensor, magnitudes: torch.Tensor, inner: int) -> torch.Tensor:
+    """A covariance that is computed as ``C P C^T``, and above the exact one whatever was rounded.
+
+    An entry is off by at most ``8 k eps m_i m_j`` with k terms in a sum and `magnitudes` m, ``m_i >= sum_k |C_ik| sqrt(P_kk)``; a
+    matrix of such entries is below n times its diagonal.
+    """
+    if not magnitudes.any():
+        return cov
+    margin = 16 * EPSILON * (inner + 4) * len(cov)
+    return cov + torch.diag(margin * magnitudes.detach().square() + _FLOOR)
+
+
+def sum_of(a: Ellipsoid, b: Ellipsoid) -> Ellipsoid:
+    """An ellipsoid that holds ``x + y`` for all x in one and y in the other, whatever one has to do with the other.
+
+    ``(1 + 1/t) P_a + (1 + t) P_b`` does for each t > 0; at the ratio t of their lengths it is no longer than both lengths together.
+    """
+    if not a.scale or not b.scale:
+        return a if a.scale else b
+    scale = max(a.scale, b.scale)
+    p, q = ((e.scale / scale) ** 2 * e.cov for e in (a, b))
+    t = min(max(a.length.item() / b.length.item(), 1e-100), 1e100)
+    return Ellipsoid.of(((1 + 1 / t) * p + (1 + t) * q) * (1 + 16 * EPSILON), scale)
+
+
+class LinearMap:
+    """A linear map ``scale * C`` of vectors, C with entries of at most about 1.
+
+    Attributes:
+        scale: a number >= 0.
+        size: how many entries the result has.
+        tensors: what C is made of, which may require grad.
+    """
+
+    scale: float
+    size: int
+    tensors: tuple[torch.Tensor, ...] = ()
+
+    def times(self, t: torch.Tensor) -> torch.Tensor:
+        """``C t`` for a matrix of columns."""
+        raise NotImplementedError
+
+    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
+        """``|C| sizes``: how large a result's terms are together, given how large the entries of the vector are."""
+        raise NotImplementedError
+
+
+class Dense(LinearMap):
+    """A matrix [out, in]."""
+
+    def __init__(self, matrix: torch.Tensor):
+        largest = matrix.detach().abs().max().item() if matrix.numel() else 0.0
+        self.scale, self.size = largest, len(matrix)
+        self._matrix = matrix / largest if largest else matrix
+        self.tensors = (self._matrix,)
+
+    def times(self, t: torch.Tensor) -> torch.Tensor:
+        """``C t``."""
+        return self._matrix @ t
+
+    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
+        """``|C| sizes``."""
+        return self._matrix.detach().abs() @ sizes.detach()
+
+
+class Scaled(LinearMap):
+    """Each entry times a factor of its own [n], or all times one."""
+
+    def __init__(self, factors: torch.Tensor, size: int):
+        largest = factors.detach().abs().max().item() if factors.numel() else 0.0
+        self.scale, self.size = largest, size
+        self._factors = (factors / largest if largest else factors).expand(size)
+        self.tensors = (self._factors,)
+
+    def times(self, t: torch.Tensor) -> torch.Tensor:
+        """``C t``."""
+        return self._factors[:, None] * t
+
+    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
+        """``|C| sizes``."""
+        return self._factors.detach().abs() * sizes.detach()
+
+
+class Picked(LinearMap):
+    """Entries taken from the vector by number; where the number is negative there is a 0."""
+
+    def __init__(self, index: torch.Tensor):
+        self.scale, self.size = 1.0, len(index)
+        self._index, self._is_there = index.clamp(min=0), (index >= 0).to(torch.float64)
+
+    def times(self, t: torch.Tensor) -> torch.Tensor:
+        """``C t``."""
+        return t[self._index] * self._is_there[:, None]
+
+    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
+        """``|C| sizes``."""
+        return sizes.detach()[self._index] * self._is_there

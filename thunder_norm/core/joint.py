@@ -1,0 +1,284 @@
+"""What a few operations in a row make of an ellipsoid, with all that they compute kept together.
+
+Vectors in an ellipsoid pass linear maps and *bends*: functions of each entry whose slopes are between two numbers, ``y = D x`` with
+a diagonal D, of which nothing else is known and which is the same in no two entries.  In terms of the middle m and half the width h of
+the slopes ``y = m x + h e`` with ``|e_i| <= |x_i|``.  So for every diagonal T > 0
+
+    sum_i T_i (x_i^2 - e_i^2) >= 0,
+
+and with ``x = C z``, z in the ellipsoid of P, ``(z, e)`` is in that of the block diagonal of
+
+    X = (P^-1 - C^T T C)^-1 = P + P C^T T^1/2 (I - H)^-1 T^1/2 C P    and    T^-1,        H = T^1/2 C P C^T T^1/2 < I.
+
+Everything made of z and e is a linear map of both, so that what belongs together (a residual and its branch) is added as it is.  Any T
+with H < I is sound; which is best depends on what the vectors are wanted for, and `smallest` looks for it.
+
+Source: Xu and Sivaranjani, "ECLipsE: Efficient Compositional Lipschitz Constant Estimation for Deep Neural Networks", NeurIPS 2024
+(without C's pairs: ``(L - L P L / 4)^-1`` with ``L = 4 T``, m = h = 1/2; ECLipsE-Fast takes ``T = I / (2 lambda_max(P))``); Fazlyab et al.,
+"Efficient and Accurate Estimation of Lipschitz Constants for Deep Neural Networks", NeurIPS 2019, for the inequality.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from thunder_norm.core.ellipsoids import EPSILON, Ellipsoid, LinearMap, above
+
+# H stays below it, so that I - H can be inverted.
+_TOP = 1 - 1e-4
+# Of the magnitudes of the terms of x: T_i is at most 1 / that, and what rounding does to x counts no more.
+_GUARD = 1e-6
+# Steps of the search for T, how far one goes, and the power of the eigenvalues whose sum it makes small: near the largest, and smooth.
+_STEPS, _RATE, _POWER = 4, 0.15, 4
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """A vector that is the sum of linear maps of earlier ones, given by their numbers."""
+
+    terms: tuple[tuple[int, LinearMap], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Bend:
+    """A vector that is ``D x`` of an earlier one, by its number, with diagonal D between `low` and `high`, [n] each."""
+
+    of: int
+    low: torch.Tensor
+    high: torch.Tensor
+
+    @property
+    def middle(self) -> torch.Tensor:
+        """Of the slopes."""
+        return (self.low + self.high) / 2
+
+    @property
+    def half(self) -> torch.Tensor:
+        """Half the width of the slopes, rounded up."""
+        return (self.high - self.low) / 2 + EPSILON * (self.high.abs() + self.low.abs())
+
+
+Step = Sum | Bend
+
+
+def smallest(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid:
+    """An ellipsoid that holds the last vector of some steps, made as small as four steps of a search make it.
+
+    It begins with the multipliers of ECLipsE-Fast, bend after bend, and makes ``tr Q^4`` smaller, Q the covariance of the last vector:
+    each T_i goes some way to where the two terms of the gradient would balance.  Of the first and the best the one with the shorter
+    longest vector is taken.  Differentiable in what the linear maps and `base` are made of, T held fixed.
+
+    Args:
+        base: holds vector number 0.
+        steps: vectors number 1, 2 and so on.
+    """
+    if base.scale == 0:
+        last = steps[-1]
+        size = len(last.low) if isinstance(last, Bend) else last.terms[0][1].size
+        return Ellipsoid(base.cov.new_zeros(size, size), 0.0)
+    with torch.no_grad():
+        found = [r for r in (_run(base, steps, start) for start in _starts(steps)) if r is not None]
+        found += [r for r in (_searched(base, steps, min(found, key=_Run.value)),) if r is not None]
+        best = min(found, key=lambda r: r.largest)
+    if not any(t.requires_grad for t in (base.cov, *_tensors(steps))):
+        return best.ellipsoid(base)
+    again = _run(base, steps, best.multipliers)
+    assert again is not None, "they have fitted before"
+    return again.ellipsoid(base)
+
+
+def _tensors(steps: Sequence[Step]) -> list[torch.Tensor]:
+    bends = [t for s in steps if isinstance(s, Bend) for t in (s.low, s.high)]
+    return bends + [t for s in steps if isinstance(s, Sum) for _, c in s.terms for t in c.tensors]
+
+
+@dataclass(frozen=True, eq=False)
+class _Vector:
+    """``scale * K z`` of the vector z of all that is kept, K of as many columns as there were."""
+
+    matrix: torch.Tensor
+    magnitudes: torch.Tensor
+    scale: float
+    growth: float  # of the state, when the magnitudes were taken
+
+
+@dataclass(frozen=True, eq=False)
+class _Bent:
+    """What one bend did: its multipliers, the map to its x, and X from then on."""
+
+    multipliers: torch.Tensor
+    half: torch.Tensor
+    matrix: torch.Tensor
+    after: torch.Tensor
+
+
+@dataclass(eq=False)
+class _Run:
+    """One pass over the steps: the covariance of what is kept, and the last vector's."""
+
+    cov: torch.Tensor
+    growth: float = 1.0  # of standard deviations, at most, since the beginning
+    bent: list[_Bent] = field(default_factory=list)
+    last: _Vector | None = None
+    result: torch.Tensor | None = None
+
+    @property
+    def multipliers(self) -> list[torch.Tensor]:
+        return [b.multipliers for b in self.bent]
+
+    @property
+    def largest(self) -> float:
+        assert self.result is not None and self.last is not None
+        return self.last.scale**2 * torch.linalg.eigvalsh(self.result)[-1].item()
+
+    def ellipsoid(self, base: Ellipsoid) -> Ellipsoid:
+        assert self.result is not None and self.last is not None
+        return Ellipsoid.of(self.result, base.scale * self.last.scale)
+
+    def value(self) -> float:
+        """``tr Q^4``, its logarithm."""
+        assert self.result is not None and self.last is not None
+        size = self.result.diagonal().max().item()
+        if size == 0:
+            return -math.inf
+        q = self.result / size
+        return math.log((q @ q).square().sum().item()) + _POWER * (math.log(size) + 2 * math.log(max(self.last.scale, 1e-300)))
+
+    def covariance(self, v: _Vector) -> torch.Tensor:
+        k = v.matrix.shape[1]
+        out = v.matrix @ self.cov[:k, :k] @ v.matrix.T
+        return above((out + out.T) / 2, self._magnitudes(v), k)
+
+    def _magnitudes(self, v: _Vector) -> torch.Tensor:
+        return v.magnitudes * (self.growth / v.growth)
+
+    def add(self, vectors: Sequence[_Vector], step: Sum) -> _Vector:
+        scale = max(vectors[i].scale * c.scale for i, c in step.terms)
+        columns = max(vectors[i].matrix.shape[1] for i, _ in step.terms)
+        matrix, magnitudes = 0.0, 0.0
+        for i, c in step.terms:
+            v, ratio = vectors[i], vectors[i].scale * c.scale / scale if scale else 0.0
+            matrix = matrix + torch.nn.functional.pad(c.times(v.matrix), (0, columns - v.matrix.shape[1])) * ratio
+            magnitudes = magnitudes + c.magnitudes(self._magnitudes(v)) * ratio
+        assert isinstance(matrix, torch.Tensor) and isinstance(magnitudes, torch.Tensor)
+        return _Vector(matrix, magnitudes, max(scale, 1e-300) if scale else 0.0, self.growth)
+
+    def bend(self, x: _Vector, step: Bend, given: torch.Tensor | _Start) -> _Vector | None:
+        magnitudes = self._magnitudes(x)
+        q = self.covariance(x) + torch.diag(_GUARD * magnitudes.square())
+        t = _first_multipliers(q.detach(), step, given) if isinstance(given, _Start) else given
+        root, k = t.sqrt(), x.matrix.shape[1]
+        h = root[:, None] * q * root
+        eye = torch.eye(len(h), dtype=h.dtype)
+        if torch.linalg.cholesky_ex(_TOP * eye - h.detach())[1].item():
+            return None
+        factor, _ = torch.linalg.cholesky_ex(eye - h)
+        g = root[:, None] * (x.matrix @ self.cov[:k])
+        y = torch.linalg.solve_triangular(factor, g, upper=False)
+        grown = self.cov + y.T @ y
+        gap = 1 - torch.linalg.eigvalsh(h.detach())[-1].item()
+        m = len(grown)
+        # rounding: of g at most sqrt(m / _GUARD) eps of its size, m^2 of which add up, over the gap
+        margin = 8 * EPSILON * m**2.5 / math.sqrt(_GUARD) / max(gap, 1 - _TOP)
+        before = self.cov.diagonal().detach()
+        grown = (grown + grown.T) / 2 + torch.diag(margin * grown.detach().diagonal())
+        self.growth *= math.sqrt((grown.diagonal().detach() / before.clamp(min=1e-290)).max().item()) if before.any() else 1.0
+        self.bent.append(_Bent(t, step.half, x.matrix, grown))
+        self.cov = torch.block_diag(grown, torch.diag(1 / t))
+        matrix = torch.cat([torch.nn.functional.pad(step.middle[:, None] * x.matrix, (0, m - k)), torch.diag(step.half)], 1)
+        sizes = step.middle.detach().abs() * self._magnitudes(x) + step.half.detach() / root.detach()
+        return _Vector(matrix, sizes, x.scale, self.growth)
+
+
+def _run(base: Ellipsoid, steps: Sequence[Step], multipliers: Sequence[torch.Tensor] | _Start) -> _Run | None:
+    """All steps with these multipliers, or with first ones; None where some H is not below 1."""
+    run = _Run(base.cov)
+    size = len(base.cov)
+    vectors = [_Vector(torch.eye(size, dtype=base.cov.dtype), base.cov.detach().diagonal().sqrt(), 1.0, 1.0)]
+    for step in steps:
+        if isinstance(step, Sum):
+            made: _Vector | None = run.add(vectors, step)
+        else:
+            given = multipliers if isinstance(multipliers, _Start) else multipliers[len(run.bent)]
+            made = run.bend(vectors[step.of], step, given)
+        if made is None:
+            return None
+        vectors.append(made)
+    run.last = vectors[-1]
+    run.result = run.covariance(run.last)
+    return run
+
+
+class _Start(NamedTuple):
+    """How the first multipliers are chosen: H at most `most`, for entries as they are or scaled to equal sizes."""
+
+    most: float
+    is_scaled: bool
+
+
+def _starts(steps: Sequence[Step]) -> list[_Start]:
+    """As the bends alone want it; and where that leaves nothing of z, which other vectors may be made of, half of it as well."""
+    top = _TOP * (1 - 1e-9)
+    is_steep = any((s.half > 1.01 * s.middle.abs()).any() for s in steps if isinstance(s, Bend))
+    has_bends = any(isinstance(s, Bend) for s in steps)
+    return [_Start(top, False), *[_Start(top, True)] * has_bends, *[_Start(0.5, False)] * is_steep]
+
+
+def _first_multipliers(q: torch.Tensor, step: Bend, start: _Start) -> torch.Tensor:
+    """``T = tau / lambda_max(q)``: with ``tau = h / (|m| + h)`` the longest vector becomes as long as the steepest slope says."""
+    middle, half = step.middle.abs(), step.half
+    tau = torch.where(half > 0, half / (middle + half).clamp(min=1e-300), 1.0).clamp(min=1e-6, max=start.most)
+    sizes = q.diagonal().clamp(min=q.diagonal().max() * 1e-24).clamp(min=1e-250)
+    weights = sizes if start.is_scaled else torch.full_like(sizes, sizes.max().item())
+    root = weights.rsqrt()
+    largest = torch.linalg.eigvalsh(root[:, None] * q * root)[-1].clamp(min=1e-12)
+    return tau / (weights * largest * (1 + 1e-10))
+
+
+def _searched(base: Ellipsoid, steps: Sequence[Step], first: _Run) -> _Run | None:
+    """The best of the multipliers that the search comes by; None if it finds none better or there are none."""
+    if not first.bent or first.result is None or not first.result.any():
+        return None
+    best, value, rate = first, first.value(), _RATE
+    directions = _directions(best)
+    for _ in range(_STEPS):
+        tried = [t * (rate * d).exp() for t, d in zip(best.multipliers, directions, strict=True)]
+        run = _run(base, steps, tried)
+        if run is None or run.value() >= value:
+            rate /= 3
+        else:
+            best, value, directions = run, run.value(), _directions(run)
+    return None if best is first else best
+
+
+def _directions(run: _Run) -> list[torch.Tensor]:
+    """For the logarithm of each bend's multipliers: the logarithm of the ratio of the two terms of the gradient.
+
+    ``d tr(A P) / d log T_i = T_i (C X A X C^T)_ii - A_ee / T_i`` with A the weight of what is kept; before the bend it is that of z, times
+    ``I + X C^T T C`` from both sides.
+    """
+    assert run.result is not None and run.last is not None
+    q = run.result / run.result.diagonal().max()
+    weight = run.last.matrix.T @ torch.linalg.matrix_power(q, _POWER - 1) @ run.last.matrix
+    size = len(run.cov)
+    a = torch.zeros(size, size, dtype=q.dtype)
+    k = len(weight)
+    a[:k, :k] = weight
+    found = []
+    for bent in reversed(run.bent):
+        m, t = len(bent.after), bent.multipliers
+        own, a = a[m:, m:].diagonal()[: len(t)], a[:m, :m]
+        y = bent.matrix @ bent.after[: bent.matrix.shape[1]]
+        shrinking, growing = own / t, ((y @ a) * y).sum(1) * t
+        tiny = 1e-30 * (shrinking.max() + growing.max()) + 1e-300
+        found.append(((shrinking + tiny) / (growing + tiny)).log().clamp(-8, 8))
+        if len(found) < len(run.bent):
+            e = y.T @ (t[:, None] * torch.nn.functional.pad(bent.matrix, (0, m - bent.matrix.shape[1])))
+            e = e + torch.eye(m, dtype=q.dtype)
+            a = e.T @ a @ e
+    return found[::-1]
