@@ -6,6 +6,7 @@ Within one operation the rule registered first is tried first, hence the fixed o
 # isort: off
 from thunder_norm.rules import (
     linear,
+    einsum,
     grouped,
     conv,
     embedding,
@@ -75,6 +76,7 @@ __all__ = [
     "distances",
     "divisions",
     "domains",
+    "einsum",
     "elementwise",
     "embedding",
     "factories",
