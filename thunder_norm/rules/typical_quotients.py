@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.context import current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._shared import SAME_DIMS, Number, like, refined, rms, times
@@ -22,20 +22,34 @@ from thunder_norm.rules.binary import product_dims
 _TINY = 1e-30  # what is typically 0 has a large inverse, and no infinite one
 
 
-def _is_typical(name: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether sizes are typical ones, and an argument has one."""
-    return lambda args: current_mode() != "bound" and current_sensitivity() == "global" and isinstance(args[name], RMSTensor)
+Condition = Callable[[dict[str, Any]], bool]
 
 
-def _is_typical_divisor(args: dict[str, Any]) -> bool:
-    return args["rounding_mode"] is None and _is_typical("other")(args)
+def _has_size(name: str) -> Condition:
+    """Whether an argument has a size, and none but that is asked for."""
+    return lambda args: current_sensitivity() == "global" and isinstance(args[name], RMSTensor)
+
+
+def _divides(args: dict[str, Any]) -> bool:
+    return args["rounding_mode"] is None and _has_size("other")(args)
+
+
+def _but_bound(op: Callable, when: Condition, **options: Any) -> Callable[[Callable], Callable]:
+    """Register a rule in all modes but "bound"."""
+
+    def register(rule: Callable) -> Callable:
+        for mode in ("typical", "modula"):
+            normed_op(op).register_norm(rule, mode=mode, when=when, **options)
+        return rule
+
+    return register
 
 
 def _size(x: RMSTensor) -> torch.Tensor:
     return x.norm_size.clamp(min=_TINY)
 
 
-@normed_op(torch.div).register_norm(when=_is_typical_divisor, lift_dims=SAME_DIMS)
+@_but_bound(torch.div, _divides, lift_dims=SAME_DIMS)
 def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
     """a / b.
 
@@ -48,7 +62,7 @@ def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None)
     return rms(size, dims, sensitivity={"input": times(inverse, ca), "other": size * inverse})
 
 
-@normed_op(torch.div).register_norm(when=_is_typical_divisor)
+@_but_bound(torch.div, _divides)
 def number_over(input: Number, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
     """c / b.  Typical: |c| / |b|, and |c| / |b|^2."""
     inverse = _size(other).reciprocal()
@@ -58,14 +72,11 @@ def number_over(input: Number, other: RMSTensor, *, rounding_mode: str | None = 
 
 def _is_root_or_inverse(args: dict[str, Any]) -> bool:
     return (
-        _is_typical("input")(args)
-        and isinstance(args["exponent"], int | float)
-        and args["exponent"] < 1
-        and args["exponent"] != 0
+        _has_size("input")(args) and isinstance(args["exponent"], int | float) and args["exponent"] < 1 and args["exponent"] != 0
     )
 
 
-@normed_op(torch.pow).register_norm(when=_is_root_or_inverse)
+@_but_bound(torch.pow, _is_root_or_inverse)
 def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
     """x^p, for p < 1.  Typical: n^p, and |p| n^(p - 1)."""
     n = _size(input)
@@ -78,7 +89,7 @@ def _power(op: Callable, exponent: float, doc: str) -> None:
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = doc
-    normed_op(op).register_norm(rule, when=_is_typical("input"))
+    _but_bound(op, _has_size("input"))(rule)
 
 
 _power(torch.sqrt, 0.5, "The root of x.  Typical: sqrt(n), and 1 / (2 sqrt(n)).")
@@ -93,7 +104,7 @@ def _logarithm(op: Callable, base: float) -> None:
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = f"{op.__name__} x.  Typical: sqrt(log(n)^2 + 1), and 1 / n, by the logarithm of the base: entries are within a factor of e of n."
-    normed_op(op).register_norm(rule, when=_is_typical("input"))
+    _but_bound(op, _has_size("input"))(rule)
 
 
 for _op, _base in ((torch.log, math.e), (torch.log2, 2.0), (torch.log10, 10.0)):
