@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_sensitivity
+from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._shared import SAME_DIMS, Number, like, refined, rms, times
@@ -26,35 +26,25 @@ Condition = Callable[[dict[str, Any]], bool]
 
 
 def _has_size(name: str) -> Condition:
-    """Whether an argument has a size, and none but that is asked for."""
-    return lambda args: current_sensitivity() == "global" and isinstance(args[name], RMSTensor)
+    """Whether sizes are typical ones, and an argument has one."""
+    return lambda args: current_mode() != "bound" and current_sensitivity() == "global" and isinstance(args[name], RMSTensor)
 
 
 def _divides(args: dict[str, Any]) -> bool:
     return args["rounding_mode"] is None and _has_size("other")(args)
 
 
-def _but_bound(op: Callable, when: Condition, **options: Any) -> Callable[[Callable], Callable]:
-    """Register a rule in all modes but "bound"."""
-
-    def register(rule: Callable) -> Callable:
-        for mode in ("typical", "modula"):
-            normed_op(op).register_norm(rule, mode=mode, when=when, **options)
-        return rule
-
-    return register
-
-
 def _size(x: RMSTensor) -> torch.Tensor:
     return x.norm_size.clamp(min=_TINY)
 
 
-@_but_bound(torch.div, _divides, lift_dims=SAME_DIMS)
+@normed_op(torch.div).register_norm(when=_divides, lift_dims=SAME_DIMS)
 def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
     """a / b.
 
     Typical:     |a| / |b|; 1 / |b| to a, |a| / |b|^2 to b
     Source:      |d(1 / b)| = |db| / b^2, for entries of the size of b's norm
+    Untried:     in mode "bound" it does not apply
     """
     dims, _ = product_dims(input, other)
     ca, inverse = refined(input, dims), _size(other).reciprocal()
@@ -62,9 +52,12 @@ def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None)
     return rms(size, dims, sensitivity={"input": times(inverse, ca), "other": size * inverse})
 
 
-@_but_bound(torch.div, _divides)
+@normed_op(torch.div).register_norm(when=_divides)
 def number_over(input: Number, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
-    """c / b.  Typical: |c| / |b|, and |c| / |b|^2."""
+    """c / b.  Typical: |c| / |b|, and |c| / |b|^2.
+
+    Untried:     in mode "bound" it does not apply
+    """
     inverse = _size(other).reciprocal()
     size = times(inverse, math.fabs(input))
     return like(other, size, sensitivity={"other": size * inverse})
@@ -76,9 +69,12 @@ def _is_root_or_inverse(args: dict[str, Any]) -> bool:
     )
 
 
-@_but_bound(torch.pow, _is_root_or_inverse)
+@normed_op(torch.pow).register_norm(when=_is_root_or_inverse)
 def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
-    """x^p, for p < 1.  Typical: n^p, and |p| n^(p - 1)."""
+    """x^p, for p < 1.  Typical: n^p, and |p| n^(p - 1).
+
+    Untried:     in mode "bound" it does not apply
+    """
     n = _size(input)
     return like(input, n.pow(exponent), sensitivity={"input": times(n.pow(exponent - 1), math.fabs(exponent))})
 
@@ -89,7 +85,8 @@ def _power(op: Callable, exponent: float, doc: str) -> None:
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = doc
-    _but_bound(op, _has_size("input"))(rule)
+    rule.__doc__ = f'{rule.__doc__}\n\nUntried:     in mode "bound" it does not apply'
+    normed_op(op).register_norm(rule, when=_has_size("input"))
 
 
 _power(torch.sqrt, 0.5, "The root of x.  Typical: sqrt(n), and 1 / (2 sqrt(n)).")
@@ -104,7 +101,8 @@ def _logarithm(op: Callable, base: float) -> None:
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = f"{op.__name__} x.  Typical: sqrt(log(n)^2 + 1), and 1 / n, by the logarithm of the base: entries are within a factor of e of n."
-    _but_bound(op, _has_size("input"))(rule)
+    rule.__doc__ = f'{rule.__doc__}\n\nUntried:     in mode "bound" it does not apply'
+    normed_op(op).register_norm(rule, when=_has_size("input"))
 
 
 for _op, _base in ((torch.log, math.e), (torch.log2, 2.0), (torch.log10, 10.0)):
