@@ -187,6 +187,41 @@ def test_containers_in_normed_mode(program):
     torch.testing.assert_close(y_normed.norm_size, eager.norm_size)
 
 
+class Backwards(nn.Module):
+    """Layers from the last to the first, as decoders and the inverses of flows have them."""
+
+    def __init__(self, container):
+        super().__init__()
+        self.layers = container([nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)])
+        self.scales = nn.ParameterList([nn.Parameter(torch.full((3,), float(i))) for i in (1, 2)])
+
+    def forward(self, x):
+        for layer in reversed(self.layers):
+            x = layer(x)
+        for i, scale in enumerate(reversed(self.scales)):
+            x = x.sin() * scale + i
+        return x
+
+
+@pytest.mark.parametrize("container", [nn.ModuleList, lambda layers: nn.Sequential(*layers)], ids=["list", "sequential"])
+def test_modules_in_the_other_order(container):
+    module, x = Backwards(container), torch.randn(2, 3)
+    for transform in (SubclassTransform(), NormTransform()):
+        jm = thunder.jit(module, transforms=[transform])
+        torch.testing.assert_close(jm(x), module(x))
+        torch.testing.assert_close(jm(2 * x), module(2 * x))
+        assert thunder.cache_misses(jm) == 1
+
+
+def test_what_has_no_order_is_not_reversed():
+    class Sized:
+        def __len__(self):
+            return 2
+
+    with pytest.raises(TypeError, match="not reversible"):
+        thunder.jit(lambda x: x + len(list(reversed(Sized()))), transforms=[SubclassTransform()])(torch.ones(2))
+
+
 def test_other_items_are_noticed():
     table = Instances(it=(nn.LeakyReLU, {"negative_slope": 0.5}))
     x = torch.tensor([-1.0, 2.0])

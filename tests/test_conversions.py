@@ -134,6 +134,20 @@ def test_entries_bound_a_kernel(dims, groups):
     assert c / 1.001 <= worst * (4 if dims and -3 not in dims else 1) and worst <= c * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("dims", [(-4, -3), (-3, -4)], ids=str)
+@pytest.mark.parametrize("taps", [(1, 1), (2, 3)], ids=str)
+def test_operators_bound_a_kernel_of_them(taps, dims):
+    """Attained where all taps are one matrix; a matrix viewed as a kernel of one tap has its own norm."""
+    torch.manual_seed(seeded(0))
+    matrix = torch.randn(4, 3, 1, 1, dtype=D)
+    for t in (matrix.expand(4, 3, *taps), torch.randn(4, 3, *taps, dtype=D)):
+        found, exact = convert(OP.of(t, dims), CONV, (-4, -3)).norm_size, CONV.of(t).norm_size
+        assert exact <= found * (1 + 1e-9)
+        if t.stride(-1) == 0:
+            assert found.item() == pytest.approx(exact.item())
+    assert not can_convert(OP(1.0, backing=matrix.new_zeros(4, 3, 2, 2), elem_dims=(-4, -3)), CONV.grouped(2))
+
+
 def test_a_vector_is_no_operator():
     """Rules for several kinds ask whether a vector could be one."""
     for kind in (R, L1, L2, INF):

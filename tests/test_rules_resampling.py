@@ -74,6 +74,10 @@ def sample_both(**kwargs):
     return lambda a, g: F.grid_sample(a, g, **{"align_corners": False, **kwargs})
 
 
+def affine(size, align_corners):
+    return lambda theta: F.affine_grid(theta, size, align_corners=align_corners)
+
+
 CASES = [
     Case("max_unpool2d", unpool(2, places, 2), (x(1, 3, 2, 2, dims=(1, 2, 3)),)),
     Case("max_unpool2d of a size", unpool(2, places, 2, output_size=(5, 5)), (x(1, 3, 2, 2, dims=(1, 2, 3)),)),
@@ -106,6 +110,11 @@ CASES = [
     cubic("bicubic larger", x(1, 2, 5, 4, dims=(1,)), scale_factor=1.7, align_corners=False),
     cubic("bicubic corners", x(1, 1, 4, 7, kind=INF), size=(6, 3), align_corners=True),
     cubic("bicubic antialias", x(1, 1, 8, 5, kind=INF), size=(3, 9), align_corners=False, antialias=True),
+    Case("affine_grid", affine((1, 1, 2, 3), True), (x(1, 2, 3, size=1.4),)),
+    Case("affine_grid, inside", affine((1, 1, 2, 3), False), (x(1, 2, 3),)),
+    Case("affine_grid, entries", affine((1, 1, 2, 3), False), (x(1, 2, 3, kind=INF),)),
+    Case("affine_grid of a volume", affine((1, 1, 1, 2, 3), False), (x(1, 3, 4),)),
+    Case("affine_grid, matrices", affine((1, 1, 2, 2), True), (x(1, 2, 3, dims=(-2, -1)),), 0.5),
     Case("grid_sample, moving", sample_both(), (x(1, 1, 4, 4, kind=INF), grid(1, 1, 1, 2)), options=AT_CORNER),
     Case("grid_sample, corners", sample_both(align_corners=True), (x(1, 1, 4, 4, kind=INF), grid(1, 1, 1, 2)), 0.9, AT_CORNER),
     # in RMS over the two coordinates both would have to move by sqrt(2) times as much

@@ -133,6 +133,10 @@ _PROGRAMS = {
     "numbers stacked": lambda: (lambda x, y: torch.stack([x, x, x]) / y, _d(), _f(3)),
     "a number unsqueezed": lambda: (lambda x, y: y - x[None], _d(), _f(3)),
     "floor_divide of bfloat16": lambda: (lambda x: x // x.abs().add(1), _f(3).bfloat16()),
+    "norm by names": lambda: (lambda x: torch.norm(x, p=2, dim=0, keepdim=True), _f(3, 4)),
+    "norm without p": lambda: (lambda x: torch.norm(x, dim=(0, 1)) + x.norm(None, 1), _f(3, 4)),
+    "norm, Frobenius": lambda: (lambda x: (x.norm("fro"), torch.norm(x, p="fro", dim=-1)), _f(3, 4)),
+    "norm, nuclear": lambda: (lambda x: (x[0].norm("nuc"), torch.norm(x, "nuc", dim=(0, 2))), _f(3, 2, 4)),
     "a tensor summed": lambda: (lambda x, y: x.sum() * y, _d(3), _f(3)),
 }
 
@@ -181,6 +185,7 @@ _DERIVATIVES = {
     "copysign": (lambda x: (x.copysign(torch.tensor(-1.0)) * x).sum(), (5,)),
     "addcmul": (lambda x: x.addcmul(x, x, value=2.5).sum(), (5,)),
     "a bool and an int": (lambda x: (x.square() * ((x > 0) * 2)).sum(), (5,)),
+    "norm": (lambda x: x.norm(p=3, dim=0, keepdim=True).sum() + x.norm("fro").sin(), (5, 2)),
     "a list": (lambda x: torch.atleast_2d([x, x[0]])[1].square().sum(), (5,)),
 }
 

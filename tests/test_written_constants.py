@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, RMSTensor, build_norm_map, norm_report
+from thunder_norm import LinfTensor, RMSTensor, build_norm_map, norm_report, normed
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.norms.eager import run_eagerly
@@ -153,6 +153,31 @@ def test_a_tensor_from_outside_is_not_written(x):
         with pytest.raises(UnsupportedOpError):
             run()
     assert given.count_nonzero() == 0
+
+
+MADE_LIKE_AN_INPUT = {
+    "new_zeros": lambda x: x.new_zeros(4),
+    "new_full": lambda x: x.new_full((4,), 2.0),
+    "zeros_like": lambda x: torch.zeros_like(x[:, 0]),
+    "full_like": lambda x: torch.full_like(x[0], 0.5),
+}
+
+
+@pytest.mark.parametrize("name", MADE_LIKE_AN_INPUT)
+def test_what_is_made_like_a_plain_input_is_a_constant(name, x):
+    def forward(layer, x):
+        total = MADE_LIKE_AN_INPUT[name](x)
+        total -= layer(x).sum(dim=1)
+        return total
+
+    class Sums(nn.Linear):
+        def forward(self, x):
+            return forward(super().forward, x)
+
+    model = Sums(4, 4)
+    found = normed(thunder.jit(model, transforms=[NormTransform()]))(x)
+    torch.testing.assert_close(found.backing, model(x))
+    assert found.backing.abs().max() <= found.norm_size * (1 + 1e-6)
 
 
 def test_movements_go_through(x):

@@ -1,6 +1,6 @@
 """Models that others wrote, and what becomes of them: `MODELS`."""
 
-from . import transformers_language, transformers_other, transformers_vision, vision_libraries, written
+from . import transformers_language, transformers_other, transformers_vision, vision_libraries, written, written_more
 from .case import MODELS, Built, Model, built
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "transformers_vision",
     "vision_libraries",
     "written",
+    "written_more",
 ]

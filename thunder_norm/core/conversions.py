@@ -58,12 +58,14 @@ def _between_dims(x: NormedTensor, elem_dims: ed.Dims) -> float:
 def _to_operator(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> float | None:
     out_dim, in_dim = elem_dims
     if isinstance(x, RMSToRMSTensor):
-        same_family = isinstance(x, RMSToRMSConvTensor) == issubclass(kind, RMSToRMSConvTensor)
+        to_kernel = issubclass(kind, RMSToRMSConvTensor) and not isinstance(x, RMSToRMSConvTensor)
+        same_family = to_kernel or isinstance(x, RMSToRMSConvTensor) == issubclass(kind, RMSToRMSConvTensor)
         same_groups = getattr(x, "groups", 1) == getattr(kind, "groups", 1)
         if not same_family or not same_groups or set(x.elem_dims) != set(elem_dims):
             return None
         # read the other way round, sigma_max is the same and the ratio of the dimensions turns over
-        return 1.0 if x.elem_dims == elem_dims else x.shape[in_dim] / x.shape[out_dim]
+        turned = 1.0 if x.elem_dims == elem_dims else x.shape[in_dim] / x.shape[out_dim]
+        return turned * _taps_together(_taps(x, elem_dims)) if to_kernel else turned
     if issubclass(kind, RMSToRMSConvTensor):
         return _to_kernel(x, kind, elem_dims) if isinstance(x, RMSTensor) else None
     if isinstance(x, RMSTensor) and set(ed.nontrivial(x.shape, x.elem_dims)) <= {out_dim, in_dim}:
@@ -71,12 +73,22 @@ def _to_operator(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) 
     return None
 
 
+def _taps(x: NormedTensor, elem_dims: ed.Dims) -> int:
+    out_dim, in_dim = elem_dims
+    return math.prod(x.shape) // max(x.shape[out_dim] * x.shape[in_dim], 1)
+
+
+def _taps_together(taps: int) -> float:
+    """How many times the norm of one tap's operator they have together."""
+    return float(taps) if current_mode() == "bound" else math.sqrt(taps)
+
+
 def _to_kernel(x: NormedTensor, kind: type[RMSToRMSConvTensor], elem_dims: ed.Dims) -> float:
     """Of K taps each is a matrix, in each group, of operator norm ``<= in`` times the RMS of its entries."""
     out_dim, in_dim = elem_dims
-    taps = math.prod(x.shape) // max(x.shape[out_dim] * x.shape[in_dim], 1)
+    taps = _taps_together(_taps(x, elem_dims))
     if current_mode() != "bound":
-        return math.sqrt(taps * x.shape[in_dim])
+        return taps * math.sqrt(x.shape[in_dim])
     of_group = math.sqrt(kind.groups) if out_dim in x.elem_dims else 1.0
     return taps * x.shape[in_dim] * ed.rms_factor(x.shape, x.elem_dims, elem_dims) * of_group
 

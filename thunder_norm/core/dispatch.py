@@ -64,13 +64,13 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     call = in_place.out_of_place(func, args, kwargs)
     if call is not None:
         return in_place.run(func, *call, run_rule)
-    op = find_op(key)
-    if op is not None and op.rules:
-        return run_rule(op, func, args, kwargs)
-    program = program_of(key)
+    program = program_of(key, args)
     if program is not None:
         with current_environment().inside_function():
             return program(*args, **kwargs)
+    op = find_op(key)
+    if op is not None and op.rules:
+        return run_rule(op, func, args, kwargs)
     if isinstance(func, NormedOp) or not isinstance(key, str):
         raise missing_rule(func, args, kwargs)
     body = _python_body(func)
@@ -132,14 +132,14 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
         MissingNormRuleError: no rule fits.
     """
     key = key_of(func)
+    program = program_of(key, args)
+    if program is not None:
+        with current_environment().inside_function():
+            return program(*args, **kwargs)
     op = find_op(key)
-    if op is not None and op.rules:
-        return run_rule(op, func, args, kwargs)
-    program = program_of(key)
-    if program is None:
+    if op is None or not op.rules:
         raise missing_rule(func, args, kwargs)
-    with current_environment().inside_function():
-        return program(*args, **kwargs)
+    return run_rule(op, func, args, kwargs)
 
 
 def runs_model() -> bool:

@@ -7,20 +7,28 @@ from typing import Any
 
 from thunder_norm.op_names import op_key
 
-_programs: dict[str, Callable] = {}
+_Condition = Callable[[tuple], bool]
+
+_programs: dict[str, tuple[Callable, _Condition | None]] = {}
 
 
-def written_as(*functions: Callable) -> Callable[[Callable], Callable]:
-    """Register what functions of torch do, written in operations that have norm rules; it takes their arguments."""
+def written_as(*functions: Callable, when: _Condition | None = None) -> Callable[[Callable], Callable]:
+    """Register what functions of torch do, written in operations that have norm rules; it takes their arguments.
+
+    Args:
+        functions: the functions.
+        when: a condition on the positional arguments: calls that fulfil it have no rule, others have rules of their own.
+    """
 
     def register(program: Callable) -> Callable:
         for fn in functions:
-            _programs[op_key(fn)] = program
+            _programs[op_key(fn)] = (program, when)
         return program
 
     return register
 
 
-def program_of(key: Any) -> Callable | None:
-    """The program registered for an operation's key."""
-    return _programs.get(key) if isinstance(key, str) else None
+def program_of(key: Any, args: tuple = ()) -> Callable | None:
+    """The program registered for calls of an operation, by its key, with these positional arguments."""
+    program, when = _programs.get(key, (None, None)) if isinstance(key, str) else (None, None)
+    return program if when is None or when(args) else None

@@ -14,6 +14,7 @@ from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.subclass import operations
 from thunder_norm.subclass.acquisition import Acquisition, StandIn
 from thunder_norm.subclass.proxy import SubclassProxy
+import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
@@ -84,5 +85,13 @@ def _made_by(proxy: TensorProxy) -> BoundSymbol | None:
             return None
         if any(p.name == proxy.name for p in bsym.flat_proxy_outs):
             found = bsym
-    is_constant = found is not None and found.sym.id != prims.PrimIDs.UNPACK_TRIVIAL
-    return found if is_constant and not any(isinstance(p, TensorProxy) for p in found.flat_proxy_args) else None
+    if found is None or found.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
+        return None
+    looks_at_values = found.sym not in _LIKE and any(isinstance(p, TensorProxy) for p in found.flat_proxy_args)
+    return None if looks_at_values else found
+
+
+# what takes a tensor for its shape, type and device alone
+_LIKE = (
+    ltorch.zeros_like, ltorch.ones_like, ltorch.full_like, ltorch.empty_like, ltorch.new_zeros, ltorch.new_ones, ltorch.new_full, ltorch.new_empty
+)  # fmt: skip

@@ -6,6 +6,7 @@ Within one operation the rule registered first is tried first, hence the fixed o
 # isort: off
 from thunder_norm.rules import (
     linear,
+    einsum,
     grouped,
     conv,
     embedding,
@@ -28,6 +29,7 @@ from thunder_norm.rules import (
     partial_sums,
     ranges,
     range_bounds,
+    typical_quotients,
     binary,
     selections,
     divisions,
@@ -77,6 +79,7 @@ __all__ = [
     "distances",
     "divisions",
     "domains",
+    "einsum",
     "elementwise",
     "embedding",
     "factories",
@@ -118,6 +121,7 @@ __all__ = [
     "steps",
     "strided",
     "triangular",
+    "typical_quotients",
     "unpooling",
     "written_out_activations",
     "written_out_exponentials",

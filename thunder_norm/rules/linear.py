@@ -1,4 +1,4 @@
-"""Matrix products: linear, matmul and its relatives, addmm and its relatives, einsum, outer, bilinear.
+"""Matrix products: linear, matmul and its relatives, addmm and its relatives, outer, bilinear; `einsum` has those of any layout.
 
 All of them are one statement, `contraction.contract`, with the dimensions named.  What differs is which argument a plain
 tensor is taken for: next to an activation it is a weight, an operator from RMS to RMS.
@@ -17,10 +17,8 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._facts import is_plain
 from thunder_norm.rules._shared import VectorKind, align, broadcast, negative, refuse, rms, spread
-from thunder_norm.rules.contraction import Bound, contract, conversion_factor, number, plus, rms_factor, scaled
+from thunder_norm.rules.contraction import contract, conversion_factor, number, plus, rms_factor, scaled
 from thunder_norm.rules.logits import scores
 
 NAMES = ("input", "other")
@@ -69,20 +67,20 @@ def linear_rows(input: VectorKind, weight: VectorKind, bias: VectorKind | None =
 
 
 def _linear(input: NormedTensor, weight: NormedTensor, bias: NormedTensor | None) -> NormedTensor:
-    batch = _batch(input.ndim - 1)
+    batch = batch_labels(input.ndim - 1)
     out = (*batch, "n") if weight.ndim == 2 else batch
     result = scaled(contract(input, weight, (*batch, "k"), out[len(batch) :] + ("k",), out), input, weight, ("input", "weight"))
     shape = (*input.shape[:-1], *weight.shape[:-1])
     return result if bias is None else plus(result, bias, "bias", shape)
 
 
-def _batch(count: int) -> tuple[str, ...]:
+def batch_labels(count: int) -> tuple[str, ...]:
     """Names for that many leading dimensions, counted from the end so that they match when broadcast."""
     return tuple(f"b{i}" for i in range(count, 0, -1))
 
 
 def _matmul_labels(a: NormedTensor, b: NormedTensor) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    batches = _batch(max(a.ndim, b.ndim) - 2)
+    batches = batch_labels(max(a.ndim, b.ndim) - 2)
     rows = ("m",) if a.ndim > 1 else ()
     columns = ("n",) if b.ndim > 1 else ()
     left = (*batches[len(batches) - max(a.ndim - 2, 0) :], *rows, "k")
@@ -268,100 +266,7 @@ refuse(
 )
 
 
-# -- einsum and bilinear --------------------------------------------------------------------------------------------------
-
-
-def _equation(equation: str, *ndims: int) -> tuple[list[list[str]], list[str]]:
-    """The labels of each input and of the output; an ellipsis becomes labels counted from the end."""
-    inputs, arrow, out = equation.replace(" ", "").replace("...", ".").partition("->")
-    terms = inputs.split(",")
-    if len(terms) != len(ndims):
-        raise NormMismatchError(f"einsum equation {equation!r} has {len(terms)} inputs, got {len(ndims)}")
-    if not arrow:
-        letters = sorted(set(inputs) - set(",."))
-        out = ("." if "." in inputs else "") + "".join(c for c in letters if inputs.count(c) == 1)
-    widths = [n - len(term.replace(".", "")) for n, term in zip(ndims, terms, strict=True)]
-
-    def expand(term: str, width: int) -> list[str]:
-        return [name for c in term for name in (_batch(width) if c == "." else (c,))]
-
-    return [expand(t, w) for t, w in zip(terms, widths, strict=True)], expand(out, max(widths))
-
-
-def _operator_labels(labels: list[str], other: list[str], out: list[str]) -> tuple[int, int] | None:
-    """(out dim, in dim) of an einsum input read as an operator on the other one, heads before them; None if it is not one."""
-    inner = [name for name in labels if name in other and name not in out]
-    ends = [name for name in labels if name not in other and name in out]
-    if len(inner) != 1 or not ends:
-        return None
-    return labels.index(ends[-1]) - len(labels), labels.index(inner[0]) - len(labels)
-
-
-def _weight_dims(name: str, args: dict[str, Any]) -> tuple[int, int] | None:
-    names = ("left", "right")
-    (first, second), out = _equation(args["equation"], *(args[n].ndim for n in names))
-    return _operator_labels(*((first, second) if name == "left" else (second, first)), out)
-
-
-def _einsum_weight(name: str) -> dict[str, Any]:
-    """Lift a plain input as the operator it is; where it is none, leave it to the rule for activations."""
-    return {
-        "lift_dims": {name: lambda t, args: _weight_dims(name, args)},
-        "when": lambda args: not is_plain(args[name]) or _weight_dims(name, args) is not None,
-    }
-
-
-def _einsum(equation: str, left: NormedTensor, right: NormedTensor) -> NormedTensor:
-    (a, b), out = _equation(equation, left.ndim, right.ndim)
-    # what one input alone is summed over is kept first: a sum of K is at most K times the norm over all of them
-    lonely = [name for mine, other in ((a, b), (b, a)) for name in mine if name not in other and name not in out]
-    count = math.prod(t.shape[mine.index(n)] for t, mine in ((left, a), (right, b)) for n in lonely if n in mine)
-    bound = contract(left, right, a, b, [*lonely, *out])
-    dims = tuple(d for d in bound.elem_dims if -d <= len(out))
-    kind = LinfTensor if issubclass(bound.kind, RMSTensor) and not dims else bound.kind
-    result = scaled(Bound(kind, dims, bound.factor * max(count, 1)), left, right, ("left", "right"))
-    return scores(result) if isinstance(left, RMSTensor) and isinstance(right, RMSTensor) else result
-
-
-@normed_op(torch.einsum).register_norm(**_einsum_weight("right"))
-def einsum(equation: str, left: RMSTensor | RMSToRMSTensor, right: RMSToRMSTensor) -> NormedTensor:
-    """A product of an activation and a weight, of any layout.
-
-    right: an operator from its contracted dimension to its own one
-    Value:        |y| <= |x| |W|, as `linear`
-    Sensitivity:  |W|, |x|
-    A sum over K elements of one input alone is K times that.
-    Raises NormMismatchError for diagonals.
-    """
-    return _einsum(equation, left, right)
-
-
-@normed_op(torch.einsum).register_norm(**_einsum_weight("left"))
-def einsum_weight_first(equation: str, left: RMSToRMSTensor, right: RMSTensor) -> NormedTensor:
-    """The same with the weight first."""
-    return _einsum(equation, left, right)
-
-
-@normed_op(torch.einsum).register_norm
-def einsum_activations(equation: str, left: VectorKind, right: VectorKind) -> NormedTensor:
-    """A product of two activations, of any layout: as `matmul`, K the number of contracted elements."""
-    return _einsum(equation, left, right)
-
-
-@normed_op(torch.einsum).register_norm
-def einsum_one(equation: str, input: RMSTensor) -> NormedTensor:
-    """Transpose, or sum over dimensions of K elements.
-
-    Value:        |y| <= K |x|      (attained by constants)
-    Sensitivity:  K
-    """
-    (labels,), out = _equation(equation, input.ndim)
-    if len(set(labels)) != len(labels):
-        raise NormMismatchError(f"einsum {equation!r}: a diagonal has no norm rule here")
-    count = math.prod(n for n, name in zip(input.shape, labels, strict=True) if name not in out)
-    normed = {labels[d] for d in input.elem_dims}
-    dims = tuple(i - len(out) for i, name in enumerate(out) if name in normed)
-    return rms(input.norm_size * count, dims, sensitivity={"input": count})
+# -- bilinear --------------------------------------------------------------------------------------------------------------
 
 
 @normed_op(F.bilinear).register_norm(lift_dims={"bias": _everywhere})

@@ -168,3 +168,19 @@ def grid_sampler(
 ) -> RMSTensor:
     """`grid_sample`, as ATen names its arguments."""
     return _sampled(input, grid, _MODES[interpolation_mode], align_corners)
+
+
+@normed_op(torch.affine_grid_generator).register_norm
+def affine_grid(theta: RMSTensor, size: Sequence[int], align_corners: bool) -> RMSTensor:
+    """``A p + b`` at every position p of an image, for each matrix [A, b] of a batch.
+
+    Value:       c n for the largest entry, c = 1 + sum of the largest |p|, 1 or 1 - 1 / N along a dimension of N positions;
+                 from RMS over rows of k numbers sqrt(k) sqrt(1 + sum p^2) n        (attained: the corner, its signs or itself)
+    Sensitivity: that factor: it is linear
+    """
+    furthest = [(1.0 if align_corners else (n - 1) / n) if n > 1 else 0.0 for n in size[2:]]
+    if not theta.elem_dims:
+        c = 1 + math.fsum(furthest)
+    else:
+        c = as_kind(theta, RMSTensor, (-1,))[1] * math.sqrt(theta.shape[-1] * (1 + math.fsum(p * p for p in furthest)))
+    return rms(times(theta.norm_size, c), (), sensitivity={"theta": c})

@@ -12,6 +12,7 @@ the softmax it is, whatever the number that was subtracted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,7 +172,7 @@ def _decay(n: torch.Tensor) -> torch.Tensor:
 
 @normed_op(torch.exp).register_norm(when=_is_rms)
 def exp(input: RMSTensor) -> NormedTensor:
-    """e^x: as ever, and of what; for x of at most 0, by what made it, value and sensitivity at most 1.
+    """e^x: as ever, and of what; for x of at most c, by what made it, value and sensitivity at most e^c.
 
     A log softmax gives the softmax: its value and sensitivity.
     Typical:     of x of at most 0, ``sqrt(E e^(-2 n |z|))`` for both: x is half of a Gaussian; 1 where n is that of a mask
@@ -188,6 +189,10 @@ def exp(input: RMSTensor) -> NormedTensor:
         else:
             one = bounded(1.0, n)
             size, slope = torch.minimum(result.norm_size, one), torch.minimum((result._sensitivity or {})["input"], one)
+        result = rms(size, input.elem_dims, sensitivity={"input": slope})
+    elif current_mode() != "modula" and found is not None and found.high < _MASKED:
+        largest = bounded(math.exp(found.high), input.norm_size)
+        size, slope = (torch.minimum(n, largest) for n in (result.norm_size, (result._sensitivity or {})["input"]))
         result = rms(size, input.elem_dims, sensitivity={"input": slope})
     own, known = Source.of(input), polynomials(input)
     facts = [] if shifted is None else [Exponential(own, known, shifted.x, shifted.dims)]

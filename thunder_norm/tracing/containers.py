@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thunder_norm.tracing import guards
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder.core import interpreter
-from thunder.core.interpreter import MutMappingWrapperMethods, WrappedValue
+from thunder.core.interpreter import MutMappingWrapperMethods, SequenceIter, WrappedValue
 from thunder.core.symbol import BoundSymbol, Symbol
 
 _original_bind = Symbol.bind
 _thunders_item = MutMappingWrapperMethods.__getitem__
 _thunders_deletion = MutMappingWrapperMethods.__delitem__
+_thunders_reversed = interpreter._reversed_lookaside
 
 
 def _bind(self: Symbol, *args: Any, output: Any, **kwargs: Any) -> BoundSymbol:
@@ -71,6 +73,16 @@ def _delete(mapping: WrappedValue, key: WrappedValue) -> Any:
     for wrappers in (mapping.key_wrappers, mapping.item_wrappers):
         wrappers.pop(key.value, None)
     return interpreter.wrap_const(None)
+
+
+@instead_of(reversed)
+def _reversed(sequence: WrappedValue) -> Any:
+    """``reversed(module_list)``: Thunder asks for a Sequence or a method, Python for a length and items alone."""
+    kind = type(sequence.value)
+    is_like_a_sequence = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
+    if isinstance(sequence.value, Sequence | Mapping) or hasattr(kind, "__reversed__") or not is_like_a_sequence:
+        return _thunders_reversed(sequence)
+    return interpreter._interpret_call(lambda s: SequenceIter(s, is_reversed=True), sequence)
 
 
 def _is_constant(x: Any) -> bool:

@@ -158,8 +158,24 @@ def _lerp(input: Any, end: Any, weight: Any) -> Any:
     return ltorch.lerp(ltorch.expand(input, shape) if input.ndim == 0 and shape else input, end, weight)
 
 
-for _norm in (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm):
+for _norm in (torch.linalg.vector_norm, torch.linalg.norm):
     _instead_of(_norm)(over_positive(ltorch._torch_to_thunder_function_map[_norm]))
+
+
+@_instead_of(torch.norm, torch.Tensor.norm)
+def _older_norm(
+    input: TensorProxy, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
+) -> Any:
+    """Thunder runs torch.linalg.norm, of the same name, whose arguments have other names and whose default is another."""
+    if out is not None:
+        return ltorch.norm(input, p, dim, keepdim, out, dtype)
+    is_nuclear = p == "nuc"
+    norm = over_positive(
+        ltorch._torch_to_thunder_function_map[torch.linalg.matrix_norm if is_nuclear else torch.linalg.vector_norm]
+    )
+    if is_nuclear:
+        return norm(input, p, range(input.ndim) if dim is None else dim, keepdim=keepdim, dtype=dtype)
+    return norm(input, 2.0 if p is None or p == "fro" else p, dim, keepdim=keepdim, dtype=dtype)
 
 
 @_instead_of(F.normalize)

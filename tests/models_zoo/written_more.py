@@ -1,0 +1,100 @@
+"""More programs that people write by hand."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .written import images, vectors, written
+
+
+def sequences() -> torch.Tensor:
+    return torch.randn(2, 8, 16)
+
+
+@written("linear attention", sequences)
+class LinearAttention(nn.Module):
+    """Katharopoulos et al.'s: the feature map elu + 1, sums over keys in place of a softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        z = 1 / (torch.einsum("bnd,bd->bn", q, k.sum(dim=1)) + 1e-6)
+        return self.out(torch.einsum("bnd,bde,bn->bne", q, torch.einsum("bnd,bne->bde", k, v), z))
+
+
+@written("spatial transformer", images)
+class SpatialTransformer(nn.Module):
+    """Jaderberg et al.'s: the image is read where an affine map says that the image gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.where = nn.Sequential(nn.Conv2d(3, 4, 5), nn.MaxPool2d(2), nn.ReLU(True), nn.Flatten(), nn.Linear(144, 6))
+        self.where[-1].bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))
+        self.what = nn.Sequential(nn.Conv2d(3, 4, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+    def forward(self, x):
+        grid = F.affine_grid(self.where(x).view(-1, 2, 3), list(x.size()), align_corners=False)
+        return F.log_softmax(self.what(F.grid_sample(x, grid, align_corners=False)), dim=1)
+
+
+@written("selective scan by einsum", sequences)
+class ScanByEinsum(nn.Module):
+    """The scan of Mamba as minimal versions write it: decays and drives by einsum."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.dt = nn.Linear(16, 10, bias=False), nn.Linear(2, 16)
+        self.A_log, self.D = nn.Parameter(torch.arange(1.0, 5.0).log().repeat(16, 1)), nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        dt, b, c = self.project(x).split([2, 4, 4], dim=-1)
+        dt = F.softplus(self.dt(dt))
+        decay = torch.exp(torch.einsum("bld,dn->bldn", dt, -torch.exp(self.A_log.float())))
+        drive = torch.einsum("bld,bln,bld->bldn", dt, b, x)
+        h, ys = torch.zeros(x.shape[0], 16, 4), []
+        for i in range(x.shape[1]):
+            h = decay[:, i] * h + drive[:, i]
+            ys.append(torch.einsum("bdn,bn->bd", h, c[:, i]))
+        return torch.stack(ys, dim=1) + x * self.D
+
+
+@written("coupling flow", vectors)
+class CouplingFlow(nn.Module):
+    """Dinh et al.'s RealNVP from data to noise: the layers from the last to the first, and the logarithm of the volume."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(), nn.Linear(16, 8), nn.Tanh()) for _ in range(2)
+        )
+        self.shifts = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(), nn.Linear(16, 8)) for _ in range(2))
+        self.register_buffer("masks", torch.tensor([[0.0, 1.0] * 4, [1.0, 0.0] * 4]))
+
+    def forward(self, x):
+        log_volume = x.new_zeros(x.shape[0])
+        for mask, scale, shift in zip(self.masks.flip(0), reversed(self.scales), reversed(self.shifts), strict=True):
+            kept = mask * x
+            s, t = scale(kept) * (1 - mask), shift(kept) * (1 - mask)
+            x = (1 - mask) * (x - t) * torch.exp(-s) + kept
+            log_volume -= s.sum(dim=1)
+        return x, log_volume
+
+
+@written("spectrally normed critic", images)
+class SpectralCritic(nn.Module):
+    """Miyato et al.'s: every weight over its largest singular value."""
+
+    def __init__(self):
+        super().__init__()
+        spectral = nn.utils.spectral_norm
+        self.features = nn.Sequential(spectral(nn.Conv2d(3, 8, 4, 2, 1)), nn.LeakyReLU(0.1), nn.Flatten())
+        self.score = spectral(nn.Linear(512, 1))
+
+    def forward(self, x):
+        return self.score(self.features(x)).view(-1)

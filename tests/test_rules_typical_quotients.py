@@ -1,0 +1,116 @@
+"""Typical sizes of quotients, roots and logarithms: what tensors whose entries are of the size of their norm have; refused as bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tests.seeds import seeded
+from thunder_norm import LinfTensor, RMSTensor, rules, sensitivities  # noqa: F401
+from thunder_norm.core.context import norm_mode
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular import ModularNorm, ModularOptimizer
+
+OF_ONE = {
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "a root": lambda x: x**0.3,
+    "an inverse square": lambda x: x**-2,
+    "a number over it": lambda x: -3.0 / x,
+}
+LOGARITHMS = {"log": torch.log, "log2": torch.log2, "log10": torch.log10}
+
+
+def moved(f, *sizes):
+    """The norm of f of constants of those sizes, and how far it moves with each of them."""
+    given = [
+        RMSTensor(n, backing=torch.full((2, 3), n, dtype=torch.float64), perturbation_size=torch.tensor(1.0, requires_grad=True))
+        for n in sizes
+    ]
+    y = f(*given)
+    return y.norm_size.item(), [s.item() for s in sensitivities(y, given)]
+
+
+@pytest.mark.parametrize("mode, sizes", [("typical", (0.2, 1.0, 7.0)), ("modula", (1.0,))])  # of Modula's activations
+@pytest.mark.parametrize("name", OF_ONE)
+def test_constants_have_their_own_slopes(name, mode, sizes):
+    for n in sizes:
+        x = torch.tensor(n, dtype=torch.float64)
+        with norm_mode(mode):
+            value, (slope,) = moved(OF_ONE[name], n)
+        assert mode == "modula" or value == pytest.approx(OF_ONE[name](x).abs().item())
+        assert slope == pytest.approx(torch.func.grad(OF_ONE[name])(x).abs().item())
+
+
+@pytest.mark.parametrize("name", LOGARITHMS)
+def test_logarithms_have_their_slopes_and_at_least_their_values(name):
+    for n in (1e-3, 0.2, 1.0, 7.0):
+        x = torch.tensor(n, dtype=torch.float64)
+        with norm_mode("typical"):
+            value, (slope,) = moved(LOGARITHMS[name], n)
+        exact = LOGARITHMS[name](x).abs().item()
+        assert exact <= value <= exact + LOGARITHMS[name](torch.tensor(math.e)).item() * (1 + 1e-6)
+        assert slope == pytest.approx(torch.func.grad(LOGARITHMS[name])(x).abs().item())
+
+
+def test_quotients_of_constants():
+    with norm_mode("typical"):
+        value, (by_a, by_b) = moved(torch.div, 3.0, 0.5)
+    assert (value, by_a, by_b) == (pytest.approx(6.0), pytest.approx(2.0), pytest.approx(12.0))
+
+
+@pytest.mark.parametrize("name", [*OF_ONE, *LOGARITHMS, "div"])
+def test_as_bounds_they_are_refused(name):
+    f = {**OF_ONE, **LOGARITHMS, "div": lambda x: x / x.flip(0)}[name]
+    with pytest.raises(NormMismatchError):
+        moved(f, 1.0)
+
+
+def test_what_stays_away_from_zero_keeps_its_bound():
+    x = RMSTensor(1.0, backing=torch.ones(2, 3))
+    with norm_mode("typical"):
+        assert (x / (x.sigmoid() + 2)).norm_size <= 0.5
+        assert (torch.exp(LinfTensor(9.0, backing=torch.ones(3)).tanh() * 2)).norm_size <= math.exp(2) * (1 + 1e-6)
+
+
+class LinearAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
+        z = 1 / (torch.einsum("bnd,bd->bn", q, k.sum(1)) + 1e-6)
+        return torch.einsum("bnd,bde,bn->bne", q, torch.einsum("bnd,bne->bde", k, v), z)
+
+
+class SpectrallyNormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.spectral_norm(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("make", [LinearAttention, SpectrallyNormed])
+def test_models_that_divide_by_what_they_compute_have_targets_and_train(make):
+    torch.manual_seed(seeded(0))
+    model, x = make().eval(), torch.randn(2, 6, 8)
+    target = model(torch.randn(2, 6, 8)).detach()
+    norm = ModularNorm(model, x, mode="typical")
+    assert not norm.unreached and min(norm.targets.values()) > 1e-6
+    optimizer = ModularOptimizer(norm, lr=0.01)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = (model(x) - target).square().mean()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
