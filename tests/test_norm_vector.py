@@ -113,6 +113,24 @@ def test_perturbations_are_a_vector_too(norm_map):
         assert s.item() == pytest.approx(want[name].item(), rel=1e-12)
 
 
+def test_sensitivities_to_a_vector(norm_map):
+    given = {name: with_perturbation(v) for name, v in state(norm_size_requires_grad=True).items()}
+    want = sensitivities(norm_map(RMSTensor(1.25), normed_state_dict=given), given)
+    norms = NormVector({name: with_perturbation(v) for name, v in state().items()}, requires_grad=True)
+    assert norms.perturbation_sizes is not None and norms.perturbation_sizes.requires_grad
+    y = norm_map(RMSTensor(1.25), normed_state_dict=norms)
+    got = sensitivities(y, {"all": norms})["all"]
+    assert got.tolist() == pytest.approx([s.item() for s in want.values()], rel=1e-12)
+    (by_sizes,) = torch.autograd.grad(got[0], norms.norm_sizes)
+    by_each = torch.autograd.grad(want["w1"], [v.norm_size for v in given.values()], materialize_grads=True)
+    assert by_sizes.tolist() == pytest.approx([g.item() for g in by_each], rel=1e-12)
+    for asked in (norms["w1"], dict(norms)):  # others than those that the norm map had: they would be said not to matter
+        with pytest.raises(NormMismatchError, match="entry of a NormVector"):
+            sensitivities(y, asked)
+    with pytest.raises(NormMismatchError, match="carries no perturbation_size"):
+        sensitivities(y, NormVector(state()))
+
+
 def test_no_grad_and_inference_mode(norm_map):
     norms = NormVector(state(), requires_grad=True)
     want = norm_map(RMSTensor(1.25), normed_state_dict=norms).norm_size

@@ -105,6 +105,8 @@ class NormVector(Mapping[str, Any]):
     __hash__ = object.__hash__
 
     def _normed(self, i: int, norm_size: torch.Tensor, perturbation_size: torch.Tensor | None) -> Any:
+        if perturbation_size is not None:
+            perturbation_size._is_entry = True
         if self._likes[i] is None:
             return norm_size
         kind, backing, elem_dims = self._likes[i]
@@ -161,6 +163,11 @@ def _check_entries(norms: NormVector, entries: list[float]) -> None:
     if min(0.0, *entries) < 0:  # NaN is none of them, wherever it stands: the comparison starts with a number
         name, size = next((name, size) for name, size in zip(norms, entries, strict=True) if size < 0)
         raise NormMismatchError(f"sizes of norms must be >= 0, got {size} for {name!r}")
+
+
+def is_entry(perturbation_size: torch.Tensor) -> bool:
+    """Whether it is an entry of a `NormVector` that was asked for by name: what a norm map returns depends on the vector alone."""
+    return getattr(perturbation_size, "_is_entry", False)
 
 
 def sizes_of(norms: Mapping[str, Any]) -> Sizes:
