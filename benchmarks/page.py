@@ -147,6 +147,7 @@ def _other_sizes(cases: Cases) -> list[str]:
 
 def _norms(cases: Cases) -> list[str]:
     maps, modes, firsts = [], [], []
+    measured = [name for name in _NORM_MAPS if any(name in rows for rows in cases.values())]
     for case, rows in cases.items():
         kind, _, what = case.partition(", ")
         if what.endswith(": first call"):
@@ -154,13 +155,13 @@ def _norms(cases: Cases) -> list[str]:
                 f"The first call of {what.removesuffix(': first call')} takes {_time(rows[kind])}: Thunder acquires the trace."
             )
         elif kind == "norm map":
-            maps.append([what, *(_time(rows[name]) if name in rows else "" for name in _NORM_MAPS)])
+            maps.append([what, *(_time(rows[name]) if name in rows else "" for name in measured)])
         else:
             ours = rows["normed mode"]
             to_real = _ratio(ours) if ours["peer"] != ours["candidate"] else "Thunder alone cannot trace it"
             modes.append([what, _time(ours), to_real, _ratio(rows.get("rules, plain PyTorch"))])
     return [
-        _table(["norm map of", *_NORM_MAPS.values()], maps),
+        _table(["norm map of", *(_NORM_MAPS[name] for name in measured)], maps),
         *firsts,
         _table(["normed mode of", "time", "to `thunder.jit` without norms", "rules in plain PyTorch to the same"], modes),
     ]
