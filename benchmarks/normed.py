@@ -1,11 +1,13 @@
 """What norms cost: norm maps (norms alone) and normed mode (norms beside the real tensors).
 
 Peers in the same process: the same norms written by hand as a loop over 0-dim tensors, which is a lower bound on what torch's
-own operations can do, and the same rules in plain PyTorch, without Thunder.
+own operations can do, the same rules in plain PyTorch, without Thunder, and torch's autograd alone: a function that takes the same
+sizes, reads each of them and computes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,12 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import models, timing
-from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, build_norm_map, normed
+from thunder_norm import LinfTensor, NormedTensor, NormVector, RMSTensor, RMSToRMSTensor, build_norm_map, normed
 from thunder_norm.transforms import NormTransform
 import thunder
 
 HAND, EAGER, MAP, MODE, REAL = "by hand in torch", "rules, plain PyTorch", "norm map", "normed mode", "thunder.jit, no norms"
-ONE_VECTOR = "norm map, sizes from one vector"
+ONE_VECTOR, VECTOR = "norm map, sizes from one vector", "norm map, NormVector"
+AUTOGRAD, VECTOR_AUTOGRAD = "autograd alone", "autograd alone, one vector"
 
 
 def run(options: models.Options) -> list[dict[str, Any]]:
@@ -65,8 +68,13 @@ def _stack(depth: int, rounds: int) -> list[dict[str, Any]]:
         HAND: by_hand,
         MAP: lambda: norm_map(size, normed_state_dict=given).norm_size,
         ONE_VECTOR: from_one_vector,
+        VECTOR: _of_vector(norm_map, given, size),
     }
     check_equal(maps)
+    maps |= {
+        AUTOGRAD: lambda: _Nothing.apply(*(v.norm_size for v in given.values())),
+        VECTOR_AUTOGRAD: lambda: _Nothing.apply(vector),
+    }
 
     full = RMSTensor(2.0, backing=x)
     real_layers = [
@@ -85,6 +93,33 @@ def _stack(depth: int, rounds: int) -> list[dict[str, Any]]:
         *_cases(f"norm map, depth {depth}", maps, HAND, operations, rounds),
         *_cases(f"normed mode, depth {depth}", modes, REAL, operations, max(3, rounds // 2)),
     ]
+
+
+class _Nothing(torch.autograd.Function):
+    """What torch itself does for a function of these tensors: they are read, and have gradients, which are 1."""
+
+    @staticmethod
+    def forward(ctx: Any, *sizes: torch.Tensor) -> torch.Tensor:
+        ctx.values = [t.tolist() for t in sizes]
+        return torch.ones((), dtype=torch.float64)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if len(ctx.values) > 1:
+            return torch.ones(len(ctx.values), dtype=torch.float64).unbind()
+        return (torch.ones(len(ctx.values[0]), dtype=torch.float64),)
+
+
+def _of_vector(norm_map: Callable, given: Mapping[str, NormedTensor], *args: Any, **kwargs: Any) -> Callable[[], torch.Tensor]:
+    """The call of a norm map with the sizes in one tensor."""
+    alike = {name: type(v)(v.norm_size.item(), elem_dims=v.elem_dims) for name, v in given.items()}
+    norms = NormVector(alike, requires_grad=True)
+
+    def size() -> torch.Tensor:
+        y = norm_map(*args, normed_state_dict=norms, **kwargs)
+        return getattr(y, "logits", y).norm_size
+
+    return size
 
 
 def _with_backing(size: NormedTensor, backing: torch.Tensor) -> NormedTensor:
@@ -125,15 +160,19 @@ def _gpt2(layers: int, rounds: int) -> list[dict[str, Any]]:
 
     jitted = thunder.jit(model, transforms=[NormTransform(parameters=given)])
     run_normed, real = normed(jitted), thunder.jit(model)
-    modes = {
-        MODE: lambda: run_normed(ids).logits.norm_size,
-        REAL: lambda: real(ids).logits.sum(),
-    }
-    check_equal({MAP: map_size, MODE: modes[MODE]})
+    modes = {MODE: lambda: run_normed(ids).logits.norm_size}
+    peer = MODE
+    with contextlib.suppress(
+        AssertionError
+    ):  # Thunder's, of transformers 5: our own hooks are what follows that, not Thunder alone
+        real(ids)
+        modes[REAL], peer = lambda: real(ids).logits.sum(), REAL
+    maps = {MAP: map_size, VECTOR: _of_vector(norm_map, given, input_ids=ids)}
+    check_equal({**maps, MODE: modes[MODE]})
     return [
         *timing.rows(f"norm map, {what}: first call", timing.Measured({MAP: [built]}), MAP),
-        *_cases(f"norm map, {what}", {MAP: map_size}, MAP, operations, rounds),
-        *_cases(f"normed mode, {what}", modes, REAL, operations, max(3, rounds // 2)),
+        *_cases(f"norm map, {what}", maps, MAP, operations, rounds),
+        *_cases(f"normed mode, {what}", modes, peer, operations, max(3, rounds // 2)),
     ]
 
 

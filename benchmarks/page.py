@@ -148,6 +148,7 @@ def _other_sizes(cases: Cases) -> list[str]:
 
 def _norms(cases: Cases) -> list[str]:
     maps, modes, firsts = [], [], []
+    measured = [name for name in _NORM_MAPS if any(name in rows for rows in cases.values())]
     for case, rows in cases.items():
         kind, _, what = case.partition(", ")
         if what.endswith(": first call"):
@@ -155,20 +156,26 @@ def _norms(cases: Cases) -> list[str]:
                 f"The first call of {what.removesuffix(': first call')} takes {_time(rows[kind])}: Thunder acquires the trace."
             )
         elif kind == "norm map":
-            ours = rows["norm map"]
-            by_hand = "by hand in torch" in rows
-            ratios = [_ratio(ours), _ratio(rows["norm map, sizes from one vector"])] if by_hand else ["", ""]
-            maps.append([what, _time(ours), f"{ours['us_per_operation']:.1f} us", *ratios])
+            maps.append([what, *(_time(rows[name]) if name in rows else "" for name in measured)])
         else:
-            modes.append(
-                [what, _time(rows["normed mode"]), _ratio(rows["normed mode"]), _ratio(rows.get("rules, plain PyTorch"))]
-            )
-    by_hand = ["norm map to by hand", "the same, sizes from one vector"]
+            ours = rows["normed mode"]
+            to_real = _ratio(ours) if ours["peer"] != ours["candidate"] else "Thunder alone cannot trace it"
+            modes.append([what, _time(ours), to_real, _ratio(rows.get("rules, plain PyTorch"))])
     return [
-        _table(["norm map of", "time", "per operation", *by_hand], maps),
+        _table(["norm map of", *(_NORM_MAPS[name] for name in measured)], maps),
         *firsts,
         _table(["normed mode of", "time", "to `thunder.jit` without norms", "rules in plain PyTorch to the same"], modes),
     ]
+
+
+_NORM_MAPS = {
+    "norm map": "dict of norms",
+    "autograd alone": "autograd alone",
+    "by hand in torch": "by hand",
+    "norm map, NormVector": "`NormVector`",
+    "autograd alone, one vector": "autograd alone, one vector",
+    "norm map, sizes from one vector": "dict of `vector.unbind()`",
+}
 
 
 _WRAPPERS = {

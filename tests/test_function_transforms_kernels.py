@@ -105,6 +105,12 @@ def test_lower_precision_stays_what_it_is():
     torch.testing.assert_close(gradient.double(), expected, rtol=0.1, atol=0.1)
 
 
+def _program(transformed):
+    """The program that runs, without comments."""
+    lines = str(thunder.last_traces(transformed)[-1]).splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+
+
 @pytest.mark.parametrize(
     ("f", "kernel"),
     [
@@ -117,8 +123,7 @@ def test_lower_precision_stays_what_it_is():
 def test_one_kernel_of_torch_runs_for_the_whole_batch(f, kernel):
     per_sample = vmap(grad(f))
     per_sample(X)
-    program = str(thunder.last_traces(per_sample)[-1])
-    program = "\n".join(line for line in program.splitlines() if not line.lstrip().startswith("#"))
+    program = _program(per_sample)
     assert program.count(f"{kernel}(") == 1
     assert not any(f"torch.{part}(" in program for part in ("exp", "erf", "rsqrt"))
 
@@ -127,6 +132,27 @@ def test_gradients_of_a_weight_are_products_without_matrices_where_a_sample_is_o
     per_sample = vmap(grad(lambda w, x: F.linear(x, w).square().sum()), in_dims=(None, 0))
     close(per_sample(WEIGHT, X[:, 0]), torch.stack([2 * torch.outer(WEIGHT @ x, x) for x in X[:, 0]]))
     assert "torch.matmul" not in str(thunder.last_traces(per_sample)[-1])
+
+
+def test_a_matrix_times_the_rows_of_all_samples_is_one_product():
+    def loss(x):
+        return F.linear(x, WEIGHT).tanh().square().sum()
+
+    per_sample = vmap(grad(loss))
+    close(per_sample(X[:, 0]), torch.func.vmap(torch.func.grad(loss))(X[:, 0]))
+    program = _program(per_sample)
+    assert program.count("torch.matmul(") == 1 and "reshape" not in program
+
+
+def test_a_product_of_rows_that_is_used_twice_is_computed_once():
+    def both(x):
+        rows = x.reshape(1, -1) @ WEIGHT.T
+        return rows.reshape(-1), rows.exp()
+
+    mapped = vmap(both)
+    for ours, theirs in zip(mapped(X[:, 0]), torch.func.vmap(both)(X[:, 0]), strict=True):
+        close(ours, theirs)
+    assert _program(mapped).count("torch.matmul(") == 1
 
 
 def test_a_dimension_of_size_one_costs_no_second_operation():

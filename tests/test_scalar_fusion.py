@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, build_norm_map, sensitivities, with_perturbation
-from thunder_norm.norms import higher_order
+from thunder_norm.norms import scalars
 from thunder_norm.norms.scalar_fusion import as_function_of_floats, fuse_scalars
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -120,7 +120,7 @@ def _all_derivatives(model: torch.nn.Module) -> list[float | None]:
 
 def test_numbers_and_tensors_give_the_same_norms_and_derivatives(model, monkeypatch):
     on_numbers = _all_derivatives(model)
-    monkeypatch.setattr(higher_order.Scalars, "of", staticmethod(lambda entry: None))
+    monkeypatch.setattr(scalars.Scalars, "of", staticmethod(lambda entry: None))
     for ours, expected in zip(on_numbers, _all_derivatives(model), strict=True):
         assert (ours is None) == (expected is None) and (ours is None or ours == pytest.approx(expected, rel=1e-13, abs=0))
 

@@ -33,12 +33,14 @@ if _TYPE_CHECKING:
     from thunder_norm import transforms as transforms
     from thunder_norm.norms.annotations import annotate
     from thunder_norm.norms.norm_map import build_norm_map, load_norm_map
+    from thunder_norm.norms.norm_vector import NormVector
     from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
     from thunder_norm.norms.transform import normed
     from thunder_norm.report.norm_report import load_norm_report, norm_report
 
 # What traces programs is imported when it is asked for: eager norms need none of it, and it takes longer than all the rest.
 _LAZY = {
+    "NormVector": "thunder_norm.norms.norm_vector",
     "annotate": "thunder_norm.norms.annotations",
     "build_norm_map": "thunder_norm.norms.norm_map",
     "load_norm_map": "thunder_norm.norms.norm_map",
@@ -68,6 +70,7 @@ __all__ = [
     "L1Tensor",
     "L2Tensor",
     "LinfTensor",
+    "NormVector",
     "NormedTensor",
     "RMSTensor",
     "RMSToRMSConvTensor",

@@ -109,28 +109,33 @@ def current_sensitivity() -> Sensitivity:
 _records_program: contextvars.ContextVar[bool | None] = contextvars.ContextVar("thunder_norm_records_program", default=None)
 
 
-@contextlib.contextmanager
-def perturbations_recorded() -> Iterator[None]:
+class perturbations_recorded:  # noqa: N801 - used as a function; a generator takes five times as long to enter, in each call of a norm map
     """Autograd records what happens to perturbations inside the block, whatever the program does around it.
 
     A perturbation bounds how far a tensor moves, and it moves as far under `torch.no_grad`: only derivatives stop there.  So
     neither that nor `torch.inference_mode` concerns the arithmetic of perturbations.  Hooks for saved tensors
     (`torch.utils.checkpoint` has some) get none of its numbers: they would be computed again, outside of what surrounds it now.
     """
-    records = torch.is_grad_enabled()
-    has_hooks = _top_hooks(True) is not None
-    if records and not has_hooks and _records_program.get() is not None:  # inside another block of these
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        if _records_program.get() is None:
-            stack.enter_context(setting(_records_program, records))
-        if not records:
+
+    def __enter__(self) -> None:
+        self._outer = _records_program.set(torch.is_grad_enabled()) if _records_program.get() is None else None
+        self._left = None
+        if not torch.is_grad_enabled() or _top_hooks(True) is not None:
+            self._left = contextlib.ExitStack()
+            self._enter(self._left)
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        if not torch.is_grad_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-        if has_hooks:
+        if _top_hooks(True) is not None:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
-        yield
+
+    def __exit__(self, *_: object) -> None:
+        if self._left is not None:
+            self._left.close()
+        if self._outer is not None:
+            _records_program.reset(self._outer)
 
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks

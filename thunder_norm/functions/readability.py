@@ -13,6 +13,7 @@ costly, or would draw numbers, the operation is taken apart instead.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from numbers import Number
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ Ids = prims.PrimIDs
 
 _KEPT = {prims.OpTags.DONT_DCE, prims.OpTags.RANDOM_OP}
 _COPIES = frozenset({Ids.SHALLOW_COPY})
+_PRODUCTS = (Ids.MATMUL, ltorch.matmul.id)  # of two matrices, of more rows
 _VIEWS_OF_UNIFORM = frozenset(
     {Ids.BROADCAST_IN_DIM, Ids.RESHAPE, Ids.SQUEEZE, Ids.TRANSPOSE, Ids.SLICE, Ids.CONVERT_ELEMENT_TYPE}
 )
@@ -48,7 +50,8 @@ class BackwardId(NamedTuple):
 
 def tidied(bsyms: Sequence[BoundSymbol], result: Any) -> tuple[list[BoundSymbol], Any]:
     """The operations that `result` needs, without those that do nothing or do something again, and `result` after that."""
-    tidy = _Tidy()
+    read = Counter(p.name for p in tree_flatten(result)[0] if isinstance(p, Proxy))
+    tidy = _Tidy(read + Counter(p.name for b in bsyms for p in b.flat_proxy_args))
     for b in bsyms:
         tidy.add(b)
     result = tree_map(tidy.resolved, result)
@@ -57,7 +60,8 @@ def tidied(bsyms: Sequence[BoundSymbol], result: Any) -> tuple[list[BoundSymbol]
 
 
 class _Tidy:
-    def __init__(self) -> None:
+    def __init__(self, uses: Counter[str]) -> None:
+        self.uses = uses
         self.kept: list[BoundSymbol] = []
         self.swaps: dict[Variable, Proxy] = {}
         self.uniform: dict[str, Number] = {}  # tensors that hold one number everywhere
@@ -189,6 +193,8 @@ class _Tidy:
         """The same operation with a number in place of a tensor that holds one number; a broadcast that repeats nothing as such."""
         if whole.sym.id is Ids.BROADCAST_IN_DIM:
             return _as_unsqueeze(whole)
+        if whole.sym.id is Ids.RESHAPE:
+            return self._as_product(whole)
         if b.sym.id not in (Ids.MUL, Ids.ADD, Ids.SUB, Ids.DIV) or not isinstance(b.output, TensorProxy):
             return None
         left, right = b.args
@@ -206,6 +212,20 @@ class _Tidy:
                 function = {Ids.MUL: ltorch.mul, Ids.ADD: ltorch.add, Ids.SUB: ltorch.sub, Ids.DIV: ltorch.true_divide}[b.sym.id]
                 return _recorded(b, function, other, number)
         return None
+
+    def _as_product(self, b: BoundSymbol) -> BoundSymbol | None:
+        """A matrix times rows that each were a tensor of their own, between two reshapes: they are the rows of one tensor."""
+        product = self.maker.get(b.args[0].name)
+        if product is None or core(product).sym.id not in _PRODUCTS or self.uses[b.args[0].name] > 1:
+            return None
+        rows, matrix = core(product).args
+        reshape = self.maker.get(rows.name)
+        if reshape is None or core(reshape).sym.id is not Ids.RESHAPE or matrix.ndim != 2:
+            return None
+        a = core(reshape).args[0]
+        if a.ndim < 2 or tuple(rows.shape) != (*a.shape[:-1], 1, a.shape[-1]):
+            return None
+        return _recorded(b, ltorch.matmul, a, matrix)
 
 
 def _as_unsqueeze(b: BoundSymbol) -> BoundSymbol | None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from thunder_norm.norms.scalar_fusion import as_function_of_floats
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.tracing.bindable import bindable
 import thunder
@@ -40,12 +39,23 @@ class Replay:
         with torch.enable_grad():
             return self._function(*inputs)
 
-    def gradients(self, inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Vector-Jacobian products with a graph, one for each input (None where there is none)."""
+    def gradients(
+        self,
+        given: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor],
+        inputs_of: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = tuple,
+    ) -> list[torch.Tensor | None]:
+        """Vector-Jacobian products with a graph, one for each tensor given (None where there is none).
+
+        Args:
+            given: the inputs, or the tensors that they are entries of.
+            grads: those of the outputs.
+            inputs_of: the inputs, from what is given.
+        """
         with torch.enable_grad():  # one tensor may be given as several inputs: each gets its own share
-            inputs = [t.view_as(t) if t.requires_grad else t for t in inputs]
-        outputs = self(*inputs)
-        wanted = [t for t in inputs if t.requires_grad]
+            given = [t.view_as(t) if t.requires_grad else t for t in given]
+            outputs = self(*inputs_of(given))
+        wanted = [t for t in given if t.requires_grad]
         differentiable = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
         found = torch.autograd.grad(
             [o for o, _ in differentiable],
@@ -54,8 +64,8 @@ class Replay:
             create_graph=True,
             allow_unused=True,
         )
-        by_input = iter(found)
-        return [next(by_input) if t.requires_grad else None for t in inputs]
+        by_tensor = iter(found)
+        return [next(by_tensor) if t.requires_grad else None for t in given]
 
     def _compile(self) -> Callable:
         new = from_trace(self.trace)
@@ -134,69 +144,6 @@ class RunCompiled(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (None, None, *ctx.replay.gradients(tensors[ctx.num_saved :], grads))
         return (None, None, *ctx.entry.backward_fn([list(tensors[: ctx.num_saved]), ctx.saved_other], list(grads)))
-
-
-class Scalars:
-    """A compiled computation all of whose inputs, outputs and intermediates are numbers."""
-
-    def __init__(self, forward: Callable, backward: Callable | None):
-        self.forward = forward
-        self.backward = backward
-
-    @staticmethod
-    def of(entry: Any) -> Scalars | None:
-        """That of Thunder's cache entry, or None if it handles anything but CPU scalars."""
-        forward = as_function_of_floats(entry.computation_traces[-1])
-        backward = None if entry.backward_fn is None else as_function_of_floats(entry.backward_traces[-1])
-        if forward is None or entry.backward_fn is not None and backward is None:
-            return None
-        return Scalars(forward, backward)
-
-    def __call__(self, replay: Replay, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run on 0-dim tensors, connected to autograd if there is a backward."""
-        if self.backward is not None:
-            return RunScalars.apply(self, replay, *inputs)
-        return _tensors(self.forward(*map(_item, inputs)))
-
-
-class RunScalars(torch.autograd.Function):
-    """`RunCompiled` for `Scalars`: what is saved for the backward are numbers."""
-
-    @staticmethod
-    def forward(ctx: Any, scalars: Scalars, replay: Replay, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs for `inputs`."""
-        values = tuple(map(_item, inputs))
-        for_autograd, saved = scalars.forward(*values)
-        ctx.scalars, ctx.replay, ctx.saved, ctx.values = scalars, replay, saved, values
-        ctx.inputs = inputs  # none of them is an output: no cycle
-        return _tensors(for_autograd["output"])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        """The compiled gradients, or torch's own with a graph if one is asked for.
-
-        Raises:
-            RuntimeError: a graph is asked for, and an input was changed in place meanwhile.
-        """
-        if not torch.is_grad_enabled():
-            found = ctx.scalars.backward(ctx.saved, tuple(map(_item, grads)))
-            tensors = iter(_tensors([g for g in found if g is not None]))
-            return (None, None, *(None if g is None else next(tensors) for g in found))
-        if tuple(map(_item, ctx.inputs)) != ctx.values:
-            raise RuntimeError(
-                "a norm_size was modified by an inplace operation after the norm that is differentiated was computed"
-            )
-        return (None, None, *ctx.replay.gradients(ctx.inputs, grads))
-
-
-_item = torch.Tensor.item
-
-
-def _tensors(values: Sequence[float]) -> tuple[torch.Tensor, ...]:
-    """0-dim float64 tensors, all made at once."""
-    if len(values) == 1:
-        return (torch.tensor(values[0], dtype=torch.float64),)
-    return torch.tensor(values, dtype=torch.float64).unbind()
 
 
 def differentiable_twice(

@@ -8,13 +8,14 @@ weights, and a call costs little more than the scalar arithmetic it is.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode, current_sensitivity, not_composed
@@ -24,6 +25,7 @@ from thunder_norm.norms import norm_map_trace
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.dynamic_shapes import DynamicDims, parse_dynamic_shapes
 from thunder_norm.norms.norm_map_program import Program
+from thunder_norm.norms.norm_vector import sizes_of
 from thunder_norm.norms.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.norms.saving import files, norm_maps, values
 from thunder_norm.norms.sizes import Sizes
@@ -92,7 +94,8 @@ class NormMap:
         Args:
             *normed_args: in the structure of the example arguments; a NormedTensor (unfinalized or not) for each floating
                 tensor.  A plain tensor stands for itself: its exact norm is taken.
-            normed_state_dict: parameter or buffer name -> NormedTensor, number or 0-dim tensor.
+            normed_state_dict: parameter or buffer name -> NormedTensor, number or 0-dim tensor.  A `NormVector`, whose sizes are one
+                tensor, costs a fraction of a dict of many.
             **normed_kwargs: as `normed_args`, by name.
 
         Raises:
@@ -100,14 +103,10 @@ class NormMap:
             NormMapKeyError: normed_state_dict names an unknown parameter, or misses one that is needed.
         """
         not_composed(current_sensitivity(), "a norm map")
-        leaves, spec = tree_flatten((normed_args, normed_kwargs))
-        if spec != self.example_spec:
-            raise NormMismatchError(
-                with_details("arguments differ in structure from the example arguments", expected=self.example_spec, got=spec)
-            )
+        leaves = self._flattened(normed_args, normed_kwargs)
         sizes = self.dynamic_dims.sizes(leaves, self.example_leaves)
         norms = self._norms_in_call(normed_state_dict)
-        given = self.sizes_given(normed_state_dict)
+        given = sizes_of(norms)
         key = (
             tuple(map(self._signature, range(len(leaves)), leaves)),
             (normed_state_dict is None, tuple(norms), given.signature),
@@ -119,9 +118,30 @@ class NormMap:
         self._last_call = leaves, normed_state_dict
         return self._last(leaves, given, sizes)
 
+    def _flattened(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        if len(args) == self._tensors_alone[0] and tuple(kwargs) == self._tensors_alone[1]:
+            leaves = [*args, *kwargs.values()]
+            if all(
+                [isinstance(x, torch.Tensor) for x in leaves]
+            ):  # flat: pytree takes longer to see it than the norms to compute
+                return leaves
+        leaves, spec = tree_flatten((args, kwargs))
+        if spec != self.example_spec:
+            raise NormMismatchError(
+                with_details("arguments differ in structure from the example arguments", expected=self.example_spec, got=spec)
+            )
+        return leaves
+
+    @functools.cached_property
+    def _tensors_alone(self) -> tuple[int, tuple[str, ...]]:
+        """How many arguments there are by position, and the names of the others, if none of them holds others; -1 if one does."""
+        args, kwargs = tree_unflatten(list(range(len(self.example_leaves))), self.example_spec)
+        is_flat = all([type(i) is int for i in (*args, *kwargs.values())])
+        return len(args) if is_flat else -1, tuple(kwargs)
+
     def sizes_given(self, normed_state_dict: Mapping[str, Any] | None) -> Sizes:
         """The sizes of the norms given for parameters, in this call and when the norm map was built."""
-        return Sizes(self._norms_in_call(normed_state_dict).values())
+        return sizes_of(self._norms_in_call(normed_state_dict))
 
     def _norms_in_call(self, normed_state_dict: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The norms given for parameters, in this call and when the norm map was built."""
@@ -282,7 +302,7 @@ class NormMap:
             NormMapKeyError: a name the model does not have.
             NormMismatchError: a norm of another shape than the parameter.
         """
-        norms = self._norms_in_call(normed_state_dict)
+        norms = dict(self._norms_in_call(normed_state_dict))
         if normed_state_dict is not None:
             check_names(normed_state_dict, self.model, "normed_state_dict")
         names = tensor_names(self.model) if isinstance(self.model, torch.nn.Module) else {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 from thunder_norm.core.context import Mode, perturbations_recorded, records_program
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms import norm_map_trace
-from thunder_norm.norms.higher_order import RunCompiled, Scalars
+from thunder_norm.norms.higher_order import RunCompiled
+from thunder_norm.norms.norm_vector import VectorSizes
 from thunder_norm.norms.outputs import described, differ
 from thunder_norm.norms.saving import norm_maps
+from thunder_norm.norms.scalars import FromVectors, Layout, OneByOne, Scalars
 from thunder_norm.norms.sizes import Sizes
 from thunder_norm.norms.transform import normed
 import thunder
@@ -98,21 +101,45 @@ class Program:
         """What the compiled computation takes, in order; under `torch.no_grad` only perturbations have a derivative."""
         pool = [] if given is None else [*given.norm_sizes, *given.perturbation_sizes]
         found = [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
-        if records_program():
-            return found
-        return [t if moves else t.detach() for t, moves in zip(found, self.plan.moves, strict=True)]
+        return _recorded(found, self.plan.moves)
+
+    def _carriers(self, leaves: list[Any], given: Sizes | None) -> tuple[Layout, Sequence[torch.Tensor]]:
+        """The same, as few tensors as there are: vectors are not taken apart."""
+        if not isinstance(given, VectorSizes) or not given.can_be_read:
+            return _ONE_BY_ONE, self.inputs(leaves, given)
+        layout, others, moves = self._beside_vectors
+        found = [*given.vectors, *(source(leaves) for source in others)]
+        return layout, _recorded(found, [*(False, True)[: len(given.vectors)], *moves])
+
+    @functools.cached_property
+    def _beside_vectors(self) -> tuple[FromVectors, list[Any], list[bool]]:
+        """Which entries the inputs are where sizes are given as vectors, and the other tensors, which follow those."""
+        others = [(s, moves) for s, moves in zip(self.plan.sources, self.plan.moves, strict=True) if type(s) is not int]
+        positions = itertools.count(-len(others))  # from the end: the program does not know how many names were given
+        order = [s if type(s) is int else next(positions) for s in self.plan.sources]
+        return FromVectors(order), [s for s, _ in others], [moves for _, moves in others]
 
     def __call__(self, leaves: list[Any], given: Sizes | None, sizes: dict[str, int]) -> Any:
         """Run on the scalars of the arguments."""
         with perturbations_recorded():
-            inputs = self.inputs(leaves, given)
             if self.scalars is not None:
-                result = self.scalars(self.plan.replay, inputs)
+                result = self.scalars(self.plan.replay, *self._carriers(leaves, given))
             elif self.entry.backward_fn is None:
-                result = self.entry.computation_fn(*inputs)
+                result = self.entry.computation_fn(*self.inputs(leaves, given))
             else:
-                result = RunCompiled.apply(self.entry, self.plan.replay, *inputs)
-            if not records_program():
-                result = [t if moves else t.detach() for t, moves in zip(result, self.plan.moved, strict=True)]
+                result = RunCompiled.apply(self.entry, self.plan.replay, *self.inputs(leaves, given))
+            result = _recorded(result, self.plan.moved)
+        if not sizes:
+            return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)
         with norm_map_trace.sizes_of_call(sizes):
             return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)
+
+
+_ONE_BY_ONE = OneByOne()
+
+
+def _recorded(tensors: Sequence[torch.Tensor], moves: Sequence[bool]) -> Sequence[torch.Tensor]:
+    """`tensors` with the derivatives they have here: under `torch.no_grad` those of perturbations alone."""
+    if records_program():
+        return tensors
+    return [t if is_moving else t.detach() for t, is_moving in zip(tensors, moves, strict=True)]

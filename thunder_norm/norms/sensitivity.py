@@ -15,6 +15,7 @@ from thunder_norm.core.context import perturbations_recorded
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.norms.norm_vector import NormVector, is_entry
 from thunder_norm.trees import leaves_of_results
 
 
@@ -27,34 +28,42 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
     Args:
         outputs: a NormedTensor, or any nested structure of them, dataclasses too.
         leaves: the NormedTensors to differentiate by, in any nested structure; each must carry a perturbation_size that
-            requires grad.
+            requires grad.  A `NormVector` with perturbation_sizes that require grad is one of them.
 
     Returns:
-        The structure of `leaves` with a 0-dim tensor for each; 0 for a leaf the outputs do not depend on, NaN where the norm of
+        The structure of `leaves` with a 0-dim tensor for each, of a NormVector one with an entry for each name; 0 for a leaf the outputs do not depend on, NaN where the norm of
         an output is NaN.
 
     Raises:
         NormMismatchError: a leaf carries no perturbation_size that requires grad, or there is no NormedTensor in `outputs`.
     """
     flat_leaves, structure = tree_flatten(leaves)
-    for i, leaf in enumerate(flat_leaves):
-        if not isinstance(leaf, NormedTensor):
-            raise NormMismatchError(f"leaf {i} of sensitivities must be a NormedTensor, got {type(leaf).__name__}")
-        if leaf.perturbation_size is None or not leaf.perturbation_size.requires_grad:
-            raise NormMismatchError(
-                f"leaf {i} of sensitivities carries no perturbation_size that requires grad: construct it with "
-                "perturbation_size=torch.zeros((), dtype=torch.float64, requires_grad=True), or use with_perturbation"
-            )
+    sizes = [_perturbation_of(i, leaf) for i, leaf in enumerate(flat_leaves)]
     normed = [y for y in leaves_of_results(outputs) if isinstance(y, NormedTensor)]
     if not normed:
         raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
-    sizes = [leaf.perturbation_size for leaf in flat_leaves]
     with perturbations_recorded():
         perturbed = [movement(y) for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
         if not perturbed or not sizes:
             return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
         grads = torch.autograd.grad(sum(perturbed), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
     return tree_unflatten(list(grads), structure)
+
+
+def _perturbation_of(i: int, leaf: Any) -> torch.Tensor:
+    if not isinstance(leaf, NormedTensor | NormVector):
+        raise NormMismatchError(f"leaf {i} of sensitivities must be a NormedTensor, got {type(leaf).__name__}")
+    size = leaf.perturbation_sizes if isinstance(leaf, NormVector) else leaf.perturbation_size
+    if size is None or not size.requires_grad:
+        raise NormMismatchError(
+            f"leaf {i} of sensitivities carries no perturbation_size that requires grad: construct it with "
+            "perturbation_size=torch.zeros((), dtype=torch.float64, requires_grad=True), or use with_perturbation"
+        )
+    if is_entry(size):
+        raise NormMismatchError(
+            f"leaf {i} of sensitivities is an entry of a NormVector, and outputs depend on the vector: give that, and take its entry"
+        )
+    return size
 
 
 def movement(y: NormedTensor) -> torch.Tensor:

@@ -12,11 +12,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, SavedFileError, ThunderNormError, with_details
-from thunder_norm.norms.higher_order import Replay, Scalars
+from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.norm_map_trace import OfArgument, OfModel, OutputShape, Plan, Source
 from thunder_norm.norms.outputs import NormOutput, PlainOutput, SavedEpilogue, described
 from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.saving import programs, values
+from thunder_norm.norms.scalars import Scalars
 
 Tensors = Mapping[str, torch.Tensor]
 
