@@ -102,7 +102,7 @@ class NormVector(Mapping[str, Any]):
         return len(self._positions)
 
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def _normed(self, i: int, norm_size: torch.Tensor, perturbation_size: torch.Tensor | None) -> Any:
         if perturbation_size is not None:

@@ -228,6 +228,8 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
 
 def _is_new(obj: WrappedValue) -> bool:
     """Whether the program made an object: Thunder takes a container of a class of the user's for a constant, or for what was last done to it."""
+    if isinstance(obj.value, thunders.ThunderInterpreterObject):  # a view of a dict, or an iterator
+        return True
     is_made = isinstance(obj.value, _CONTAINERS) and not jit_ext.should_register_for_prologue(obj.provenance)
     return is_made or jit_ext.is_created_during_tracing(obj.provenance)
 

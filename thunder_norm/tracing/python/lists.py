@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any
 
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
+from thunder.core.interpreter import MutSequenceWrapperMethods, WrappedValue, do_raise, wrap_const
 
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _COMPARED_BY_VALUE = frozenset({int, float, bool, str, bytes, type(None)})
@@ -102,15 +103,26 @@ def _changing(change: Callable[..., Any]) -> Callable:
 @_changing
 def _insert(seq: WrappedValue, index: WrappedValue, value: WrappedValue) -> None:
     place = operator.index(index.value)
-    seq.value.insert(place, value.value)
+    list.insert(seq.value, place, value.value)
     seq.item_wrappers.insert(place, value)
 
 
 @instead_of(list.clear)
 @_changing
 def _clear(seq: WrappedValue) -> None:
-    seq.value.clear()
+    list.clear(seq.value)
     seq.item_wrappers.clear()
+
+
+@instead_of(list.append)
+def _append(seq: WrappedValue, value: WrappedValue) -> Any:
+    """``super().append(value)`` in a subclass with an ``append`` of its own, which Thunder's calls once more."""
+    if not isinstance(getattr(type(seq.value), "append", None), FunctionType):
+        return MutSequenceWrapperMethods.append(seq, value)
+    seq.track_items()
+    list.append(seq.value, value.value)
+    seq.item_wrappers.append(value)
+    return wrap_const(None)
 
 
 @instead_of(list.remove)

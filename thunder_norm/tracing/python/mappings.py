@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 from collections import OrderedDict
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set, ValuesView
 from typing import Any
 
 from thunder_norm.tracing.lookasides import instead_of
@@ -28,33 +28,62 @@ from thunder.core.interpreter import (
 )
 
 
-class Keys(MappingKeysView, KeysView):
-    """What ``d.keys()`` is: iterates as Thunder's does, and is a set as Python's is."""
+class _SetOfView(Set):
+    """A view that is a set; what operations on it return are sets."""
 
+    _mapping: Mapping
     __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def _from_iterable(cls, it: Iterable[Any]) -> set:  # type: ignore[override]
+        return set(it)
+
+    def __len__(self) -> int:
+        return len(self._mapping)
+
+
+class Keys(MappingKeysView, _SetOfView):
+    """What ``d.keys()`` is: iterates as Thunder's does, and is a set as Python's is."""
 
     def __iter__(self) -> Iterator[Any]:  # as Python's own functions in C call it; the interpreter calls Thunder's
         return iter(self._mapping)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._mapping
 
-instead_of(Keys.__iter__)(MappingKeysView.__iter__)
+
+class Items(MappingItemsWrapper, _SetOfView):
+    """What ``d.items()`` is."""
+
+    def __contains__(self, item: Any) -> bool:
+        key, value = item
+        if key not in self._mapping:
+            return False
+        found = self._mapping[key]
+        return found is value or found == value
+
+    def __reversed__(self) -> Iterator[Any]:
+        return MappingItemsIterator(self._mapping, True)
 
 
-class Values(MappingValuesWrapper, ValuesView):
+class Values(MappingValuesWrapper):
     """What ``d.values()`` is."""
+
+    def __len__(self) -> int:
+        return len(self._mapping)
+
+    def __contains__(self, value: object) -> bool:
+        return any(v is value or v == value for v in self)
 
     def __reversed__(self) -> Iterator[Any]:
         return MappingValuesIterator(self._mapping, True)
 
 
-class Items(MappingItemsWrapper, ItemsView):
-    """What ``d.items()`` is."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __reversed__(self) -> Iterator[Any]:
-        return MappingItemsIterator(self._mapping, True)
-
+instead_of(Keys.__iter__)(MappingKeysView.__iter__)
+# not bases of theirs: `_mapping` is a slot there, which what Thunder does to objects that were there before leaves unset
+KeysView.register(Keys)
+ItemsView.register(Items)
+ValuesView.register(Values)
 
 REPLACEMENTS = (
     Replacement(thunders, "MappingKeysView", Keys, "MutMappingWrapperMethods.keys"),
@@ -118,6 +147,15 @@ def _get(mapping: WrappedValue, key: WrappedValue, default: WrappedValue | None 
 
 
 _thunders_get = MutMappingWrapperMethods.get
+
+
+@instead_of(dict.fromkeys)
+def _from_keys(keys: WrappedValue, value: WrappedValue | None = None) -> Any:
+    return thunders._interpret_call(_made_from_keys, keys, wrap_const(None) if value is None else value)
+
+
+def _made_from_keys(keys: Iterable[Any], value: Any) -> dict[Any, Any]:
+    return {key: value for key in keys}  # noqa: C420 - which is what this does
 
 
 @instead_of(collections._count_elements)  # type: ignore[attr-defined]
