@@ -250,8 +250,8 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         out = _attach(op, rule, prepared, result, real, args, kwargs)
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, _normed(out), body), Rest(op, rule, prepared, _normed(result)))
-    for x in _normed(out):
-        current_environment().note(op.body, x)
+        for x in _normed(out):
+            current_environment().note(op.body, x)
     if op.range_rule is not None:
         found = op.range_rule(args, kwargs, range_of)
         for x in out if isinstance(out, list | tuple) else (out,):
