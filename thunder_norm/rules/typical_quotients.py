@@ -84,8 +84,7 @@ def _power(op: Callable, exponent: float, doc: str) -> None:
         return pow(input, exponent)
 
     rule.__name__ = rule.__qualname__ = op.__name__
-    rule.__doc__ = doc
-    rule.__doc__ = f'{rule.__doc__}\n\nUntried:     in mode "bound" it does not apply'
+    rule.__doc__ = f'{doc}\n\nUntried:     in mode "bound" it does not apply'
     normed_op(op).register_norm(rule, when=_has_size("input"))
 
 

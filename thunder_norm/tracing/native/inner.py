@@ -109,17 +109,6 @@ def _contains(fn: Any, container: WrappedValue, key: WrappedValue) -> Any:
     return thunders._interpret_call(thunders._interpret_call(getattr, container, wrap_const("__contains__")), key)
 
 
-_COMPARED_BY_VALUE = frozenset({int, float, bool, str, bytes, type(None)})
-
-
-def _sequence_contains(fn: Any, sequence: WrappedValue, key: WrappedValue) -> Any:
-    value = sequence.value
-    if type(value) not in (list, tuple) or not {type(key.value), *map(type, value)} <= _COMPARED_BY_VALUE:
-        return None
-    sequence.track_items()
-    return wrap_const(key.value in value)
-
-
 def _out_of_place(
     fn: Any, a: WrappedValue, b: WrappedValue, left: WrappedValue, right: WrappedValue, symbol: WrappedValue
 ) -> Any:
@@ -233,7 +222,6 @@ def _natives() -> dict[int, Callable]:
         _inside(thunders._for_iter_handler, "_next_impl"): _next_of_loop,
         _inside(thunders._contains_op_handler, "impl"): _contains,
         _inside(thunders._binary_op, "outofplace_impl"): _out_of_place,
-        _inside(thunders.SequenceWrapperMethods.__contains__, "<lambda>"): _sequence_contains,
         _inside(thunders._setup_frame_and_run_python_function, "<lambda>", "__getitem__"): _element,
         _inside(thunders.partial_call_lookaside, "partial_call_impl"): _partial,
         _inside(dtensor_torch_and_prims.dispatch_to_impl, "wrapper"): _dispatched,

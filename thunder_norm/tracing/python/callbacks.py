@@ -6,6 +6,7 @@ that it assigns keep their values for the interpreter, and torch's functions get
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.python.lists import is_plain
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap
+from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap, wrap_const, wrapped_build_tuple
 
 _MISSING = object()
 
@@ -99,29 +100,16 @@ def _accumulate(iterable: Iterable[Any], func: Callable | None = None, *, initia
         yield total
 
 
-def _largest(values: Iterable[Any], key: Callable | None, default: Any) -> Any:
+def _chosen(values: Iterable[Any], key: Callable | None, default: Any, is_largest: bool) -> Any:
     found, found_key = _MISSING, None
     for value in values:
         own = value if key is None else key(value)
-        if found is _MISSING or own > found_key:
+        if found is _MISSING or (own > found_key if is_largest else own < found_key):
             found, found_key = value, own
     if found is not _MISSING:
         return found
     if default is _MISSING:
-        raise ValueError("max() arg is an empty sequence")
-    return default
-
-
-def _smallest(values: Iterable[Any], key: Callable | None, default: Any) -> Any:
-    found, found_key = _MISSING, None
-    for value in values:
-        own = value if key is None else key(value)
-        if found is _MISSING or own < found_key:
-            found, found_key = value, own
-    if found is not _MISSING:
-        return found
-    if default is _MISSING:
-        raise ValueError("min() arg is an empty sequence")
+        raise ValueError("max() arg is an empty sequence" if is_largest else "min() arg is an empty sequence")
     return default
 
 
@@ -133,21 +121,13 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     given = list(args[0].value) if len(args) == 1 and type(args[0].value) in (list, tuple) else [a.value for a in args]
     if (key is None or key.value is None) and all(map(is_plain, given)):
         return None
-    return _of_largest if fn is max else _of_smallest
+    return functools.partial(_extreme, fn)
 
 
-def _of_largest(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    return _extreme(max, _largest, *args, **kwargs)
-
-
-def _of_smallest(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    return _extreme(min, _smallest, *args, **kwargs)
-
-
-def _extreme(fn: Callable, written_out: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+def _extreme(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     unknown = kwargs.keys() - {"key", "default"}
     if unknown or len(args) > 1 and "default" in kwargs:
         return interpreter_needs_wrap(fn)(*args, **kwargs)  # Python's own error
-    values = args[0] if len(args) == 1 else thunders.wrapped_build_tuple(args)
-    key = kwargs.get("key", thunders.wrap_const(None))
-    return thunders._interpret_call(written_out, values, key, kwargs.get("default", thunders.wrap_const(_MISSING)))
+    values = args[0] if len(args) == 1 else wrapped_build_tuple(args)
+    key, default = kwargs.get("key", wrap_const(None)), kwargs.get("default", wrap_const(_MISSING))
+    return thunders._interpret_call(_chosen, values, key, default, wrap_const(fn is max))
