@@ -11,7 +11,7 @@ import torch
 from tests.seeds import seeded
 from thunder_norm.tracing.native.constraints import REPLACEMENTS
 from thunder.core import devices, dtypes, jit_ext
-from thunder.core.proxies import AnyProxy, StringProxy, TensorProxy
+from thunder.core.proxies import AnyProxy, StringProxy, TensorProxy, variableify
 from thunder.core.trace import TraceCtx, tracectx
 
 _thunders = REPLACEMENTS[0].original
@@ -58,3 +58,22 @@ def test_each_check_is_kept_once(seed):
         assert len(one._constraints) == len(other._constraints)
     assert all(a is b for a, b in zip(one._constraints, other._constraints, strict=True))
     assert len(one._constraints) < len(given)
+
+
+def test_inputs_are_found_by_name():
+    """As a list finds them: the first of those that are equal, which are those of one name."""
+    with tracectx(TraceCtx()):
+        tensors = [TensorProxy(f"t{i}", shape=(2,), device=devices.cpu, dtype=dtypes.float32) for i in range(4)]
+    with tracectx(TraceCtx()):
+        again = [TensorProxy(f"t{i}", shape=(2,), device=devices.cpu, dtype=dtypes.float32) for i in range(6)]
+    variables = [variableify(t) for t in (tensors[2], tensors[0], again[0], tensors[3])]
+    order = {"t2": 1, "t0": 0, "t3": 0}
+    named = REPLACEMENTS[1].native(variables, key=lambda v: order[v.proxy.name])
+    plain = sorted(variables, key=lambda v: order[v.proxy.name])
+    assert all(a is b for a, b in zip(named, plain, strict=True))
+    for t in again:
+        v = variableify(t)
+        assert (v in named) == (v in plain)
+        if v in plain:
+            assert named.index(v) == plain.index(v)
+    assert REPLACEMENTS[1].native([3, 1, 2]) == [1, 2, 3]

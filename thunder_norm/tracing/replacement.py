@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import threading
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 
@@ -13,7 +15,8 @@ from typing import Any
 class Replacement:
     """The entry `name` of a module, a class or a table of Thunder's, replaced by `native` for a while.
 
-    `lines` names the upstream lines that `native` does the work of (lightning-thunder 0.2.6).
+    `lines` names the upstream lines that `native` does the work of (lightning-thunder 0.2.6).  A builtin that a module calls is
+    replaced by a name of the module's.
     """
 
     owner: Any
@@ -21,12 +24,16 @@ class Replacement:
     native: Callable
     lines: str
     original: Any = field(init=False)
+    is_builtin: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.original = self._current()
+        self.is_builtin = isinstance(self.owner, ModuleType) and self.name not in vars(self.owner)
+        self.original = getattr(builtins, self.name) if self.is_builtin else self._current()
 
     def _current(self) -> Any:
-        return self.owner[self.name] if isinstance(self.owner, MutableMapping) else vars(self.owner)[self.name]
+        if isinstance(self.owner, MutableMapping):
+            return self.owner[self.name]
+        return vars(self.owner)[self.name]
 
     def _set(self, value: Any) -> None:
         if isinstance(self.owner, MutableMapping):
@@ -40,7 +47,10 @@ class Replacement:
 
     def take_back(self) -> None:
         """Let Thunder's own function stand there again."""
-        self._set(self.original)
+        if self.is_builtin:
+            delattr(self.owner, self.name)
+        else:
+            self._set(self.original)
 
 
 class Replacements:

@@ -1,7 +1,7 @@
-"""What the prologue is to check: each once.
+"""What the prologue is to check, each once, and of which inputs.
 
-Thunder compares a check with all before it, so that the time grows with the square of the number of parameters; here with those of
-the same tensor or number.
+Thunder compares a check with all before it, and each tensor of a check with all inputs, so that the time grows with the square of the
+number of parameters; here a check with those of the same tensor or number, and inputs are looked up by name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import jit_ext
-from thunder.core.proxies import Proxy, ProxyInterface, variableify
+from thunder.core.proxies import Proxy, ProxyInterface, Variable, variableify
 
 _INDEX = "_thunder_norm_constraints"
 
@@ -69,4 +69,28 @@ def _add_constraint(ctx: Any, constraint: Any) -> None:
     index.note()
 
 
-REPLACEMENTS = (Replacement(jit_ext.JitCtx, "add_constraint", _add_constraint, "JitCtx.add_constraint"),)
+class _Inputs(list):
+    """Variables, of which the first of a name is found without a comparison with each."""
+
+    def __init__(self, variables: list[Variable]):
+        super().__init__(variables)
+        self._places: dict[str, int] = {}
+        for i, v in enumerate(variables):
+            self._places.setdefault(v.proxy.name, i)
+
+    def __contains__(self, variable: Variable) -> bool:
+        return variable.proxy.name in self._places
+
+    def index(self, variable: Variable) -> int:
+        return self._places[variable.proxy.name]
+
+
+def _sorted(values: Any, key: Any = None) -> list[Any]:
+    found = sorted(values, key=key)
+    return _Inputs(found) if found and all(type(v) is Variable for v in found) else found
+
+
+REPLACEMENTS = (
+    Replacement(jit_ext.JitCtx, "add_constraint", _add_constraint, "JitCtx.add_constraint"),
+    Replacement(jit_ext, "sorted", _sorted, "unpack_inputs, which looks for each tensor of each check in the sorted inputs"),
+)
