@@ -28,6 +28,7 @@ from benchmarks import (  # noqa: E402
     orthogonalization,
     other_sizes,
     page,
+    precision,
     profile,
     real_mode,
     subclasses,
@@ -45,6 +46,7 @@ SUITES = {
     "profile": profile,
     "function_transforms": function_transforms,
     "bounds": bounds,
+    "precision": precision,
 }
 
 _QUICK = models.Options(

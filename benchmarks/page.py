@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and docs/bounds.md: what stands between markers is written from the results, by the command that measures.
+"""docs/benchmarks.md, bounds.md and reports.md: what stands between markers is written from the results, by the command that measures.
 
 A part begins with ``<!-- results: SUITE -->`` and ends with ``<!-- end -->``; the text around is written by hand and has no figures.
 """
@@ -15,7 +15,7 @@ from benchmarks.parts import exchanged
 from benchmarks.timing import duration
 
 RESULTS = Path(__file__).parent / "results"
-PAGES = tuple(Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("benchmarks", "bounds"))
+PAGES = tuple(Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("benchmarks", "bounds", "reports"))
 BEGIN = re.compile(r"<!-- results: (\w+) -->")
 
 Row = Mapping[str, Any]
@@ -283,6 +283,19 @@ def _bounds(cases: Cases) -> list[str]:
     return [_table(heads, lines)]
 
 
+def _precision(cases: Cases) -> list[str]:
+    lines = []
+    for case, rows in cases.items():
+        for name, row in rows.items():
+            if "precision" in row:
+                found = row["precision"]
+                ratio = found["typical"] / found["measured_typical"] if found["measured_typical"] else 1.0
+                sizes = [_figure(found[k]) for k in ("typical", "measured_typical")]
+                lines.append([case, name, *sizes, f"{ratio:.2f}", _figure(found["bound"]), _ratio(row)])
+    heads = ["", "", "predicted", "measured", "ratio", "bound", "time, to a report without precision"]
+    return [_table(heads, lines)]
+
+
 def _figure(value: float) -> str:
     return f"{value:.4g}"
 
@@ -298,4 +311,5 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "orthogonalization": _against_a_peer,
     "function_transforms": _function_transforms,
     "bounds": _bounds,
+    "precision": _precision,
 }

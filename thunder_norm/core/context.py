@@ -169,6 +169,10 @@ class Environment:
         """Run an operation on plain tensors."""
         return func(*args, **kwargs)
 
+    def run_operation(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run one that is the program's own, not one that a rule asks something by."""
+        return self.run_real(func, args, kwargs)
+
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor that stands for the plain tensor `t`: with its exact norm."""
         return measured(kind, t, elem_dims)
@@ -217,6 +221,11 @@ def environment(env: Environment) -> Iterator[None]:
 def run_real(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Run `func` on plain tensors as one operation (a trace records it as such)."""
     return _environment.get().run_real(func, args, kwargs)
+
+
+def run_operation(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """The same, for an operation that the program has itself."""
+    return _environment.get().run_operation(func, args, kwargs)
 
 
 def lift(t: torch.Tensor, kind: type[NormedTensor], elem_dims: Sequence[int] | None = None) -> NormedTensor:

@@ -19,6 +19,7 @@ from thunder_norm.core.context import (
     current_environment,
     current_mode,
     perturbations_recorded,
+    run_operation,
     run_real,
 )
 from thunder_norm.core.eager_calls import note_operation
@@ -211,7 +212,7 @@ def _read(t: torch.Tensor) -> Any:
 def _by_data(func: Callable, args: tuple, kwargs: dict) -> Any:
     """The result by the data at hand, where that is asked for, or the error that is being handled."""
     body = func.body if isinstance(func, NormedOp) else func
-    call = (lambda a, k: body(*a, **k)) if isinstance(func, NormedOp) else functools.partial(run_real, body)
+    call = (lambda a, k: body(*a, **k)) if isinstance(func, NormedOp) else functools.partial(run_operation, body)
     out = by_data.found(func, args, kwargs, body, call)
     if out is None:
         raise
@@ -243,7 +244,7 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         ) from e
     body = func.body if isinstance(func, NormedOp) else func
     # a custom op's body is a program, not one operation: it is run as it is
-    call = body if isinstance(func, NormedOp) else lambda *a, **k: run_real(body, a, k)
+    call = body if isinstance(func, NormedOp) else lambda *a, **k: run_operation(body, a, k)
     real = call(*unwrap(args), **unwrap(kwargs))
     with perturbations_recorded():
         result = _handing_on(result, sizes, followed)

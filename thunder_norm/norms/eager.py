@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm import first_calls
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.norms.eager_environment import EagerEnvironment
+from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.norms.eager_lifting import EagerLifting
 from thunder_norm.norms.inference import Candidate, NormSpec, RunWith, choose
 from thunder_norm.norms.lifting import Otherwise
@@ -69,6 +69,7 @@ def run_eagerly(
     perturbed: bool = False,
     otherwise: Otherwise = "measured",
     values: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+    arithmetic: Callable[[], Arithmetic] = Arithmetic,
 ) -> tuple[Any, EagerEnvironment]:
     """Run a model in normed mode in plain PyTorch; its result, and everything that was seen on the way.
 
@@ -83,13 +84,14 @@ def run_eagerly(
         perturbed: whether lifted parameters carry a perturbation_size that requires grad.
         otherwise: what holds for parameters that a mapping does not name.
         values: buffers and arguments on meta that stand for tensors with data, each with that tensor.
+        arithmetic: makes what computes the operations of one run.
 
     Raises:
         MissingNormRuleError: an operation has no rule.
         NormMismatchError: the uses of a parameter disagree about its norm, and none fits all.
     """
     own = {**tensor_names(model), **(tensors or {})}
-    run = _Run(model, args, kwargs, policy, mode, own, otherwise, sensitivity, values)
+    run = _Run(model, args, kwargs, policy, mode, own, otherwise, sensitivity, values, arithmetic)
     result, environment = run(perturbed=perturbed)
     chosen = run.choose(environment)
     if not chosen:
@@ -144,6 +146,7 @@ class _Run:
     otherwise: Otherwise
     sensitivity: context.Sensitivity = "global"
     values: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    arithmetic: Callable[[], Arithmetic] = Arithmetic
 
     @functools.cached_property
     def surroundings(self) -> Surroundings:
@@ -166,7 +169,7 @@ class _Run:
             inferred=inferred,
             values=self.values,
         )
-        environment = EagerEnvironment(lifting)
+        environment = EagerEnvironment(lifting, self.arithmetic())
         with (
             (surroundings or self.surroundings).undisturbed(),
             context.norm_mode(self.mode),
@@ -207,7 +210,7 @@ class _Run:
         stated = {name: lifting.stated(name, t) for name, t in lifting.tensors.items()}
         others = {name: w.kind(1.0, elem_dims=w.elem_dims) for name, w in stated.items() if w is not None}
         # which norm is chosen does not depend on the data
-        copy = replace(self.on_copies(), otherwise="unit", sensitivity="global")
+        copy = replace(self.on_copies(), otherwise="unit", sensitivity="global", arithmetic=Arithmetic)
 
         def run(norms: Mapping[str, NormedTensor]) -> Any:
             args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))  # anew: a program may write into them

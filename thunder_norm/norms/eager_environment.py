@@ -42,13 +42,22 @@ class Noted:
     arguments: tuple[Argument, ...] = ()
 
 
+class Arithmetic:
+    """How an eager run computes the operations on plain tensors: as PyTorch does."""
+
+    def run(self, environment: EagerEnvironment, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """The result of one."""
+        return func(*args, **kwargs)
+
+
 class EagerEnvironment(LiftingEnvironment):
     """Lifts parameters by a policy and notes every operation."""
 
     lifting: EagerLifting
 
-    def __init__(self, lifting: EagerLifting):
+    def __init__(self, lifting: EagerLifting, arithmetic: Arithmetic | None = None):
         super().__init__(lifting)
+        self.arithmetic = arithmetic or Arithmetic()
         self.noted: list[Noted] = []
         self.uses: dict[str, list[Use]] = {}
         self.candidates: dict[str, tuple[Candidate, ...]] = {}
@@ -76,6 +85,12 @@ class EagerEnvironment(LiftingEnvironment):
     def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run an operation on plain tensors, and follow the values of constants through it."""
         result = func(*args, **kwargs)
+        self.lifting.constants.follow(func, args, kwargs, result)
+        return result
+
+    def run_operation(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """The same for an operation of the program, as its operations are computed in this run."""
+        result = self.arithmetic.run(self, func, args, kwargs)
         self.lifting.constants.follow(func, args, kwargs, result)
         return result
 

@@ -82,6 +82,11 @@ class EagerLifting(Lifting):
             self._by_memory = {memory_of(v): v for v in reversed(originals)}
         return self._by_memory.get(memory_of(t), t)
 
+    def norms_of_derived(self, t: torch.Tensor) -> list[NormedTensor]:
+        """A tensor made from parameters, in each norm that it was lifted in."""
+        found = [normed for (t_id, *_), (normed, _) in self._cache_of_derived.items() if t_id == id(t)]
+        return [normed for normed in found if isinstance(normed, NormedTensor)]
+
     def copied(self, func: Callable, t: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """A deep copy; of a parameter, or of a tensor made from parameters, it is made from that."""
         result = func(t, *args, **kwargs)

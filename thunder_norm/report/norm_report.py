@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import difflib
 import io
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm import first_calls
-from thunder_norm.core.context import Mode, Sensitivity, check_sensitivity, not_composed
+from thunder_norm.core.context import Sensitivity, check_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
-from thunder_norm.norms.eager import run_eagerly
-from thunder_norm.norms.eager_environment import Noted
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.norm_map import NormMap
-from thunder_norm.norms.parameters import Policy, tensor_names
+from thunder_norm.norms.parameters import Policy
 from thunder_norm.norms.saving.norm_maps import WithoutModel
-from thunder_norm.norms.sensitivity import movement, with_perturbation
 from thunder_norm.norms.transform import NormTransform
-from thunder_norm.op_names import op_key
 from thunder_norm.report import saving
 from thunder_norm.report import views as report_views
 from thunder_norm.report.explanation import explain_row
-from thunder_norm.report.rows import Findings, ReportRow
+from thunder_norm.report.precision.prediction import in_precision
+from thunder_norm.report.rows import Findings
+from thunder_norm.report.runs import AsModule, Program
 from thunder_norm.tables import shortened
 
 # Rows of a report that is printed; `table(max_rows=None)` has all.
@@ -153,7 +151,12 @@ class NormReport(Findings):
 
 
 def norm_report(
-    target: Any, *args: Any, explain: bool = False, sensitivity: Sensitivity | None = None, **kwargs: Any
+    target: Any,
+    *args: Any,
+    explain: bool = False,
+    sensitivity: Sensitivity | None = None,
+    precision: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    **kwargs: Any,
 ) -> NormReport:
     """Norm, sensitivity and tightness of every operation of a normed program.
 
@@ -166,17 +169,22 @@ def norm_report(
             ellipsoids in place of a constant for each operation.  None: "local" where there is data (arguments that are not on meta,
             measured parameters, mode "bound"), else the transform's own.  A norm map's is "global".  With "composed" the rows of
             operations show how far each result moves when the inputs move by 1, those of parameters how far the output does.
+        precision: predict what the program does in this dtype: how much each operation's rounding adds, and how much of it arrives at
+            the results, at most and typically, next to what is measured (`ReportRow.rounding`, `NormReport.precision`).  Or dtypes by
+            patterns of operations and modules, the last that fits counts: ``{"*": torch.bfloat16, "lm_head": torch.float32}``.  With
+            dtypes of 8 bits matrix products take their operands in them, each scaled to its largest entry, and all else is bfloat16.
         **kwargs: as `args`, by name (for a norm map `normed_state_dict` too).
 
     Raises:
         NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
             its norm and no norm fits all of them; no such sensitivity; "composed" of a norm map, without data or measured parameters,
-            in another mode than "bound", or without a normed input.
+            in another mode than "bound", or without a normed input; a precision without data, in another mode, or no format.
+        NormMapKeyError: a pattern of `precision` fits nothing.
     """
     if sensitivity is not None:
         check_sensitivity(sensitivity)
     with first_calls.shown("norm report"), torch.inference_mode(False), torch.enable_grad():
-        report = _report_of(target, args, kwargs, sensitivity)
+        report = _report_of(target, args, kwargs, sensitivity, precision)
     return replace(report, explains=True) if explain else report
 
 
@@ -190,18 +198,28 @@ def load_norm_report(path: str | Path) -> NormReport:
     return saving.load(path, NormReport)
 
 
-def _report_of(target: Any, args: tuple, kwargs: dict, sensitivity: Sensitivity | None) -> NormReport:
+def _report_of(
+    target: Any,
+    args: tuple,
+    kwargs: dict,
+    sensitivity: Sensitivity | None,
+    precision: torch.dtype | Mapping[str, torch.dtype] | None,
+) -> NormReport:
     if isinstance(target, NormMap):
         if isinstance(target.model, WithoutModel):
             target.model()  # says that there is none
         not_composed(sensitivity or "global", "a norm map")
+        if precision is not None:
+            raise NormMismatchError(
+                "precision is about roundings of data, which a norm map has none of: norm_report(thunder.jit(...), x)"
+            )
         return _of_norm_map(target, args, kwargs)
     transform = _transform_of(target)
     if not args and not kwargs:
         raise NormMismatchError("norm_report of a jitted function needs the arguments to run it with: norm_report(jm, *args)")
     model = getattr(target, "_model", None)
     if model is None:
-        model = _AsModule(target._lc_cd.fn)
+        model = AsModule(target._lc_cd.fn)
         own: dict[str, torch.Tensor] = {}
     else:
         own = {**target._overrides_parameters, **target._overrides_buffers}
@@ -212,7 +230,23 @@ def _report_of(target: Any, args: tuple, kwargs: dict, sensitivity: Sensitivity 
         )
     if sensitivity == "composed":
         _check_composed(transform, has_data, (args, kwargs))
-    return _report(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity)
+    program = Program(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity)
+    if precision is None:
+        return _report(program.run().findings(sensitivity))
+    _check_precision(program, has_data)
+    return _report(in_precision(program, precision))
+
+
+def _report(findings: Findings) -> NormReport:
+    return NormReport(**{f.name: getattr(findings, f.name) for f in fields(findings)})
+
+
+def _check_precision(program: Program, has_data: bool) -> None:
+    """Refuse what has no roundings."""
+    if not has_data or program.mode != "bound" or program.scope == "composed":
+        raise NormMismatchError(
+            'precision is about roundings of data: it needs data, mode "bound", and sensitivity "local" or "global"'
+        )
 
 
 def _check_composed(transform: NormTransform, has_data: bool, inputs: Any) -> None:
@@ -234,14 +268,6 @@ def _transform_of(target: Any) -> Any:
     raise NormMismatchError(f"norm_report needs a norm map or a function jitted with NormTransform, got {type(target).__name__}")
 
 
-class _AsModule(torch.nn.Module):
-    """A function as a module without parameters."""
-
-    def __init__(self, fn: Callable):
-        super().__init__()
-        self.forward = fn
-
-
 def _of_norm_map(norm_map: NormMap, args: tuple, kwargs: dict) -> NormReport:
     state = kwargs.pop("normed_state_dict", None)
     if args or kwargs:
@@ -252,109 +278,9 @@ def _of_norm_map(norm_map: NormMap, args: tuple, kwargs: dict) -> NormReport:
     inputs = norm_map.placeholders(leaves)
     call_args, call_kwargs = tree_unflatten(inputs, norm_map.example_spec)
     policy: Policy = given.norms if given.norms else ("unit" if given.otherwise == "unit" else "measured")
-    model = norm_map.model if isinstance(norm_map.model, torch.nn.Module) else _AsModule(norm_map.model)
+    model = norm_map.model if isinstance(norm_map.model, torch.nn.Module) else AsModule(norm_map.model)
     otherwise: Otherwise = "unit" if given.otherwise == "unit" else "measured"
-    report = _report(model, call_args, call_kwargs, policy, norm_map.mode, {}, otherwise)
+    program = Program(model, call_args, call_kwargs, policy, norm_map.mode, {}, otherwise)
+    report = _report(program.run().findings(program.scope))
     has_data = {id(v) for v in leaves if isinstance(v, torch.Tensor) and not isinstance(v, NormedTensor)}
     return report if has_data and not any(isinstance(v, NormedTensor) for v in leaves) else report.without_data()
-
-
-def _report(
-    model: torch.nn.Module,
-    args: tuple,
-    kwargs: dict,
-    policy: Policy,
-    mode: Mode,
-    own: Mapping[str, torch.Tensor],
-    otherwise: Otherwise = "measured",
-    scope: Sensitivity = "global",
-) -> NormReport:
-    tensors = {**tensor_names(model), **own}
-    # one detached tensor for each: only norm scalars are differentiated
-    detached = {id(t): t.detach() for t in tensors.values()}
-    args, kwargs = tree_map(_perturbed, (args, kwargs))
-    result, environment = run_eagerly(
-        model,
-        args,
-        kwargs,
-        policy=policy,
-        mode=mode,
-        sensitivity=scope,
-        tensors={name: detached[id(t)] for name, t in tensors.items()},
-        perturbed=True,
-        otherwise=otherwise,
-    )
-    rows = environment.noted
-    moving = [movement(y) for y in tree_flatten(result)[0] if isinstance(y, NormedTensor) and _moves(y)]
-    parameters = list(environment.lifted.items())
-    targets = [n.out for n in rows] + [p for _, p in parameters]
-    gains = _gains(moving, targets)
-    if scope == "composed":
-        gains[: len(rows)] = _from_inputs([n.out for n in rows], [x for x in tree_flatten((args, kwargs))[0] if _is_moved(x)])
-    reported = tuple(_row(n, g) for n, g in zip(rows, gains, strict=False))
-    by_name = {
-        name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g)
-        for (name, p), g in zip(parameters, gains[len(rows) :], strict=True)
-    }
-    return NormReport(reported, by_name, environment.infer(), scope=scope)
-
-
-def _parameter() -> None:
-    """Stands in for the operation in the rows of parameters."""
-
-
-def _perturbed(x: Any) -> Any:
-    return with_perturbation(x) if isinstance(x, NormedTensor) and x.perturbation_size is None else x
-
-
-def _moves(y: NormedTensor) -> bool:
-    return y.perturbation_size is not None and y.perturbation_size.requires_grad
-
-
-def _gains(moving: list[torch.Tensor], targets: list[NormedTensor]) -> list[float]:
-    wanted = [i for i, t in enumerate(targets) if _moves(t)]
-    gains = [0.0] * len(targets)
-    if moving and wanted:
-        sizes = [targets[i].perturbation_size for i in wanted]
-        grads = torch.autograd.grad(sum(moving), sizes, allow_unused=True, retain_graph=True)
-        for i, g in zip(wanted, grads, strict=True):
-            gains[i] = 0.0 if g is None else g.item()
-    return gains
-
-
-def _is_moved(x: Any) -> bool:
-    return isinstance(x, NormedTensor) and _moves(x)
-
-
-def _from_inputs(results: list[NormedTensor], inputs: list[NormedTensor]) -> list[float]:
-    """How far each result moves when all inputs move by 1."""
-    sizes = [x.perturbation_size for x in inputs]
-    gains = []
-    for y in results:
-        moved = _moves(y) and bool(sizes)
-        found = torch.autograd.grad(movement(y), sizes, retain_graph=True, allow_unused=True) if moved else ()
-        gains.append(sum(g.item() for g in found if g is not None))
-    return gains
-
-
-def _row(noted: Noted, gain: float) -> ReportRow:
-    out = noted.out
-    size = out.norm_size.item()
-    actual = None
-    if out.backing.device.type != "meta":
-        actual = type(out).of(out.backing, out.elem_dims).norm_size.item()
-    key = op_key(noted.func)
-    return ReportRow(
-        op="parameter" if noted.func is _parameter else key if isinstance(key, str) else noted.func.__name__,
-        module=noted.module,
-        location=noted.location,
-        kind=type(out).__name__,
-        elem_dims=out.elem_dims,
-        shape=tuple(out.shape),
-        norm_size=size,
-        sensitivity=gain,
-        actual=actual,
-        tightness=None if actual is None or size == 0 else actual / size,
-        rule=noted.rule,
-        arguments=noted.arguments,
-    )

@@ -15,6 +15,48 @@ from thunder_norm.report.rules import RuleName
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """What one operation, one parameter or the inputs add to the error of a program in low precision, to first order.
+
+    Attributes:
+        dtypes: the formats it rounds to.
+        added: how far its roundings move its result and operands at most, in their norms, the sum of all.
+        added_typical: their root mean square over all entries, for errors that are uniform between minus and plus half a spacing.
+        arriving: how far the results of the program move by that at most, in their norms: added times sensitivity.
+        arriving_typical: the root mean square over the entries of the results (the length of that of all results).
+    """
+
+    dtypes: tuple[str, ...]
+    added: float
+    added_typical: float
+    arriving: float
+    arriving_typical: float
+
+
+@dataclass(frozen=True)
+class LowPrecision:
+    """A program in low precision: what is predicted of its results, and what it does.
+
+    Attributes:
+        formats: the dtypes by pattern.
+        bound: how far the results move at most, in their norms, to first order; the sum of what arrives.
+        typical: the root mean square of their error over all entries, for independent roundings.
+        measured: how far they moved, in their norms; None if that is not known.
+        measured_typical: the root mean square of their error.
+        measured_by: what was run for that, or why nothing could be.
+        inputs: what rounding the inputs adds.
+    """
+
+    formats: Mapping[str, str]
+    bound: float
+    typical: float
+    measured: float | None
+    measured_typical: float | None
+    measured_by: str
+    inputs: Rounding | None
+
+
+@dataclass(frozen=True)
 class ReportRow:
     """One operation.
 
@@ -32,6 +74,7 @@ class ReportRow:
         tightness: actual / norm_size, at most 1 in mode "bound"; NaN where either is.
         rule: the rule that gave the norm.
         arguments: its normed arguments, with the factors of their conversions.
+        rounding: what it adds to the error of the program in low precision, if that was asked for and it rounds.
     """
 
     op: str
@@ -46,6 +89,7 @@ class ReportRow:
     tightness: float | None
     rule: Callable | None = None
     arguments: tuple[Argument, ...] = ()
+    rounding: Rounding | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The rule by its name: rules are not what their modules have under it."""
@@ -85,6 +129,7 @@ class Findings:
         scope: "local" if each operation is bounded at the data of this run, from the norms of its arguments and to first order;
             "global" if norms and sensitivities hold for all inputs of the given norms; "composed" if they do for the parameters of
             this run, and the rows of operations have the sensitivity of their result to the inputs, not that of the output to it.
+        precision: the program in low precision, if that was asked for.
     """
 
     rows: tuple[ReportRow, ...]
@@ -92,6 +137,7 @@ class Findings:
     inferred: Mapping[str, Inferred] = field(default_factory=dict)
     explains: bool = False
     scope: Sensitivity = "global"
+    precision: LowPrecision | None = None
 
     def __iter__(self) -> Iterator[ReportRow]:
         return iter(self.rows)

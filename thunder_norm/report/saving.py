@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 from thunder_norm.norms.eager_environment import Argument
 from thunder_norm.norms.inference import Candidate, Inferred, NormSpec, Use
 from thunder_norm.norms.saving import files, values
-from thunder_norm.report.rows import Findings, ReportRow
+from thunder_norm.report.rows import Findings, LowPrecision, ReportRow, Rounding
 from thunder_norm.report.rules import RuleName
 
 T = TypeVar("T", bound=Findings)
 
 _KIND = "norm report"
-_RECORDS: dict[str, type] = {c.__name__: c for c in (ReportRow, Argument, Inferred, Use, Candidate, NormSpec, RuleName)}
+_RECORDS: dict[str, type] = {
+    c.__name__: c for c in (ReportRow, Argument, Inferred, Use, Candidate, NormSpec, RuleName, Rounding, LowPrecision)
+}
 
 
 def save(report: Findings, path: str | os.PathLike) -> None:

@@ -25,9 +25,23 @@ def nonfinite(report: Findings) -> list[str]:
     return lines
 
 
+def in_precision(report: Findings) -> list[str]:
+    """What low precision does to the results, in words: predicted and measured."""
+    found = report.precision
+    if found is None:
+        return []
+    formats = ", ".join(f"{p}: {d}" for p, d in found.formats.items()) if set(found.formats) != {"*"} else found.formats["*"]
+    lines = [f"in {formats}: results move by {_number(found.typical)} typically, at most {_number(found.bound)} to first order"]
+    if found.measured is None:
+        return [*lines, found.measured_by]
+    return [*lines, f"{found.measured_by}: by {_number(found.measured_typical)}, in their norms {_number(found.measured)}"]
+
+
 # Columns of the table, and how wide a console must be to have them: on 80 characters no number is cut.
 _COLUMNS = {"module": 0, "op": 0, "line": 120, "kind": 100, "shape": 120}
 _NUMBERS = ("norm", "sensitivity", "actual", "tightness")
+# Of what an operation rounds: typically, and of what arrives what is possible.
+_ROUNDINGS = {"adds": "added_typical", "arrives": "arriving_typical", "at most": "arriving"}
 _SCOPES = {
     "local": "local: at the data of this run, for small movements",
     "composed": "composed: how far each result moves when the inputs move by 1, the parameters as they are",
@@ -40,12 +54,13 @@ def rich_table(report: Findings, max_rows: int | None = None, width: int = 160) 
     from rich.text import Text
 
     columns = [name for name, least in _COLUMNS.items() if width >= least]
-    captions = [*filter(None, [_SCOPES.get(report.scope)]), *nonfinite(report)]
+    captions = [*filter(None, [_SCOPES.get(report.scope)]), *in_precision(report), *nonfinite(report)]
     caption = Text("\n".join(captions)) if captions else None
     table = Table(caption=caption, header_style="bold", row_styles=["", "dim"])
     for name in columns:
         table.add_column(name, overflow="fold", no_wrap=name != "module", min_width=10 if name == "module" else None)
-    for name in _NUMBERS:
+    roundings = {} if report.precision is None else _ROUNDINGS
+    for name in (*_NUMBERS, *roundings):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for count, row in shortened(report.rows, max_rows):
         if row is None:
@@ -64,6 +79,7 @@ def rich_table(report: Findings, max_rows: int | None = None, width: int = 160) 
             *(Text(cells[name]) for name in columns),
             *map(Text, numbers),
             Text(_number(row.tightness), style=_colour(row.tightness)),
+            *(Text(_number(getattr(row.rounding, value, None))) for value in roundings.values()),
         )
     return table
 
@@ -77,14 +93,19 @@ def _colour(tightness: float | None) -> str:
     return "green" if tightness >= 0.5 else "yellow" if tightness >= 0.01 else ""
 
 
+_OF_ROUNDING = ("added", "added_typical", "arriving", "arriving_typical")
+
+
 def dataframe(report: Findings) -> Any:
     """See `NormReport.to_dataframe`."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError as e:
         raise ImportError("NormReport.to_dataframe needs pandas: pip install 'thunder_norm[dataframe]'") from e
-    columns = [f.name for f in dataclasses.fields(ReportRow) if f.name not in ("rule", "arguments")]
+    columns = [f.name for f in dataclasses.fields(ReportRow) if f.name not in ("rule", "arguments", "rounding")]
     data = {name: [getattr(row, name) for row in report.rows] for name in columns}
+    if report.precision is not None:
+        data |= {name: [getattr(row.rounding, name, 0.0) for row in report.rows] for name in _OF_ROUNDING}
     return pandas.DataFrame({**data, "rule": [None if row.rule is None else row.rule.__name__ for row in report.rows]})
 
 

@@ -1,0 +1,160 @@
+"""A program is run in normed mode, operation by operation, and each becomes a row of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from thunder_norm.core.context import Mode, Sensitivity
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.norms.eager import run_eagerly
+from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment, Noted
+from thunder_norm.norms.lifting import Otherwise
+from thunder_norm.norms.parameters import Policy, tensor_names
+from thunder_norm.norms.sensitivity import movement, with_perturbation
+from thunder_norm.op_names import op_key
+from thunder_norm.report.rows import Findings, ReportRow
+
+
+class AsModule(torch.nn.Module):
+    """A function as a module without parameters."""
+
+    def __init__(self, fn: Callable):
+        super().__init__()
+        self.forward = fn
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, what it is run with, and how.
+
+    Attributes:
+        model: the module.
+        args: its arguments.
+        kwargs: the same, by name.
+        policy: of its parameters' norms.
+        mode: of the rules.
+        own: tensors in place of the model's own.
+        otherwise: what holds for parameters that a mapping does not name.
+        scope: for which inputs sensitivities hold.
+    """
+
+    model: torch.nn.Module
+    args: tuple
+    kwargs: dict
+    policy: Policy
+    mode: Mode
+    own: Mapping[str, torch.Tensor]
+    otherwise: Otherwise = "measured"
+    scope: Sensitivity = "global"
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by name."""
+        return {**tensor_names(self.model), **self.own}
+
+    def run(self, arithmetic: Callable[[], Arithmetic] = Arithmetic) -> Run:
+        """The program with parameters and inputs that carry perturbations."""
+        tensors = self.tensors
+        # one detached tensor for each: only norm scalars are differentiated
+        detached = {id(t): t.detach() for t in tensors.values()}
+        args, kwargs = tree_map(_perturbed, (self.args, self.kwargs))
+        result, environment = run_eagerly(
+            self.model,
+            args,
+            kwargs,
+            policy=self.policy,
+            mode=self.mode,
+            sensitivity=self.scope,
+            tensors={name: detached[id(t)] for name, t in tensors.items()},
+            perturbed=True,
+            otherwise=self.otherwise,
+            arithmetic=arithmetic,
+        )
+        inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, NormedTensor)]
+        results = {i: y for i, y in enumerate(tree_flatten(result)[0]) if isinstance(y, NormedTensor)}
+        return Run(inputs, list(results.values()), list(results), environment)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a program was given, what it returned (and in which leaves of that), and what was seen on the way."""
+
+    inputs: list[NormedTensor]
+    results: list[NormedTensor]
+    places: list[int]
+    environment: EagerEnvironment
+
+    def gains(self, targets: Sequence[NormedTensor]) -> list[float]:
+        """How far the results move, together, when one of these moves by 1."""
+        moving = [movement(y) for y in self.results if _moves(y)]
+        wanted = [i for i, t in enumerate(targets) if _moves(t)]
+        gains = [0.0] * len(targets)
+        if moving and wanted:
+            sizes = [targets[i].perturbation_size for i in wanted]
+            grads = torch.autograd.grad(sum(moving), sizes, allow_unused=True, retain_graph=True)
+            for i, g in zip(wanted, grads, strict=True):
+                gains[i] = 0.0 if g is None else g.item()
+        return gains
+
+    def from_inputs(self) -> list[float]:
+        """How far each operation's result moves when all inputs move by 1."""
+        sizes = [x.perturbation_size for x in self.inputs if _moves(x)]
+        gains = []
+        for y in (n.out for n in self.environment.noted):
+            moved = _moves(y) and bool(sizes)
+            found = torch.autograd.grad(movement(y), sizes, retain_graph=True, allow_unused=True) if moved else ()
+            gains.append(sum(g.item() for g in found if g is not None))
+        return gains
+
+    def findings(self, scope: Sensitivity) -> Findings:
+        """The rows of the operations and of the parameters."""
+        noted, parameters = self.environment.noted, list(self.environment.lifted.items())
+        gains = self.gains([n.out for n in noted] + [p for _, p in parameters])
+        if scope == "composed":
+            gains[: len(noted)] = self.from_inputs()
+        by_name = {
+            name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g)
+            for (name, p), g in zip(parameters, gains[len(noted) :], strict=True)
+        }
+        rows = tuple(_row(n, g) for n, g in zip(noted, gains, strict=False))
+        return Findings(rows, by_name, self.environment.infer(), scope=scope)
+
+
+def _parameter() -> None:
+    """Stands in for the operation in the rows of parameters."""
+
+
+def _perturbed(x: Any) -> Any:
+    return with_perturbation(x) if isinstance(x, NormedTensor) and x.perturbation_size is None else x
+
+
+def _moves(y: NormedTensor) -> bool:
+    return y.perturbation_size is not None and y.perturbation_size.requires_grad
+
+
+def _row(noted: Noted, gain: float) -> ReportRow:
+    out = noted.out
+    size = out.norm_size.item()
+    actual = None
+    if out.backing.device.type != "meta":
+        actual = type(out).of(out.backing, out.elem_dims).norm_size.item()
+    key = op_key(noted.func)
+    return ReportRow(
+        op="parameter" if noted.func is _parameter else key if isinstance(key, str) else noted.func.__name__,
+        module=noted.module,
+        location=noted.location,
+        kind=type(out).__name__,
+        elem_dims=out.elem_dims,
+        shape=tuple(out.shape),
+        norm_size=size,
+        sensitivity=gain,
+        actual=actual,
+        tightness=None if actual is None or size == 0 else actual / size,
+        rule=noted.rule,
+        arguments=noted.arguments,
+    )
