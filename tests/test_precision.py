@@ -34,6 +34,8 @@ def jitted(program):
 class Attention(nn.Module):
     """As people write it: residual, RMS norm, heads, softmax written out, tied weights, a constant table."""
 
+    positions: torch.Tensor
+
     def __init__(self, width=32, heads=4):
         super().__init__()
         self.embedding, self.heads = nn.Embedding(50, width), heads
