@@ -23,6 +23,7 @@ from thunder_norm.norms.saving.norm_maps import WithoutModel
 from thunder_norm.norms.transform import NormTransform
 from thunder_norm.report import saving
 from thunder_norm.report import views as report_views
+from thunder_norm.report.comparison import Comparison, compared
 from thunder_norm.report.explanation import explain_row
 from thunder_norm.report.precision.prediction import in_precision
 from thunder_norm.report.rows import Findings
@@ -65,6 +66,18 @@ class NormReport(Findings):
             name: i for name, i in self.inferred.items() if name in parameters or any(is_inside(u.module) for u in i.uses)
         }
         return replace(self, rows=rows, parameters=parameters, inferred=inferred)
+
+    def compare(self, after: NormReport) -> Comparison:
+        """This report and another of the same program beside each other: of a later checkpoint, of other data.
+
+        Operations are matched by module, name and order, parameters by name.
+
+        Raises:
+            NormMismatchError: the other is no report, or their sensitivities are of different scopes.
+        """
+        if not isinstance(after, Findings):
+            raise NormMismatchError(f"a report is compared with another report, got {type(after).__name__}")
+        return compared(self, after)
 
     def explain(self, *, max_rows: int | None = None) -> str:
         """In words: the kind of each parameter and why, then each operation with its rule, formulas and conversions.
