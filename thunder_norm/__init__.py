@@ -32,6 +32,7 @@ if _TYPE_CHECKING:
     from thunder_norm import modular as modular
     from thunder_norm import transforms as transforms
     from thunder_norm.norms.annotations import annotate
+    from thunder_norm.norms.margins import LipschitzMargin
     from thunder_norm.norms.norm_map import build_norm_map, load_norm_map
     from thunder_norm.norms.norm_vector import NormVector
     from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
@@ -40,6 +41,7 @@ if _TYPE_CHECKING:
 
 # What traces programs is imported when it is asked for: eager norms need none of it, and it takes longer than all the rest.
 _LAZY = {
+    "LipschitzMargin": "thunder_norm.norms.margins",
     "NormVector": "thunder_norm.norms.norm_vector",
     "annotate": "thunder_norm.norms.annotations",
     "build_norm_map": "thunder_norm.norms.norm_map",
@@ -70,6 +72,7 @@ __all__ = [
     "L1Tensor",
     "L2Tensor",
     "LinfTensor",
+    "LipschitzMargin",
     "NormVector",
     "NormedTensor",
     "RMSTensor",

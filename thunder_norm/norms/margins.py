@@ -1,0 +1,192 @@
+"""Training for certified radii: a loss of the logits that are left when every input moves as far as it may."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm.core import conversions
+from thunder_norm.core.composed import spread_of
+from thunder_norm.core.context import norm_mode, norm_sensitivity, perturbations_recorded
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.tensors import NormedTensor, describe
+from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
+
+Scope = Literal["composed", "global"]
+
+
+class LipschitzMargin(torch.nn.Module):
+    """Cross entropy of the logits that remain when inputs move by at most a radius: Lipschitz-margin training.
+
+    For inputs within ``|x' - x|_2 <= r`` the logits of a classifier differ by ``z'_j - z'_c <= z_j - z_c + r K_cj``, K_cj being the
+    Lipschitz constant of that difference.  The loss is the cross entropy of ``z_j + r K_cj``, c the target; it is differentiable in
+    the logits and, through the constants, in the model's parameters.  Where the target's logit is still the largest of these, the
+    label is certified: no input within r has another one (Tsuzuku, Sato and Sugiyama, "Lipschitz-Margin Training", NeurIPS 2018).
+
+    The constants are those of the model in eval mode, for all inputs of at most the norm of the example's, and r more.  They are bounds
+    of real numbers: what floating point adds to the logits is not in them.
+
+    Args:
+        model: from inputs [batch, ...] to logits [batch, classes].
+        example: an input; its entries matter by their norm alone (the largest RMS over all but the first dimension), and where the
+            model has no product of two tensors that depend on the input not even by that.
+        radius: r >= 0, a Euclidean length.
+        sensitivity: "composed" (see `norm_sensitivity`): a constant for each pair of classes, from the ellipsoid that the logits move
+            in; or "global": sqrt(2) times the product of norms, the same for all pairs.
+
+    Raises:
+        NormMismatchError: a negative radius, no such sensitivity; later, logits that are not [batch, classes] or cannot be bounded.
+    """
+
+    def __init__(self, model: torch.nn.Module, example: torch.Tensor, radius: float, *, sensitivity: Scope = "composed"):
+        super().__init__()
+        if sensitivity not in ("composed", "global"):
+            raise NormMismatchError(f'sensitivity must be "composed" or "global", which hold for all inputs, got {sensitivity!r}')
+        if not radius >= 0:
+            raise NormMismatchError(f"radius must be a length >= 0, got {radius}")
+        if type(example) is not torch.Tensor or not example.is_floating_point() or example.ndim < 2 or example.numel() == 0:
+            raise NormMismatchError(
+                f"LipschitzMargin needs an example input [batch, ...] of floating-point numbers, got {describe(example)}"
+            )
+        self._model = (model,)  # in a tuple: its parameters are not this module's
+        self.example = example[:1].detach()
+        self._dims = tuple(range(1 - example.ndim, 0))
+        self._rms = RMSTensor.of(example.detach(), self._dims).norm_size
+        self.radius, self.sensitivity = float(radius), sensitivity
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The classifier."""
+        return self._model[0]
+
+    def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The mean loss.
+
+        Args:
+            logits: of the model, [batch, classes]; in training mode too.
+            target: the class of each, [batch].
+        """
+        return F.cross_entropy(self._worst(logits, target), target)
+
+    def certified(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Which inputs have the target's label, and so has every input within the radius: booleans [batch].
+
+        Args:
+            logits: of the model in eval mode, [batch, classes].
+            target: the class of each, [batch].
+        """
+        return self.radii(logits, target) > self.radius
+
+    @torch.no_grad()
+    def radii(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """How far each input may move before its label may be another than the target, [batch]; not positive if it is another now.
+
+        Args:
+            logits: of the model in eval mode, [batch, classes].
+            target: the class of each, [batch].
+        """
+        constants = self._of(logits)[target].to(logits)
+        margins = logits.gather(-1, target[:, None]) - logits
+        is_other = ~F.one_hot(target, logits.shape[-1]).bool()
+        return torch.where(is_other, margins / constants, torch.inf).amin(-1)
+
+    def constants(self) -> torch.Tensor:
+        """K_cj: how far the logit of j moves at most, relative to that of c, when the input moves by a Euclidean length of 1.
+
+        Returns:
+            [classes, classes] float64, 0 on the diagonal, differentiable in the parameters.
+        """
+        with _in_eval_mode(self.model), norm_mode("bound"), norm_sensitivity(self.sensitivity):
+            size = self._rms + self.radius / math.sqrt(self.example[0].numel())
+            x = with_perturbation(RMSTensor._wrap(self.example, size, None, self._dims))
+            y = self.model(x)
+        if not isinstance(y, NormedTensor) or y.ndim != 2:
+            raise NormMismatchError(
+                f"LipschitzMargin needs a model whose result is a tensor of logits [batch, classes], got {describe(y)}"
+            )
+        pairs = _of_pairs(y, x) if self.sensitivity == "composed" else None
+        if pairs is None:
+            pairs = _of_all(y, x)
+        return pairs / math.sqrt(self.example[0].numel())  # the example moves by an RMS of 1
+
+    def _of(self, logits: torch.Tensor) -> torch.Tensor:
+        found = self.constants()
+        if logits.ndim != 2 or logits.shape[-1] != len(found):
+            raise NormMismatchError(
+                with_details(
+                    f"logits of shape {tuple(logits.shape)}",
+                    why=f"the model has {len(found)} classes",
+                    instead="what the model returns, [batch, classes]",
+                )
+            )
+        return found
+
+    def _worst(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return logits + self.radius * self._of(logits)[target].to(logits)
+
+
+def _of_pairs(y: NormedTensor, x: NormedTensor) -> torch.Tensor | None:
+    """From the ellipsoids that the logits move in: ``sum over roots of sqrt((e_j - e_c)^T P (e_j - e_c))``; None if there are none."""
+    spread = spread_of(y) if y.perturbation_size is not None else None
+    if spread is None or spread.ndim != 1:
+        return None
+    total = torch.zeros((y.shape[-1], y.shape[-1]), dtype=torch.float64)
+    for part in spread.parts:
+        cov = part.ellipsoid.cov
+        sizes = cov.diagonal()
+        squares = (sizes[:, None] + sizes[None, :] - 2 * cov).clamp_min(0.0)
+        squares = squares + 64 * len(cov) * torch.finfo(torch.float64).eps * (sizes[:, None] + sizes[None, :]).detach()
+        off = ~torch.eye(len(cov), dtype=torch.bool)
+        lengths = torch.where(off, torch.where(off, squares, 1.0).sqrt(), 0.0)
+        total = total + lengths * part.ellipsoid.scale * _rate(part.root.size, x)
+    return total
+
+
+def _rate(size: torch.Tensor, x: NormedTensor) -> torch.Tensor:
+    """How far a root moves when x does by 1."""
+    if size is x.perturbation_size:
+        return torch.ones((), dtype=torch.float64)
+    if not size.requires_grad:
+        return torch.zeros((), dtype=torch.float64)
+    with perturbations_recorded():
+        assert x.perturbation_size is not None
+        (rate,) = torch.autograd.grad(size, x.perturbation_size, create_graph=True, allow_unused=True, materialize_grads=True)
+    return rate.to(device="cpu", dtype=torch.float64)
+
+
+def _of_all(y: NormedTensor, x: NormedTensor) -> torch.Tensor:
+    """The same number for all pairs: two logits move by at most sqrt(2) times the length of the row, or twice the largest entry."""
+    classes = y.shape[-1]
+    over_classes = y.elem_dims == (-1,) and isinstance(y, RMSTensor)
+    constant = sensitivities(y, x) * (math.sqrt(2 * classes) if over_classes else 2.0 * _entry(y))
+    return constant.to(device="cpu", dtype=torch.float64) * (1 - torch.eye(classes, dtype=torch.float64))
+
+
+def _entry(y: NormedTensor) -> float:
+    """What bounds one logit in terms of the norm of y.
+
+    Raises:
+        NormMismatchError: nothing does.
+    """
+    found = conversions.factor(y, LinfTensor, ())
+    if found is None:
+        raise NormMismatchError(f"LipschitzMargin: the norm of {describe(y)} bounds no single logit")
+    return float(found)
+
+
+@contextlib.contextmanager
+def _in_eval_mode(model: Any) -> Iterator[None]:
+    training = [m for m in model.modules() if m.training]
+    for m in training:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
