@@ -22,6 +22,7 @@ from benchmarks import (  # noqa: E402
     first_calls,
     function_transforms,
     machine,
+    margins,
     models,
     modular,
     normed,
@@ -47,6 +48,7 @@ SUITES = {
     "function_transforms": function_transforms,
     "bounds": bounds,
     "precision": precision,
+    "margins": margins,
 }
 
 _QUICK = models.Options(

@@ -296,6 +296,15 @@ def _precision(cases: Cases) -> list[str]:
     return [_table(heads, lines)]
 
 
+def _margins(cases: Cases) -> list[str]:
+    lines, radii = [], []
+    for rows in cases.values():
+        for name, row in rows.items():
+            radii = [f"certified at {r}" for r in row["certified"]]
+            lines.append([name, f"{row['clean']:.3f}", *(f"{v:.3f}" for v in row["certified"].values()), _time(row)])
+    return [_table(["trained by", "right", *radii, "time of a step"], lines)]
+
+
 def _figure(value: float) -> str:
     return f"{value:.4g}"
 
@@ -312,4 +321,5 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "function_transforms": _function_transforms,
     "bounds": _bounds,
     "precision": _precision,
+    "margins": _margins,
 }
