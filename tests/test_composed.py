@@ -216,7 +216,7 @@ def test_the_adversary_finds_rules_that_claim_too_little(broken: str, monkeypatc
     eye = torch.eye(3, dtype=F64)
     f = lambda x: x + F.linear(torch.abs(F.linear(x, eye)), eye)  # noqa: E731
     if broken == "slopes":
-        monkeypatch.setattr(normed_op(torch.abs), "movement_rule", slopes._between(lambda given: (-0.5, 0.5)))
+        monkeypatch.setattr(normed_op(torch.abs), "movement_rule", slopes._between(torch.abs, lambda given: (-0.5, 0.5)))
     elif broken == "bend":
         monkeypatch.setattr(joint.Bend, "half", property(lambda self: (self.high - self.low) / 8))
     elif broken == "inflation":

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.seeds import seeded
-from thunder_norm import LipschitzMargin
+from thunder_norm import LipschitzMargin, certified_radii
 from thunder_norm.errors import NormMismatchError
 
 
@@ -92,6 +92,21 @@ def test_the_loss_is_the_cross_entropy_of_what_is_left():
     torch.testing.assert_close(margin(model(x), target).detach(), expected, rtol=1e-6, atol=1e-9)
 
 
+def attacked(model, x, target, radii):
+    """Inputs moved by gradient ascent, within these radii, to where another class is likeliest."""
+    lengths = radii.clamp_max(1e3).reshape(-1, *[1] * (x.ndim - 1))
+    moved = x.clone()
+    for _ in range(40):
+        moved.requires_grad_()
+        z = model(moved)
+        others = z.masked_fill(F.one_hot(target, 4).bool(), -math.inf).amax(-1)
+        (gradient,) = torch.autograd.grad((others - z.gather(-1, target[:, None])[:, 0]).sum(), moved)
+        step = (moved.detach() + lengths * gradient / gradient.flatten(1).norm(dim=1).clamp_min(1e-12).reshape(lengths.shape)) - x
+        size = step.flatten(1).norm(dim=1).reshape(lengths.shape).clamp_min(1e-300)
+        moved = x + step * (lengths * (1 - 1e-6) / size).clamp_max(1.0)
+    return moved
+
+
 @pytest.mark.parametrize("sensitivity", ["composed", "global"])
 @pytest.mark.parametrize("name", list(classifiers()))
 def test_attacks_within_the_radius_change_no_certified_label(name, sensitivity):
@@ -104,17 +119,31 @@ def test_attacks_within_the_radius_change_no_certified_label(name, sensitivity):
     assert (radii >= 0).all()
     assert torch.equal(margin.certified(model(x), target), radii > 0.05)
     assert (margin.radii(model(x), (target + 1) % 4) <= 0).all()
-    lengths = radii.clamp_max(1e3).reshape(-1, *[1] * len(shape))
-    moved = x.clone()
-    for _ in range(40):
-        moved.requires_grad_()
-        z = model(moved)
-        others = z.masked_fill(F.one_hot(target, 4).bool(), -math.inf).amax(-1)
-        (gradient,) = torch.autograd.grad((others - z.gather(-1, target[:, None])[:, 0]).sum(), moved)
-        step = (moved.detach() + lengths * gradient / gradient.flatten(1).norm(dim=1).clamp_min(1e-12).reshape(lengths.shape)) - x
-        size = step.flatten(1).norm(dim=1).reshape(lengths.shape).clamp_min(1e-300)
-        moved = x + step * (lengths * (1 - 1e-6) / size).clamp_max(1.0)
-    assert torch.equal(model(moved).argmax(-1), target)
+    assert torch.equal(model(attacked(model, x, target, radii)).argmax(-1), target)
+
+
+@pytest.mark.parametrize("name", list(classifiers()))
+def test_attacks_within_certified_radii_change_no_label(name):
+    model, shape = classifiers()[name]
+    model.double().train()
+    x = torch.randn(8, *shape, dtype=torch.float64)
+    target = model.eval()(x).argmax(-1)
+    radii = certified_radii(model, x, target)
+    assert (radii > 0).all()
+    assert torch.equal(model(attacked(model, x, target, radii)).argmax(-1), target)
+    assert (certified_radii(model, x, (target + 1) % 4) == 0).all()
+    everywhere = LipschitzMargin(model, x, 0.0).radii(model(x), target)
+    assert (radii >= everywhere * (1 - 2e-3) - 1e-9).all()
+
+
+def test_the_certified_radius_of_a_linear_classifier_is_the_distance_to_the_nearest_plane():
+    model = nn.Linear(8, 4).double()
+    x = torch.randn(6, 8, dtype=torch.float64)
+    z = model(x).detach()
+    target = z.argmax(-1)
+    distances = (z.gather(1, target[:, None]) - z) / torch.cdist(model.weight, model.weight).detach()[target]
+    expected = distances.masked_fill(F.one_hot(target, 4).bool(), math.inf).amin(-1)
+    torch.testing.assert_close(certified_radii(model, x, target), expected, rtol=2e-3, atol=0.0)
 
 
 def test_training_under_it_makes_labels_safe_further_away():
@@ -155,6 +184,7 @@ def test_the_model_is_as_it_was():
         (lambda m, x: LipschitzMargin(m, x, math.nan), "radius"),
         (lambda m, x: LipschitzMargin(m, x, 0.1, sensitivity="local"), "all inputs"),
         (lambda m, x: LipschitzMargin(m, x[0], 0.1), "batch"),
+        (lambda m, x: certified_radii(m, x[0], torch.tensor([0])), "batch"),
         (lambda m, x: LipschitzMargin(m, x.long(), 0.1), "floating"),
         (lambda m, x: LipschitzMargin(m, x, 0.1)(torch.randn(3, 7), torch.zeros(3, dtype=torch.long)), "4 classes"),
         (lambda m, x: LipschitzMargin(nn.Unflatten(-1, (2, 4)), x, 0.1).constants(), "logits"),

@@ -32,7 +32,7 @@ if _TYPE_CHECKING:
     from thunder_norm import modular as modular
     from thunder_norm import transforms as transforms
     from thunder_norm.norms.annotations import annotate
-    from thunder_norm.norms.margins import LipschitzMargin
+    from thunder_norm.norms.margins import LipschitzMargin, certified_radii
     from thunder_norm.norms.norm_map import build_norm_map, load_norm_map
     from thunder_norm.norms.norm_vector import NormVector
     from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
@@ -45,6 +45,7 @@ _LAZY = {
     "NormVector": "thunder_norm.norms.norm_vector",
     "annotate": "thunder_norm.norms.annotations",
     "build_norm_map": "thunder_norm.norms.norm_map",
+    "certified_radii": "thunder_norm.norms.margins",
     "load_norm_map": "thunder_norm.norms.norm_map",
     "load_norm_report": "thunder_norm.report.norm_report",
     "norm_report": "thunder_norm.report.norm_report",
@@ -81,6 +82,7 @@ __all__ = [
     "__version__",
     "annotate",
     "build_norm_map",
+    "certified_radii",
     "errors",
     "initialize",
     "load_norm_map",

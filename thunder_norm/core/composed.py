@@ -1,4 +1,4 @@
-"""Perturbations as ellipsoids, inside ``norm_sensitivity("composed")``: a matrix where there is a number otherwise.
+"""Perturbations as ellipsoids, inside ``norm_sensitivity("composed")`` and "within": a matrix where there is a number otherwise.
 
 The entries of a tensor over its last dimensions (its *features*) are a row, and every row moves within one ellipsoid, the same for all as
 they share elem_dims.  What moves is said by *roots*: a leaf with a perturbation_size, or a result of which only a norm rule knows how
@@ -22,7 +22,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
 from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, Scaled, sum_of
 from thunder_norm.core.joint import Bend, Step, Sum, smallest
 from thunder_norm.core.kinds import L2Tensor, RMSTensor
@@ -201,11 +201,33 @@ def is_composed() -> bool:
     Raises:
         NormMismatchError: in another mode than "bound".
     """
-    if current_sensitivity() != "composed":
+    if current_sensitivity() not in COMPOSED:
         return False
     if current_mode() != "bound":
-        raise NormMismatchError(f'sensitivity "composed" is a bound; in mode {current_mode()!r} use "global"')
+        raise NormMismatchError(f'sensitivity "{current_sensitivity()}" is a bound; in mode {current_mode()!r} use "global"')
     return True
+
+
+def is_within() -> bool:
+    """Whether they are those of inputs within their perturbation_size of the data."""
+    return current_sensitivity() == "within"
+
+
+def reach(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor]:
+    """Between which numbers each feature of x stays, in all rows, for inputs within their perturbation_size of the data.
+
+    What rounding does to entries is allowed for by a thousand units in the last place of the largest one.
+    """
+    rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
+    moved = torch.zeros(rows.shape[1], dtype=torch.float64)
+    for part in spread.parts:
+        moved = moved + part.ellipsoid.scale * part.ellipsoid.cov.detach().diagonal().sqrt() * values(part.root.size.detach())
+    if not len(rows):
+        return -moved, moved
+    largest = rows.abs().amax()
+    slack = moved * 1e-9 + 1000 * torch.finfo(x.backing.dtype).eps * largest
+    low, high = rows.amin(0) - moved - slack, rows.amax(0) + moved + slack
+    return torch.nan_to_num(low, nan=-math.inf), torch.nan_to_num(high, nan=math.inf)
 
 
 def moves(x: Any) -> TypeGuard[NormedTensor]:

@@ -56,21 +56,26 @@ def current_mode() -> Mode:
     return _mode.get()
 
 
-Sensitivity = Literal["global", "local", "composed"]
+Sensitivity = Literal["global", "local", "composed", "within"]
 SENSITIVITIES: tuple[Sensitivity, ...] = typing.get_args(Sensitivity)
+# Those of perturbations that go through the matrices at hand.
+COMPOSED: tuple[Sensitivity, ...] = ("composed", "within")
 
 _sensitivity: contextvars.ContextVar[Sensitivity] = contextvars.ContextVar("thunder_norm_sensitivity", default="global")
 
 
 @contextlib.contextmanager
 def norm_sensitivity(sensitivity: Sensitivity) -> Iterator[None]:
-    """Sensitivities inside the block: "global", for all tensors of the inputs' norms, "local", at the data at hand, or "composed".
+    """Sensitivities inside the block: "global", for all tensors of the inputs' norms, "local", at the data at hand, "composed" or "within".
 
     A local one is valid to first order: for perturbations so small that the data they start from decides.  Rules that are far
     better there use it (normalizations, softmax, attention); the others have one constant for both.
 
     A composed one holds for all inputs and movements of any size as a global one does, and does not multiply the operations' constants:
     perturbations stay in ellipsoids that are taken through matrices as they are (`thunder_norm.core.composed`).
+
+    "within" is composed, for inputs that are within their perturbation_size of the data at hand (`with_perturbation(x, radius)`), and their
+    norm_size: an activation has only the slopes that each entry may meet there, and a relu that cannot switch is linear.
 
     Raises:
         NormMismatchError: there is no such choice.
@@ -90,12 +95,12 @@ def not_composed(sensitivity: str, of: str) -> Sensitivity:
     """`sensitivity` as `check_sensitivity` has it, of something without the matrices that "composed" takes perturbations through.
 
     Raises:
-        NormMismatchError: it is "composed", or there is no such choice.
+        NormMismatchError: it is one of these, or there is no such choice.
     """
-    if sensitivity == "composed":
+    if sensitivity in COMPOSED:
         raise NormMismatchError(
-            f'sensitivity "composed" is not for {of}: it takes perturbations through the matrices at hand, in PyTorch without Thunder; use '
-            'norm_sensitivity("composed") around the model itself, or norm_report(..., sensitivity="composed")'
+            f'sensitivity "{sensitivity}" is not for {of}: it takes perturbations through the matrices at hand, in PyTorch without Thunder; '
+            f'use norm_sensitivity("{sensitivity}") around the model itself, or norm_report'
         )
     return check_sensitivity(sensitivity)
 

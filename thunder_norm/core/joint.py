@@ -230,12 +230,15 @@ def _starts(steps: Sequence[Step]) -> list[_Start]:
 
 
 def _first_multipliers(q: torch.Tensor, step: Bend, start: _Start) -> torch.Tensor:
-    """``T = tau / lambda_max(q)``: with ``tau = h / (|m| + h)`` the longest vector becomes as long as the steepest slope says."""
+    """``T = tau / lambda_max(q)``: with ``tau = h / (|m| + h)`` the longest vector becomes as long as the steepest slope says.
+
+    Of entries with one slope tau is next to nothing, and q is that of the others.
+    """
     middle, half = step.middle.abs(), step.half
     tau = torch.where(half > 0, half / (middle + half).clamp(min=1e-300), 1.0).clamp(min=1e-6, max=start.most)
     sizes = q.diagonal().clamp(min=q.diagonal().max() * 1e-24).clamp(min=1e-250)
     weights = sizes if start.is_scaled else torch.full_like(sizes, sizes.max().item())
-    root = weights.rsqrt()
+    root = (tau / (tau.max() * weights)).sqrt()
     largest = torch.linalg.eigvalsh(root[:, None] * q * root)[-1].clamp(min=1e-12)
     return tau / (weights * largest * (1 + 1e-10))
 

@@ -50,14 +50,10 @@ class LipschitzMargin(torch.nn.Module):
             raise NormMismatchError(f'sensitivity must be "composed" or "global", which hold for all inputs, got {sensitivity!r}')
         if not radius >= 0:
             raise NormMismatchError(f"radius must be a length >= 0, got {radius}")
-        if type(example) is not torch.Tensor or not example.is_floating_point() or example.ndim < 2 or example.numel() == 0:
-            raise NormMismatchError(
-                f"LipschitzMargin needs an example input [batch, ...] of floating-point numbers, got {describe(example)}"
-            )
+        _check_example(example)
         self._model = (model,)  # in a tuple: its parameters are not this module's
         self.example = example[:1].detach()
-        self._dims = tuple(range(1 - example.ndim, 0))
-        self._rms = RMSTensor.of(example.detach(), self._dims).norm_size
+        self._rms = RMSTensor.of(example.detach(), tuple(range(1 - example.ndim, 0))).norm_size
         self.radius, self.sensitivity = float(radius), sensitivity
 
     @property
@@ -102,18 +98,7 @@ class LipschitzMargin(torch.nn.Module):
         Returns:
             [classes, classes] float64, 0 on the diagonal, differentiable in the parameters.
         """
-        with _in_eval_mode(self.model), norm_mode("bound"), norm_sensitivity(self.sensitivity):
-            size = self._rms + self.radius / math.sqrt(self.example[0].numel())
-            x = with_perturbation(RMSTensor._wrap(self.example, size, None, self._dims))
-            y = self.model(x)
-        if not isinstance(y, NormedTensor) or y.ndim != 2:
-            raise NormMismatchError(
-                f"LipschitzMargin needs a model whose result is a tensor of logits [batch, classes], got {describe(y)}"
-            )
-        pairs = _of_pairs(y, x) if self.sensitivity == "composed" else None
-        if pairs is None:
-            pairs = _of_all(y, x)
-        return pairs / math.sqrt(self.example[0].numel())  # the example moves by an RMS of 1
+        return _constants(self.model, self.example, self._rms, self.radius, self.sensitivity)
 
     def _of(self, logits: torch.Tensor) -> torch.Tensor:
         found = self.constants()
@@ -129,6 +114,83 @@ class LipschitzMargin(torch.nn.Module):
 
     def _worst(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return logits + self.radius * self._of(logits)[target].to(logits)
+
+
+def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tensor, *, steps: int = 10) -> torch.Tensor:
+    """How far each input may move before a classifier's label may be another than the target: certified radii, Euclidean.
+
+    For a radius r the constants of pairs of classes hold for inputs within r of x alone (``norm_sensitivity("within")``): relus that
+    cannot switch there are linear.  The largest r with ``z_c - z_j > r K_cj(r)`` for all other classes j is found by bisection, input
+    by input; every number it returns is a radius that was checked.  The model is taken in eval mode; what floating point adds to the
+    logits is not in the bounds.
+
+    Args:
+        model: from inputs [batch, ...] to logits [batch, classes].
+        x: inputs [batch, ...].
+        target: the class of each, [batch].
+        steps: how often the interval is halved.
+
+    Returns:
+        [batch] float64; 0 where the label is another already.
+
+    Raises:
+        NormMismatchError: inputs of no floating-point numbers, or logits that are not [batch, classes] or cannot be bounded.
+    """
+    _check_example(x)
+    found = [_certified_radius(model, x[i : i + 1].detach(), int(c), steps) for i, c in enumerate(target)]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, steps: int) -> float:
+    rms = RMSTensor.of(x, tuple(range(1 - x.ndim, 0))).norm_size
+    with torch.no_grad(), _in_eval_mode(model):
+        logits = model(x)[0].double()
+    margins = logits[target] - logits
+    others = torch.arange(len(logits)) != target
+
+    def holds(radius: float) -> bool:
+        constants = _constants(model, x, rms, radius, "within")[target].detach().to(margins.device)
+        return bool((margins > radius * constants)[others].all())
+
+    def first() -> float:
+        constants = _constants(model, x, rms, 0.0, "within")[target].detach().to(margins.device)
+        return (margins / constants)[others].amin().item()  # not reached: constants grow with the radius
+
+    if not (margins > 0)[others].all():
+        return 0.0
+    low, high = 0.0, first()
+    if not math.isfinite(high):
+        high = 1.0
+        while holds(high) and high < 1e12:
+            low, high = high, 2 * high
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _constants(model: torch.nn.Module, x: torch.Tensor, rms: torch.Tensor, radius: float, sensitivity: Any) -> torch.Tensor:
+    """See `LipschitzMargin.constants`; for inputs of at most this RMS, and `radius` more.
+
+    Raises:
+        NormMismatchError: the result is no tensor of logits.
+    """
+    count = x[0].numel()
+    moved = radius / math.sqrt(count)
+    with _in_eval_mode(model), norm_mode("bound"), norm_sensitivity(sensitivity):
+        given = with_perturbation(RMSTensor._wrap(x, rms + moved, None, tuple(range(1 - x.ndim, 0))), moved)
+        y = model(given)
+    if not isinstance(y, NormedTensor) or y.ndim != 2:
+        raise NormMismatchError(f"Lipschitz margins are of a model that returns logits [batch, classes], got {describe(y)}")
+    pairs = None if sensitivity == "global" else _of_pairs(y, given)
+    if pairs is None:
+        pairs = _of_all(y, given)
+    return pairs / math.sqrt(count)  # the input moves by an RMS of 1
+
+
+def _check_example(x: Any) -> None:
+    if type(x) is not torch.Tensor or not x.is_floating_point() or x.ndim < 2 or x.numel() == 0:
+        raise NormMismatchError(f"Lipschitz margins need inputs [batch, ...] of floating-point numbers, got {describe(x)}")
 
 
 def _of_pairs(y: NormedTensor, x: NormedTensor) -> torch.Tensor | None:

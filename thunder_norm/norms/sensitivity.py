@@ -72,18 +72,24 @@ def movement(y: NormedTensor) -> torch.Tensor:
     return y.perturbation_size * bounded(1.0, y.norm_size)
 
 
-def with_perturbation(x: NormedTensor) -> NormedTensor:
-    """`x` carrying a perturbation_size of 0 that requires grad: a leaf for `sensitivities`.
+def with_perturbation(x: NormedTensor, radius: float = 0.0) -> NormedTensor:
+    """`x` carrying a perturbation_size that requires grad: a leaf for `sensitivities`.
+
+    Args:
+        x: any NormedTensor; inside ``norm_sensitivity("within")`` its norm_size must bound what it may become, too.
+        radius: the perturbation_size, in x's own norm.  It matters inside ``norm_sensitivity("within")``.
 
     Raises:
-        NormMismatchError: x is not a NormedTensor, or carries a perturbation already.
+        NormMismatchError: x is not a NormedTensor, or carries a perturbation already; a negative radius.
     """
     if not isinstance(x, NormedTensor):
         raise NormMismatchError(f"with_perturbation needs a NormedTensor, got {type(x).__name__}")
+    if not radius >= 0:
+        raise NormMismatchError(f"with_perturbation: radius must be a size >= 0, got {radius}")
     if x.perturbation_size is not None:
         raise NormMismatchError("with_perturbation: the tensor carries a perturbation_size already")
     with perturbations_recorded():
-        zero = torch.zeros((), dtype=x.norm_size.dtype, device=x.norm_size.device, requires_grad=True)
-    out = type(x)._wrap(x.backing, x.norm_size, zero, x.elem_dims)
+        size = torch.full((), radius, dtype=x.norm_size.dtype, device=x.norm_size.device, requires_grad=True)
+    out = type(x)._wrap(x.backing, x.norm_size, size, x.elem_dims)
     out._is_leaf_value = True
     return out

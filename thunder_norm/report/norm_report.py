@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm import first_calls
-from thunder_norm.core.context import Sensitivity, check_sensitivity, not_composed
+from thunder_norm.core.context import COMPOSED, Sensitivity, check_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.lifting import Otherwise
@@ -168,6 +168,7 @@ def norm_report(
     *args: Any,
     explain: bool = False,
     sensitivity: Sensitivity | None = None,
+    radius: float | None = None,
     precision: torch.dtype | Mapping[str, torch.dtype] | None = None,
     **kwargs: Any,
 ) -> NormReport:
@@ -182,6 +183,8 @@ def norm_report(
             ellipsoids in place of a constant for each operation.  None: "local" where there is data (arguments that are not on meta,
             measured parameters, mode "bound"), else the transform's own.  A norm map's is "global".  With "composed" the rows of
             operations show how far each result moves when the inputs move by 1, those of parameters how far the output does.
+        radius: sensitivities for all inputs within this distance of the data, in the norms of the inputs: composed, with the slopes that
+            activations may have there (scope "within").  Parameters are as they are.
         precision: predict what the program does in this dtype: how much each operation's rounding adds, and how much of it arrives at
             the results, at most and typically, next to what is measured (`ReportRow.rounding`, `NormReport.precision`).  Or dtypes by
             patterns of operations and modules, the last that fits counts: ``{"*": torch.bfloat16, "lm_head": torch.float32}``.  With
@@ -191,13 +194,14 @@ def norm_report(
     Raises:
         NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
             its norm and no norm fits all of them; no such sensitivity; "composed" of a norm map, without data or measured parameters,
-            in another mode than "bound", or without a normed input; a precision without data, in another mode, or no format.
+            in another mode than "bound", or without a normed input; a precision without data, in another mode, or no format; a
+            radius that is negative, or with another sensitivity than "within".
         NormMapKeyError: a pattern of `precision` fits nothing.
     """
     if sensitivity is not None:
         check_sensitivity(sensitivity)
     with first_calls.shown("norm report"), torch.inference_mode(False), torch.enable_grad():
-        report = _report_of(target, args, kwargs, sensitivity, precision)
+        report = _report_of(target, args, kwargs, _scope(sensitivity, radius), radius or 0.0, precision)
     return replace(report, explains=True) if explain else report
 
 
@@ -216,6 +220,7 @@ def _report_of(
     args: tuple,
     kwargs: dict,
     sensitivity: Sensitivity | None,
+    radius: float,
     precision: torch.dtype | Mapping[str, torch.dtype] | None,
 ) -> NormReport:
     if isinstance(target, NormMap):
@@ -241,11 +246,11 @@ def _report_of(
         sensitivity = (
             "local" if has_data and transform.parameters == "measured" and transform.mode == "bound" else transform.sensitivity
         )
-    if sensitivity == "composed":
-        _check_composed(transform, has_data, (args, kwargs))
-    program = Program(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity)
+    if sensitivity in COMPOSED:
+        _check_composed(sensitivity, transform, has_data, (args, kwargs))
+    program = Program(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity, radius=radius)
     if precision is None:
-        return _report(program.run().findings(sensitivity))
+        return _report(program.run().findings(sensitivity, radius))
     _check_precision(program, has_data)
     return _report(in_precision(program, precision))
 
@@ -256,21 +261,34 @@ def _report(findings: Findings) -> NormReport:
 
 def _check_precision(program: Program, has_data: bool) -> None:
     """Refuse what has no roundings."""
-    if not has_data or program.mode != "bound" or program.scope == "composed":
+    if not has_data or program.mode != "bound" or program.scope in COMPOSED:
         raise NormMismatchError(
             'precision is about roundings of data: it needs data, mode "bound", and sensitivity "local" or "global"'
         )
 
 
-def _check_composed(transform: NormTransform, has_data: bool, inputs: Any) -> None:
+def _scope(sensitivity: Sensitivity | None, radius: float | None) -> Sensitivity | None:
+    """The sensitivity that is asked for, "within" where there is a radius."""
+    if radius is None:
+        if sensitivity == "within":
+            raise NormMismatchError('sensitivity "within" needs a radius: norm_report(..., radius=r)')
+        return sensitivity
+    if sensitivity not in (None, "within"):
+        raise NormMismatchError(f'a radius is of sensitivity "within", not of {sensitivity!r}')
+    if not radius >= 0:
+        raise NormMismatchError(f"radius must be a distance >= 0, got {radius}")
+    return "within"
+
+
+def _check_composed(sensitivity: Sensitivity, transform: NormTransform, has_data: bool, inputs: Any) -> None:
     """Refuse what has no ellipsoids."""
     if not has_data or transform.parameters != "measured" or transform.mode != "bound":
         raise NormMismatchError(
-            'sensitivity "composed" is for parameters as they are: it needs data, NormTransform(parameters="measured") and mode "bound"'
+            f'sensitivity "{sensitivity}" is for parameters as they are: it needs data, NormTransform(parameters="measured") and mode "bound"'
         )
     if not any(isinstance(x, NormedTensor) for x in tree_flatten(inputs)[0]):
         raise NormMismatchError(
-            'sensitivity "composed" says how far results move with the inputs, and none is normed: RMSTensor.of(x)'
+            f'sensitivity "{sensitivity}" says how far results move with the inputs, and none is normed: RMSTensor.of(x)'
         )
 
 

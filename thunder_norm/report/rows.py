@@ -69,7 +69,7 @@ class ReportRow:
         shape: of the result.
         norm_size: bound on the result's norm.
         sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it); of this result to the
-            inputs in a report of scope "composed".
+            inputs in a report of scope "composed" or "within".
         actual: the result's own norm, where there is data.
         tightness: actual / norm_size, at most 1 in mode "bound"; NaN where either is.
         rule: the rule that gave the norm.
@@ -128,8 +128,10 @@ class Findings:
         explains: whether the printed report has explanations under the table.
         scope: "local" if each operation is bounded at the data of this run, from the norms of its arguments and to first order;
             "global" if norms and sensitivities hold for all inputs of the given norms; "composed" if they do for the parameters of
-            this run, and the rows of operations have the sensitivity of their result to the inputs, not that of the output to it.
+            this run, and the rows of operations have the sensitivity of their result to the inputs, not that of the output to it;
+            "within" is that for inputs within `radius` of the data.
         precision: the program in low precision, if that was asked for.
+        radius: how far inputs may be from the data, in their norms, in a report of scope "within".
     """
 
     rows: tuple[ReportRow, ...]
@@ -138,6 +140,7 @@ class Findings:
     explains: bool = False
     scope: Sensitivity = "global"
     precision: LowPrecision | None = None
+    radius: float | None = None
 
     def __iter__(self) -> Iterator[ReportRow]:
         return iter(self.rows)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.core.context import Mode, Sensitivity
+from thunder_norm.core.context import COMPOSED, Mode, Sensitivity
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment, Noted
@@ -41,6 +41,7 @@ class Program:
         own: tensors in place of the model's own.
         otherwise: what holds for parameters that a mapping does not name.
         scope: for which inputs sensitivities hold.
+        radius: with scope "within", how far the inputs may be from the data, in their norms.
     """
 
     model: torch.nn.Module
@@ -51,6 +52,7 @@ class Program:
     own: Mapping[str, torch.Tensor]
     otherwise: Otherwise = "measured"
     scope: Sensitivity = "global"
+    radius: float = 0.0
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -62,7 +64,7 @@ class Program:
         tensors = self.tensors
         # one detached tensor for each: only norm scalars are differentiated
         detached = {id(t): t.detach() for t in tensors.values()}
-        args, kwargs = tree_map(_perturbed, (self.args, self.kwargs))
+        args, kwargs = tree_map(self._perturbed, (self.args, self.kwargs))
         result, environment = run_eagerly(
             self.model,
             args,
@@ -78,6 +80,13 @@ class Program:
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, NormedTensor)]
         results = {i: y for i, y in enumerate(tree_flatten(result)[0]) if isinstance(y, NormedTensor)}
         return Run(inputs, list(results.values()), list(results), environment)
+
+    def _perturbed(self, x: Any) -> Any:
+        if not isinstance(x, NormedTensor) or x.perturbation_size is not None:
+            return x
+        if self.scope == "within":  # its norm is that of what it may become
+            x = type(x)._wrap(x.backing, x.norm_size + self.radius, None, x.elem_dims)
+        return with_perturbation(x, self.radius)
 
 
 @dataclass(frozen=True)
@@ -111,26 +120,22 @@ class Run:
             gains.append(sum(g.item() for g in found if g is not None))
         return gains
 
-    def findings(self, scope: Sensitivity) -> Findings:
+    def findings(self, scope: Sensitivity, radius: float = 0.0) -> Findings:
         """The rows of the operations and of the parameters."""
         noted, parameters = self.environment.noted, list(self.environment.lifted.items())
         gains = self.gains([n.out for n in noted] + [p for _, p in parameters])
-        if scope == "composed":
+        if scope in COMPOSED:
             gains[: len(noted)] = self.from_inputs()
         by_name = {
             name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g)
             for (name, p), g in zip(parameters, gains[len(noted) :], strict=True)
         }
         rows = tuple(_row(n, g) for n, g in zip(noted, gains, strict=False))
-        return Findings(rows, by_name, self.environment.infer(), scope=scope)
+        return Findings(rows, by_name, self.environment.infer(), scope=scope, radius=radius if scope == "within" else None)
 
 
 def _parameter() -> None:
     """Stands in for the operation in the rows of parameters."""
-
-
-def _perturbed(x: Any) -> Any:
-    return with_perturbation(x) if isinstance(x, NormedTensor) and x.perturbation_size is None else x
 
 
 def _moves(y: NormedTensor) -> bool:

@@ -7,6 +7,7 @@ import importlib
 import math
 from typing import Any
 
+from thunder_norm.core.context import COMPOSED
 from thunder_norm.report.rows import Findings, ReportRow, is_infinite, is_nan
 from thunder_norm.tables import short_location, shortened
 
@@ -45,6 +46,7 @@ _ROUNDINGS = {"adds": "added_typical", "arrives": "arriving_typical", "at most":
 _SCOPES = {
     "local": "local: at the data of this run, for small movements",
     "composed": "composed: how far each result moves when the inputs move by 1, the parameters as they are",
+    "within": "within {:.4g} of the data: how far each result moves when the inputs move by 1, the parameters as they are",
 }
 
 
@@ -54,7 +56,7 @@ def rich_table(report: Findings, max_rows: int | None = None, width: int = 160) 
     from rich.text import Text
 
     columns = [name for name, least in _COLUMNS.items() if width >= least]
-    captions = [*filter(None, [_SCOPES.get(report.scope)]), *in_precision(report), *nonfinite(report)]
+    captions = [*filter(None, [_SCOPES.get(report.scope, "").format(report.radius)]), *in_precision(report), *nonfinite(report)]
     caption = Text("\n".join(captions)) if captions else None
     table = Table(caption=caption, header_style="bold", row_styles=["", "dim"])
     for name in columns:
@@ -127,7 +129,7 @@ def figure(report: Findings) -> Any:
     axes.plot(
         depth,
         [_positive(r.sensitivity) for r in rows],
-        label="sensitivity to the inputs" if report.scope == "composed" else "sensitivity of the output",
+        label="sensitivity to the inputs" if report.scope in COMPOSED else "sensitivity of the output",
         color="tab:green",
         lw=1,
     )

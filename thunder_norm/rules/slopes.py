@@ -12,8 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Made, Term, spread_of, values
+from thunder_norm.core.composed import Call, Made, Term, is_within, reach, spread_of, values
+from thunder_norm.core.ellipsoids import Scaled
 from thunder_norm.core.registry import normed_op
+from thunder_norm.rules import slopes_within
 
 Slopes = Callable[[dict[str, Any]], "tuple[float, float] | None"]
 
@@ -69,7 +71,7 @@ def _ordered(*slopes: float) -> tuple[float, float]:
     return min(slopes), max(slopes)
 
 
-def _between(slopes: Slopes) -> Callable[[Call], Sequence[Made] | None]:
+def _between(op: Any, slopes: Slopes) -> Callable[[Call], Sequence[Made] | None]:
     """The movement rule of a function of each entry of ``input``, all else numbers."""
 
     def rule(call: Call) -> Sequence[Made] | None:
@@ -79,7 +81,12 @@ def _between(slopes: Slopes) -> Callable[[Call], Sequence[Made] | None]:
             return None
         size = spread.parts[0].size
         low, high = (torch.full((size,), float(s), dtype=torch.float64) for s in found)
-        return [Made(spread.ndim, (Term(x, (low, high)),))]
+        if is_within():
+            nearer = slopes_within.of(op, call.given, *reach(x, spread))
+            if nearer is not None:
+                low, high = torch.maximum(low, nearer[0]), torch.minimum(high, nearer[1])
+        is_linear = torch.equal(low, high)
+        return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_linear else (low, high)),))]
 
     return rule
 
@@ -100,7 +107,7 @@ def of(op: Any, given: dict[str, Any]) -> tuple[float, float] | None:
 
 
 for _op in functions():
-    normed_op(_op).register_movement(_between(lambda given, op=_op: of(op, given)))
+    normed_op(_op).register_movement(_between(_op, lambda given, op=_op: of(op, given)))
 
 
 @normed_op(torch.ops.aten._prelu_kernel.default).register_movement

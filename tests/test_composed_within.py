@@ -1,0 +1,158 @@
+"""Composed bounds within a radius of the data: slopes over intervals, Jacobians nearby, reports."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.seeds import seeded
+from thunder_norm import (
+    RMSTensor,
+    build_norm_map,
+    load_norm_report,
+    norm_report,
+    norm_sensitivity,
+    sensitivities,
+    with_perturbation,
+)
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules import slopes, slopes_within
+from thunder_norm.transforms import NormTransform
+import thunder
+
+OPTIONS = {
+    F.elu: [{}, {"alpha": 0.3}, {"alpha": 2.0}, {"alpha": -0.5}],
+    F.celu: [{}, {"alpha": 0.3}],
+    F.leaky_relu: [{}, {"negative_slope": 0.3}, {"negative_slope": -1.5}],
+    F.softplus: [{}, {"beta": 3.0}, {"threshold": 25.0}],
+    F.softshrink: [{}, {"lambd": 1.5}],
+    F.hardtanh: [{}, {"min_val": -0.3, "max_val": 2.0}],
+    torch.clamp: [{"min": -0.5}, {"max": 0.5}, {"min": -1.0, "max": 2.0}],
+}
+
+
+@pytest.mark.parametrize("op", slopes_within.functions(), ids=lambda op: op.__name__)
+def test_slopes_over_intervals_are_those_that_functions_have_there(op):
+    generator = torch.Generator().manual_seed(seeded(2))
+    scale = torch.tensor([0.01, 0.3, 3.0, 30.0], dtype=torch.float64)[torch.randint(4, (200,), generator=generator)]
+    low = torch.randn(200, generator=generator, dtype=torch.float64) * scale
+    high = low + torch.rand(200, generator=generator, dtype=torch.float64) * scale
+    for given in OPTIONS.get(op, [{}]):
+        least, largest = slopes_within.of(op, given, low, high)
+        everywhere = slopes.of(op, given)
+        x = (low + (high - low) * torch.linspace(0, 1, 2001, dtype=torch.float64)[:, None]).requires_grad_()
+        y = op(x, **given)
+        (derivative,) = torch.autograd.grad(y.sum(), x)
+        quotients = (y.diff(dim=0) / x.diff(dim=0)).detach()
+        assert (derivative[1:-1] >= least - 1e-7).all()
+        assert (derivative[1:-1] <= largest + 1e-7).all()
+        rounding = 1e-6 + 4e-9 / x.diff(dim=0).detach()  # above its threshold softplus jumps by 2e-9
+        assert (quotients >= least - rounding).all()
+        assert (quotients <= largest + rounding).all()
+        width = torch.maximum(quotients.abs().amax(0), torch.tensor(1e-3))
+        # but for kinks so near to an end of an interval that no two of the points are on both sides
+        assert ((quotients.amin(0) - least) <= 2e-2 * width + 2e-3).double().mean() > 0.95
+        assert ((largest - quotients.amax(0)) <= 2e-2 * width + 2e-3).double().mean() > 0.95
+        if everywhere is not None:
+            whole = slopes_within.of(op, given, torch.tensor(-math.inf).double(), torch.tensor(math.inf).double())
+            assert everywhere[0] - 1e-9 <= whole[0]
+            assert whole[1] <= everywhere[1] + 1e-9
+
+
+class Block(nn.Module):
+    def __init__(self, width, activation):
+        super().__init__()
+        self.up, self.down, self.activation = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), activation
+
+    def forward(self, x):
+        return x + self.down(self.activation(self.up(x)))
+
+
+def networks():
+    torch.manual_seed(seeded(3))
+    return {
+        "perceptron": nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 5)),
+        "residual": nn.Sequential(nn.Linear(6, 5), Block(5, F.gelu), Block(5, F.silu), Block(5, F.leaky_relu)),
+        "norms": nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 5), nn.Softmax(-1)),
+    }
+
+
+def within(model, x, radius):
+    """The bound on how far rows of the result move, Euclidean, when a row of x does."""
+    with norm_sensitivity("within"):
+        given = with_perturbation(
+            RMSTensor._wrap(x, RMSTensor.of(x).norm_size + radius / math.sqrt(6), None, (-1,)), radius / math.sqrt(6)
+        )
+        y = model(given)
+        return sensitivities(y, given).item() * math.sqrt(5 / 6)
+
+
+@pytest.mark.parametrize("name", list(networks()))
+@pytest.mark.parametrize("radius", [1e-3, 0.1, 1.0])
+def test_no_two_inputs_nearby_move_the_result_further_apart(name, radius):
+    model = networks()[name].double()
+    x = torch.randn(2, 6, dtype=torch.float64)
+    bound = within(model, x, radius)
+    near = torch.randn(400, 6, dtype=torch.float64)
+    near = (
+        x[torch.arange(400) % 2] + radius * near / near.norm(dim=1, keepdim=True) * torch.rand(400, 1, dtype=torch.float64) ** 0.2
+    )
+    jacobians = torch.func.vmap(torch.func.jacrev(lambda v: model(v[None])[0]))(near)
+    assert torch.linalg.matrix_norm(jacobians, 2).max() <= bound * (1 + 1e-9)
+    moved = model(near) - model(x)[torch.arange(400) % 2]
+    assert (moved.norm(dim=1) <= bound * (near - x[torch.arange(400) % 2]).norm(dim=1) * (1 + 1e-9)).all()
+
+
+def test_at_radius_0_it_is_the_norm_of_the_jacobian():
+    for name in ("perceptron", "residual"):
+        model = networks()[name].double()
+        x = torch.randn(1, 6, dtype=torch.float64)
+        jacobian = torch.func.jacrev(lambda v, model=model: model(v[None])[0])(x[0])
+        assert within(model, x, 0.0) == pytest.approx(torch.linalg.matrix_norm(jacobian, 2).item(), rel=1e-6)
+
+
+def test_it_grows_with_the_radius_to_the_bound_for_all_inputs():
+    model = networks()["perceptron"].double()
+    x = torch.randn(1, 6, dtype=torch.float64)
+    with norm_sensitivity("composed"):
+        given = with_perturbation(RMSTensor.of(x))
+        everywhere = sensitivities(model(given), given).item() * math.sqrt(5 / 6)
+    near, further, far = (within(model, x, r) for r in (0.0, 0.3, 1e6))
+    assert near <= further * 1.01
+    assert far == pytest.approx(everywhere, rel=0.02)
+    assert near < 0.9 * far
+
+
+def test_reports(tmp_path):
+    model = networks()["perceptron"].double()
+    jm, x = thunder.jit(model, transforms=[NormTransform()]), torch.randn(1, 6, dtype=torch.float64)
+    report = norm_report(jm, RMSTensor.of(x), radius=0.1)
+    assert (report.scope, report.radius) == ("within", 0.1)
+    assert "within 0.1 of the data" in report.table(width=120)
+    assert report.rows[-1].sensitivity * math.sqrt(5 / 6) == pytest.approx(within(model, x, 0.1 * math.sqrt(6)), rel=1e-6)
+    report.save(tmp_path / "report")
+    assert load_norm_report(tmp_path / "report").radius == 0.1
+    assert norm_report(jm, RMSTensor.of(x), sensitivity="within", radius=0.1).rows[-1].sensitivity == report.rows[-1].sensitivity
+
+
+def test_mistakes_are_refused():
+    model, x = networks()["perceptron"], torch.randn(1, 6)
+    jm = thunder.jit(model, transforms=[NormTransform()])
+    for options, words in (
+        ({"radius": -1.0}, "distance"),
+        ({"sensitivity": "within"}, "needs a radius"),
+        ({"sensitivity": "local", "radius": 0.1}, "within"),
+        ({"radius": 0.1, "precision": torch.bfloat16}, "precision"),
+    ):
+        with pytest.raises(NormMismatchError, match=words):
+            norm_report(jm, RMSTensor.of(x), **options)
+    with pytest.raises(NormMismatchError, match="radius"):
+        with_perturbation(RMSTensor.of(x), -1.0)
+    with pytest.raises(NormMismatchError, match="within"):
+        NormTransform(sensitivity="within")
+    with pytest.raises(NormMismatchError, match="norm map"):
+        norm_report(build_norm_map(model, x), radius=0.1)

@@ -1,0 +1,180 @@
+"""Between which numbers the slopes of functions of each entry are where entries stay in intervals, for `norm_sensitivity("within")`.
+
+A function is a few pieces, each with a derivative that is monotone between the points named.  The difference quotients over an interval
+are between the least and the largest derivative there, one-sided ones at kinks included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Derivative = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a function.
+
+    Attributes:
+        derivative: of float64 entries.
+        low: where it begins.
+        high: where it ends.
+        extreme: where its derivative is least or largest, besides the ends.
+    """
+
+    derivative: Derivative
+    low: float = -math.inf
+    high: float = math.inf
+    extreme: tuple[float, ...] = ()
+
+
+def _constant(slope: float) -> Derivative:
+    return lambda x: torch.full_like(x, slope)
+
+
+def _kinks(*at: float, slopes: Sequence[float]) -> tuple[Piece, ...]:
+    ends = (-math.inf, *at, math.inf)
+    return tuple(Piece(_constant(s), a, b) for s, a, b in zip(slopes, ends[:-1], ends[1:], strict=True) if a <= b)
+
+
+def _smooth(derivative: Derivative, *extreme: float) -> tuple[Piece, ...]:
+    return (Piece(derivative, extreme=extreme),)
+
+
+def _gelu(given: dict[str, Any]) -> tuple[Piece, ...] | None:
+    if given.get("approximate", "none") != "none":
+        return None
+
+    def derivative(x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * torch.erfc(-x / math.sqrt(2)) + x * torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+
+    return _smooth(derivative, -math.sqrt(2), math.sqrt(2))
+
+
+def _silu(given: dict[str, Any]) -> tuple[Piece, ...]:
+    def derivative(x: torch.Tensor) -> torch.Tensor:
+        s = torch.sigmoid(x)
+        return s + x * s * torch.sigmoid(-x)
+
+    return _smooth(derivative, -_SILU, _SILU)
+
+
+# x tanh(x / 2) = 2
+_SILU = 2.3993572805154677
+
+
+def _exponential(alpha: float, scale: float, input_scale: float) -> tuple[Piece, ...] | None:
+    """``scale * x`` above 0 and ``scale * alpha * (exp(input_scale * x) - 1)`` below."""
+    if not input_scale > 0:
+        return None
+    steepest = scale * alpha * input_scale
+    return Piece(lambda x: steepest * torch.exp(input_scale * x), high=0.0), Piece(_constant(scale), low=0.0)
+
+
+def _elu(given: dict[str, Any]) -> tuple[Piece, ...] | None:
+    return _exponential(*(float(given.get(name, 1.0)) for name in ("alpha", "scale", "input_scale")))
+
+
+def _celu(given: dict[str, Any]) -> tuple[Piece, ...] | None:
+    alpha = float(given.get("alpha", 1.0))
+    return _exponential(alpha, 1.0, 1 / alpha) if alpha > 0 else None
+
+
+def _clamp(given: dict[str, Any]) -> tuple[Piece, ...] | None:
+    low, high = given.get("min"), given.get("max")
+    if any(isinstance(v, torch.Tensor) for v in (low, high)):
+        return None
+    a, b = (-math.inf if low is None else float(low)), (math.inf if high is None else float(high))
+    return _kinks(a, b, slopes=(0.0, 1.0, 0.0)) if a <= b else None
+
+
+def _softplus(given: dict[str, Any]) -> tuple[Piece, ...]:
+    beta, threshold = float(given.get("beta", 1.0)), float(given.get("threshold", 20.0))
+    linear = threshold / beta  # from there on it is x itself
+    return Piece(lambda x: torch.sigmoid(beta * x), high=linear), Piece(_constant(1.0), low=linear)
+
+
+def _shrink(given: dict[str, Any]) -> tuple[Piece, ...] | None:
+    size = float(given.get("lambd", 0.5))
+    return _kinks(-size, size, slopes=(1.0, 0.0, 1.0)) if size >= 0 else None
+
+
+def _leaky_relu(given: dict[str, Any]) -> tuple[Piece, ...]:
+    return _kinks(0.0, slopes=(float(given.get("negative_slope", 0.01)), 1.0))
+
+
+def _hardswish(given: dict[str, Any]) -> tuple[Piece, ...]:
+    return (
+        Piece(_constant(0.0), high=-3.0),
+        Piece(lambda x: (2 * x + 3) / 6, -3.0, 3.0),
+        Piece(_constant(1.0), low=3.0),
+    )
+
+
+def _hardtanh(given: dict[str, Any]) -> tuple[Piece, ...] | None:
+    low, high = float(given.get("min_val", -1.0)), float(given.get("max_val", 1.0))
+    return _kinks(low, high, slopes=(0.0, 1.0, 0.0)) if low <= high else None
+
+
+# Derivatives are there what they are at infinity.
+_FAR = 1e30
+
+_PIECES: dict[Any, Callable[[dict[str, Any]], tuple[Piece, ...] | None]] = {
+    F.relu: lambda given: _kinks(0.0, slopes=(0.0, 1.0)),
+    F.relu6: lambda given: _kinks(0.0, 6.0, slopes=(0.0, 1.0, 0.0)),
+    F.hardsigmoid: lambda given: _kinks(-3.0, 3.0, slopes=(0.0, 1 / 6, 0.0)),
+    torch.abs: lambda given: _kinks(0.0, slopes=(-1.0, 1.0)),
+    torch.tanh: lambda given: _smooth(lambda x: 1 - torch.tanh(x).square(), 0.0),
+    F.tanhshrink: lambda given: _smooth(lambda x: torch.tanh(x).square(), 0.0),
+    torch.sigmoid: lambda given: _smooth(lambda x: torch.sigmoid(x) * torch.sigmoid(-x), 0.0),
+    F.logsigmoid: lambda given: _smooth(lambda x: torch.sigmoid(-x)),
+    torch.atan: lambda given: _smooth(lambda x: 1 / (1 + x.square()), 0.0),
+    torch.asinh: lambda given: _smooth(lambda x: 1 / (1 + x.square()).sqrt(), 0.0),
+    F.softsign: lambda given: _smooth(lambda x: 1 / (1 + x.abs()).square(), 0.0),
+    torch.erf: lambda given: _smooth(lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x.square()), 0.0),
+    torch.erfc: lambda given: _smooth(lambda x: -2 / math.sqrt(math.pi) * torch.exp(-x.square()), 0.0),
+    F.selu: lambda given: _exponential(1.6732632423543772, 1.0507009873554805, 1.0),
+    F.gelu: _gelu, F.silu: _silu, F.elu: _elu, F.celu: _celu, torch.clamp: _clamp, F.softplus: _softplus, F.softshrink: _shrink,
+    F.leaky_relu: _leaky_relu, F.hardswish: _hardswish, F.hardtanh: _hardtanh,
+}  # fmt: skip
+
+
+def functions() -> list[Any]:
+    """The functions of each entry whose slopes over intervals are known."""
+    return list(_PIECES)
+
+
+def of(op: Any, given: dict[str, Any], low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The least and the largest slope of a function where its entries are between `low` and `high`; None if that is not known.
+
+    Args:
+        op: the function.
+        given: its arguments by name.
+        low: float64, of any shape.
+        high: the same, at least `low`.
+    """
+    pieces = _PIECES[op](given) if op in _PIECES else None
+    if pieces is None:
+        return None
+    low, high = low.clamp(-_FAR, _FAR), high.clamp(-_FAR, _FAR)
+    least, largest = torch.full_like(low, math.inf), torch.full_like(low, -math.inf)
+    for piece in pieces:
+        a, b = low.clamp(min=piece.low), high.clamp(max=piece.high)
+        for at in (a, b, *(torch.full_like(low, v) for v in piece.extreme)):
+            slopes = _rounded_outwards(piece.derivative(at))
+            is_there = (a <= at) & (at <= b)
+            least = torch.where(is_there, torch.minimum(least, slopes[0]), least)
+            largest = torch.where(is_there, torch.maximum(largest, slopes[1]), largest)
+    return least, largest
+
+
+def _rounded_outwards(slopes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    is_exact = (slopes == 0) | (slopes.abs() == 1)
+    margin = torch.where(is_exact, 0.0, 1e-12 * (1 + slopes.abs()))
+    return slopes - margin, slopes + margin
