@@ -19,6 +19,7 @@ import torch  # noqa: E402 - the environment comes first
 
 from benchmarks import (  # noqa: E402
     bounds,
+    certified,
     first_calls,
     function_transforms,
     machine,
@@ -49,6 +50,7 @@ SUITES = {
     "bounds": bounds,
     "precision": precision,
     "margins": margins,
+    "certified": certified,
 }
 
 _QUICK = models.Options(

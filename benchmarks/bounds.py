@@ -124,7 +124,8 @@ def _data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(digits.images / 16.0), torch.from_numpy(digits.target)
 
 
-def _trained(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module:
+def trained(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module:
+    """The model after 200 steps of Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(200):
         optimizer.zero_grad()
@@ -140,7 +141,7 @@ def _digits(*sizes: int) -> Case:
     layers: list[torch.nn.Module] = []
     for a, b in zip(sizes, sizes[1:], strict=False):
         layers += [torch.nn.Linear(a, b).double(), torch.nn.ReLU()]
-    model = _trained(torch.nn.Sequential(*layers[:-1]), x, y)
+    model = trained(torch.nn.Sequential(*layers[:-1]), x, y)
     weights = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
     return Case(f"digits, {'-'.join(map(str, sizes))}", model, x[:_SAMPLES], weights)
 
@@ -153,4 +154,4 @@ def _convolutions() -> Case:
     model = torch.nn.Sequential(
         *features, torch.nn.ReLU(), torch.nn.AvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(64, 10)
     ).double()
-    return Case("digits, 2 convolutions", _trained(model, x, y), x[:_SAMPLES])
+    return Case("digits, 2 convolutions", trained(model, x, y), x[:_SAMPLES])

@@ -305,6 +305,15 @@ def _margins(cases: Cases) -> list[str]:
     return [_table(["trained by", "right", *radii, "time of a step"], lines)]
 
 
+def _certified(cases: Cases) -> list[str]:
+    lines = []
+    for case, rows in cases.items():
+        for name, row in rows.items():
+            share = "" if name == "found" else f"{row['certified']:.2f}"
+            lines.append([f"{case}, {row['images']} images", name, f"{row['radius']:.3f}", share, _time(row)])
+    return [_table(["", "by", "mean radius", "certified at 0.25", "time of an image"], lines)]
+
+
 def _figure(value: float) -> str:
     return f"{value:.4g}"
 
@@ -322,4 +331,5 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "bounds": _bounds,
     "precision": _precision,
     "margins": _margins,
+    "certified": _certified,
 }
