@@ -240,13 +240,6 @@ def _():
     return lambda x: x.sin() * 2, (common_subclass.WrapperTensorWithCustomStrides(torch.randn(3, 4)),)
 
 
-@case("MaskedTensor", INPUT, RETURNED, forward_refusal=_NO_PROTOCOL)
-def _():
-    from torch.masked import masked_tensor
-
-    return lambda x: x * 2, (masked_tensor(torch.randn(3, 4), torch.rand(3, 4) > 0.5),)
-
-
 @case("NestedTensor (jagged)", INPUT, RETURNED, forward_refusal="symbolic shape")
 def _():
     return lambda x: x.sin() * 2, (torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged),)

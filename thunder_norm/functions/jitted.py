@@ -27,6 +27,7 @@ from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.subclass.trace import OperationId
+from thunder_norm.subclass.turns import awaited
 from thunder_norm.tracing import compilation
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_semantics import clamp
@@ -73,12 +74,13 @@ class SubclassTransform(interception.Interpreting):
         acquisition = interception.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
-        acquisition.phase = Phase.FINISHED
+        acquisition.phase, acquisition.finished_trace = Phase.FINISHED, computation_trace
         acquisition.refused.check(acquisition.has_wrappers)
         values.check_numbers(computation_trace)
         traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
+        computation = awaited(acquisition, computation)
         if acquisition.has_wrappers:
             compilation.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():

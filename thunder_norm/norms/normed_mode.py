@@ -26,13 +26,14 @@ from thunder_norm.norms.traced_lifting import TracedLifting
 from thunder_norm.norms.written_proxies import with_current
 from thunder_norm.subclass import operations, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tracing import known_values, lookasides
 from thunder_norm.tracing.bindable import guard
 from thunder_norm.tracing.guards import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import WrappedValue
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol

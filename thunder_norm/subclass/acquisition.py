@@ -17,16 +17,20 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
+from thunder_norm.subclass.equality import Equality
 from thunder_norm.subclass.fakes import Fakes, Wrappers
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
+from thunder.core.update_aliases import _is_inplace_op
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ class Acquisition:
         self.wrappers = Wrappers()
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
+        self.finished_trace: TraceCtx | None = None  # the computation that was acquired
+        self.equality = Equality()
+        self.turn: torch.Tensor | None = None  # of the last operation with effects
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
@@ -206,6 +213,11 @@ class Acquisition:
     def may_replace(self) -> bool:
         """Whether the program may change a plain tensor that it holds: all its later uses are met here, and mean the new value."""
         return self.autograd.is_running and not self.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
+
+    def has_changed_plain(self) -> bool:
+        """Whether the program changed a plain tensor in place so far: its proxy stands for another value since then."""
+        trace = self.finished_trace if self.is_finished else get_jit_ctx().computation_trace
+        return trace is None or any(_is_inplace_op(b) for b in trace.bound_symbols)
 
     def refuse(self, error: Exception) -> Exception:
         """Remember that this program cannot be traced; returns the error, with the user's line."""

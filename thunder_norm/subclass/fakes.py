@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.model_state.escapes import tracing_mode
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import devices, dtypes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify

@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass import interpret, operations, plain, plain_operations, side_effects, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
-from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
+from thunder_norm.subclass.protocol import check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.jit_ext import JitCtx, get_jit_ctx

@@ -26,12 +26,13 @@ from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
-from thunder_norm.subclass.protocol import is_of_wrappers, is_wrapper, is_wrapper_class, outer_metadata
+from thunder_norm.subclass.protocol import is_of_wrappers, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import FUNCTORCH_LEVELS, refuse_functorch, refuse_make_wrapper, refuse_setattr, refuse_value
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
+from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
 from thunder.core.interpreter import (
     WrappedValue,
     _interpret_call,

@@ -20,10 +20,11 @@ from torch.utils._pytree import tree_map
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.protocol import is_wrapper
+from thunder_norm.subclass.effects import Effect, SameValues
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import dtypes
 from thunder.core.compile_data import get_compile_data
 
@@ -82,6 +83,7 @@ class Recorder(TorchDispatchMode):
         self.has_met_wrappers = False
         self.last_on_wrappers: tuple[Any, str] | None = None  # the last operation given to a class, and the class's name
         self._constants: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # fakes whose values are known
+        self.turn: torch.Tensor | None = None
         self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -98,8 +100,11 @@ class Recorder(TorchDispatchMode):
             if id(args[0]) in self._constants:  # the operation made it of numbers
                 with _disable_current_modes():
                     return self._constants[id(args[0])][1].item()
+            if self._take_for_equal(args[0]):
+                return True
             raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
         if func._schema.is_mutable:
+            self.acquisition.equality.forget()
             if func is not aten.detach_.default:  # which torch.tensor itself calls
                 self._constants.clear()
             return self._record_in_place(func, args, kwargs)
@@ -107,6 +112,8 @@ class Recorder(TorchDispatchMode):
             return args[0]
         result = func(*args, **kwargs)
         self._append(func, args, kwargs, result)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            self.acquisition.equality.note(func, args, kwargs, result)
         if isinstance(result, torch.Tensor):
             self._note_constant(func, args, kwargs, tensors, result)
         return result
@@ -128,6 +135,31 @@ class Recorder(TorchDispatchMode):
         if last is None or not any(t is out for out in last.outputs):
             return False
         return not last.inputs
+
+    def _take_for_equal(self, result: torch.Tensor) -> bool:
+        """Whether `result` says that two tensors are equal; where that is not known, they are compared in each call."""
+        compared = self.acquisition.equality.compared(result)
+        if compared is None or self.acquisition.num_levels:
+            return False
+        if self.acquisition.has_changed_plain() or not self.acquisition.equality.are_same(*compared):
+            self._record_effect(SameValues(location_of_user()), compared, {}, lambda: None)
+            self.acquisition.equality.take_for_same(*compared)
+        return True
+
+    def _record_effect(
+        self, effect: Effect, args: tuple, kwargs: dict, run: Callable[[], Any], written: Sequence[torch.Tensor] = ()
+    ) -> Any:
+        """Log an operation with effects, that `run` runs, after those before it; `written` have changed when it is done."""
+        holder = self if self.acquisition.is_finished else self.acquisition  # the backward has turns of its own
+        before = holder.turn
+        if before is None:
+            before = self.call(aten.zeros.default, ([0],), {"dtype": torch.bool})
+        with self.paused():
+            holder.turn = turn = before.clone()
+            result = run()
+        outputs = (turn, *flat_tensors(result), *written)
+        self.log.append(Recorded(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written)))
+        return result
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
