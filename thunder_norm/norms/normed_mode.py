@@ -78,7 +78,7 @@ class NormAcquisition(Acquisition):
     @property
     def intercepts_plain(self) -> bool:
         """Whether operations on parameters are taken over: in a normed call, or where there are NormedTensors."""
-        return self.is_normed_call or self.meets_wrappers
+        return self.is_normed_call or self.meets_wrappers or super().intercepts_plain
 
     def begin(self, args: tuple, kwargs: dict) -> None:
         """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""

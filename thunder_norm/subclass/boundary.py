@@ -49,7 +49,8 @@ def lower(
     """
     prologue, computation, epilogue = traces
     inner: Inner = {}
-    if not acquisition.has_wrappers:  # only the prologue changes: it must also find that there are none
+    written = written_inputs(acquisition, computation, _opened(computation))
+    if not acquisition.has_wrappers and not written:  # only the prologue changes: it must also find that there are none
         epilogue = None if epilogue is None else _with_structs(epilogue)
         return _lower_prologue(acquisition, prologue, inner, [], computation, None), computation, epilogue
     epilogue = None if epilogue is None else _as_returned(computation, epilogue)

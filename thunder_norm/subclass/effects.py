@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import DataDependentError, with_details
 
@@ -52,11 +53,11 @@ class OfOperator(Effect):
         """Run the operation."""
         own_args, own_kwargs, copies = self._with_copies(args, kwargs)
         result = self.func(*own_args, **own_kwargs)
-        return turn.clone(), result, *copies
+        return turn.clone(), tree_map(lambda v: None if any(v is c for c in copies) else v, result), *copies
 
-    def written_tensors(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-        """The tensors among arguments that it writes into."""
-        return [t for _, t in self._written(args, kwargs) if isinstance(t, torch.Tensor)]
+    def written_tensors(self, args: tuple, kwargs: dict) -> list[Any]:
+        """The tensors among arguments that it writes into, or what stands for them."""
+        return [t for _, value in self._written(args, kwargs) for t in _listed(value) if t is not None]
 
     def _written(self, args: tuple, kwargs: dict) -> list[tuple[int | str, Any]]:
         names = [a.name for a in self.func._schema.arguments]
@@ -65,14 +66,29 @@ class OfOperator(Effect):
 
     def _with_copies(self, args: tuple, kwargs: dict) -> tuple[list, dict, list[torch.Tensor]]:
         own_args, own_kwargs, copies = list(args), dict(kwargs), []
-        for place, t in self._written(args, kwargs):
-            if isinstance(t, torch.Tensor):
-                copies.append(t.clone())
-                if isinstance(place, int):
-                    own_args[place] = copies[-1]
-                else:
-                    own_kwargs[place] = copies[-1]
+        for place, value in self._written(args, kwargs):
+            own = [None if t is None else t.clone() for t in _listed(value)]
+            copies.extend(t for t in own if t is not None)
+            holder: Any = own_args if isinstance(place, int) else own_kwargs
+            holder[place] = own if isinstance(value, list | tuple) else own[0]
         return own_args, own_kwargs, copies
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def with_effects(func: Any) -> OfOperator | None:
+    """What stands for an operator that writes into its arguments in ways without another name, or returns nothing; None for others."""
+    schema = func._schema
+    written = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    if func.namespace == "aten" and not func.overloadpacket.__name__.startswith(("_foreach_", "_fused_")):
+        return OfOperator(func) if not schema.returns and not written and func not in _CHECKED_ON_FAKES else None
+    return OfOperator(func, written) if written or not schema.returns else None
+
+
+# they ask for what is known while the trace is acquired
+_CHECKED_ON_FAKES = frozenset({torch.ops.aten._assert_tensor_metadata.default})
 
 
 @dataclass(frozen=True)

@@ -144,9 +144,10 @@ def write(
     mutated = [x for x, leaves in before.values() if _leaf_ids(x) != tuple(i for i, _ in leaves)]
     returned = [x for x in flat_tensors(result) if id(x) not in before or not is_wrapper(x)]
     outputs = _unique(leaf for x in [*returned, *mutated, *(x for x, _ in before.values())] for leaf in _leaves(x))
+    outputs += [t for r in log if r.is_in_place for t in r.outputs if acquisition.fakes.is_held(t)]
     if any(is_effect(r.func) for r in log):
         outputs.append(acquisition.turn)
-    emit_composite(acquisition, operation, log, outputs, [t for x in flat_tensors(arguments) for t in _leaves(x)])
+    emit_composite(acquisition, operation, log, _unique(outputs), [t for x in flat_tensors(arguments) for t in _leaves(x)])
     if mutated or any(r.is_in_place for r in log):
         _rebind(acquisition)
     return _to_proxies(acquisition, result)
@@ -239,7 +240,7 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Seq
 def _going_on(acquisition: Acquisition, log: Sequence[Recorded]) -> set[int]:
     """Of operations recorded under `torch.no_grad`, those whose derivatives it does not concern, by identity."""
     reached = acquisition.beyond_no_grad()
-    found = set()
+    found = {id(r) for r in log if is_effect(r.func)}  # what an operator writes into keeps its history
     for recorded in log if reached else ():
         if any(id(t) in reached for t in recorded.inputs):
             found.add(id(recorded))
