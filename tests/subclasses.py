@@ -212,7 +212,8 @@ def leaves(x: Any) -> list[torch.Tensor]:
 def _held(x: torch.Tensor) -> dict[str, Any]:
     """All attributes of an instance whose class does not say what it holds."""
     slots = [name for cls in type(x).__mro__ for name in getattr(cls, "__slots__", ())]
-    return {**vars(x), **{name: getattr(x, name) for name in slots if hasattr(x, name)}}
+    own = {name: value for name, value in vars(x).items() if not name.startswith("_sym_")}  # torch's caches
+    return {**own, **{name: getattr(x, name) for name in slots if hasattr(x, name)}}
 
 
 def assert_same(got: Any, want: Any) -> None:

@@ -75,6 +75,18 @@ class StandIn:
     position: int  # from which bound symbol of the computation on
 
 
+class Opaque:
+    """The objects that cannot be taken apart; see `opaque_objects`."""
+
+    def __init__(self) -> None:
+        self.is_run = False  # they are not refused
+        self.is_met = False
+        self.has_changed = False  # one was written into
+        self.once: list[str] = []  # the calls that cannot be run again, to differentiate them
+        self.plain: list[TensorProxy] = []  # plain tensors that may share memory with one
+        self.examples: dict[str, torch.Tensor] = {}  # for plain proxies, by name
+
+
 class Acquisition:
     """The state of one acquisition."""
 
@@ -91,6 +103,7 @@ class Acquisition:
         self.refused = Refused()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired
         self.equality = Equality()
+        self.opaque = Opaque()
         self.turn: torch.Tensor | None = None  # of the last operation with effects
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
@@ -147,7 +160,7 @@ class Acquisition:
         proxies = [v for v in values if isinstance(v, TensorProxy)]
         if any(p.name in self.fakes.replaced for p in proxies):
             return True
-        if _is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
+        if is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
             return True
         if not self.autograd.is_running:
             return False
@@ -277,7 +290,8 @@ class Acquisition:
         return for_torch(value)
 
 
-def _is_in_place(fn: Callable) -> bool:
+def is_in_place(fn: Callable) -> bool:
+    """Whether a function of torch's writes into its first argument, by its name."""
     name = getattr(fn, "__name__", "")
     is_augmented = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
     return is_augmented or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))

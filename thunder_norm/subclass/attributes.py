@@ -104,7 +104,7 @@ def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: st
     if isinstance(found, property) and owner is not torch.Tensor:
         return call(acquisition, found.fget, (proxy,), {})
     if isinstance(found, types.MemberDescriptorType) or (
-        name in _METADATA_ATTRIBUTES and not _overrides_torch_function(type(proxy.fake))
+        name in METADATA_ATTRIBUTES and not _overrides_torch_function(type(proxy.fake))
     ):
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
             value = getattr(proxy.fake, name)
@@ -129,7 +129,7 @@ def _class_attribute(acquisition: Acquisition, proxy: SubclassProxy, found: Any)
     return to_value(acquisition, found)
 
 
-_METADATA_ATTRIBUTES = frozenset(
+METADATA_ATTRIBUTES = frozenset(
     "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_leaf names itemsize nbytes is_nested is_sparse "
     "is_quantized grad_fn retains_grad is_mkldnn is_mps is_xpu is_xla".split()
 )

@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass import trace
+from thunder_norm.subclass import opaque_lookasides, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
@@ -52,6 +52,10 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     `args` and `kwargs` are the interpreter's wrapped values.
     """
     first = args[0].value if args else None
+    if acquisition.opaque.is_run:
+        found = opaque_lookasides.lookaside(acquisition, fn, args, kwargs)
+        if found is not None:
+            return found
     if acquisition.meets_wrappers:
         if isinstance(first, SubclassProxy):
             found = _about_wrapper(acquisition, fn, args)

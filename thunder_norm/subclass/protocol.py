@@ -43,7 +43,8 @@ def check_supported(x: torch.Tensor) -> None:
             missing=", ".join(missing),
             needed="a class made with torch.Tensor._make_wrapper_subclass that defines __torch_dispatch__, __tensor_flatten__ and "
             "__tensor_unflatten__",
-            instead="thunder_norm.transforms.register_flatten says for a class how it is taken apart",
+            instead='thunder_norm.transforms.register_flatten says for a class how it is taken apart; with SubclassTransform(opaque="run") '
+            "torch runs its operations on the objects themselves",
         )
     )
 
