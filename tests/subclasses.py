@@ -209,6 +209,13 @@ def leaves(x: Any) -> list[torch.Tensor]:
     return found
 
 
+def _held(x: torch.Tensor) -> dict[str, Any]:
+    """All attributes of an instance whose class does not say what it holds."""
+    slots = [name for cls in type(x).__mro__ for name in getattr(cls, "__slots__", ())]
+    own = {name: value for name, value in vars(x).items() if not name.startswith("_sym_")}  # torch's caches
+    return {**own, **{name: getattr(x, name) for name in slots if hasattr(x, name)}}
+
+
 def assert_same(got: Any, want: Any) -> None:
     """Equal types, metadata, contexts and inner values, throughout a tree."""
     if isinstance(want, torch.Tensor):
@@ -221,6 +228,8 @@ def assert_same(got: Any, want: Any) -> None:
             assert list(names) == list(expected_names) and ctx == expected_ctx
             for name in names:
                 assert_same(getattr(got, name), getattr(want, name))
+        elif type(want).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            assert_same(_held(got), _held(want))
         elif want.is_floating_point() and want.element_size() == 1:
             assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
         else:

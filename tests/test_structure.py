@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _LAYERS = (
     ("errors", "user_code", "op_names", "trees"),
     ("_thunder", "progress", "tables"),
-    ("_versions", "first_calls"),
+    ("_versions", "first_calls", "wrapper_classes"),
     ("model_state", "tracing"),
     ("core",),
     ("rules",),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from subclasses import assert_same
 from zoo import ZOO, Case, built, gradients, page
+from zoo.case import OPAQUE
 
 from benchmarks.parts import exchanged
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
@@ -34,8 +35,8 @@ def rows(entries) -> dict:
     return {"argvalues": entries, "ids": [entry.name for entry in entries]}
 
 
-def jit(function):
-    return thunder.jit(function, transforms=[SubclassTransform()])
+def jit(function, options):
+    return thunder.jit(function, transforms=[SubclassTransform(**options)])
 
 
 @pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.works[0]))
@@ -44,7 +45,7 @@ def test_forward_is_eager_s(entry: Case):
     with torch.no_grad():
         expected = function(*args)
         own, own_args = built(entry)
-        jf = jit(own)
+        jf = jit(own, entry.options)
         for _ in range(2 + entry.keeps):
             assert_same(jf(*own_args), expected)
             assert_same(own_args, args)
@@ -68,7 +69,14 @@ def test_forward_is_refused_with_the_reason(entry: Case):
         function(*args)  # eager can
         own, own_args = built(entry)
         with pytest.raises(REFUSALS, match=entry.forward_refusal):
-            jit(own)(*own_args)
+            jit(own, entry.options)(*own_args)
+
+
+@pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if OPAQUE in c.roles))
+def test_what_cannot_be_taken_apart_is_run_on_demand_only(entry: Case):
+    own, own_args = built(entry)
+    with torch.no_grad(), pytest.raises(UnsupportedSubclassError, match="cannot be interpreted|_make_wrapper_subclass"):
+        jit(own, {})(*own_args)
 
 
 @pytest.mark.parametrize("entry", **rows(c for c in ZOO.values() if c.works[1]))
@@ -77,7 +85,7 @@ def test_gradients_are_eager_s(entry: Case):
     expected, expected_gradients = gradients(function, args, function)
     assert any(g is not None for g in expected_gradients)
     own, own_args = built(entry)
-    jf = jit(own)
+    jf = jit(own, entry.options)
     result, found = gradients(own, own_args, jf)
     assert_same(result, expected)
     assert_same(found, expected_gradients)

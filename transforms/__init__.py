@@ -18,6 +18,7 @@ from thunder_norm.transforms.biases import SplitBiasTransform, split_bias
 from thunder_norm.transforms.checkpointing import CheckpointTransform, checkpoint, checkpoint_functions
 from thunder_norm.transforms.lookasides import register_lookaside
 from thunder_norm.transforms.profiling import ProfileTransform, profile
+from thunder_norm.wrapper_classes import register_flatten
 
 __all__ = [
     "CheckpointTransform",
@@ -42,6 +43,7 @@ __all__ = [
     "measure_cpu",
     "profile",
     "register_batching",
+    "register_flatten",
     "register_flop_rule",
     "register_jvp",
     "register_lookaside",

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,8 +29,8 @@ def compiled(function: Callable) -> Callable:
     return torch.compile(function, backend="aot_eager")
 
 
-def ours(function: Callable) -> Callable:
-    return thunder.jit(function, transforms=[SubclassTransform()])
+def ours(options: dict[str, Any]) -> Callable:
+    return lambda function: thunder.jit(function, transforms=[SubclassTransform(**options)])
 
 
 def forward(entry: Case, compile: Callable) -> str:
@@ -78,7 +79,7 @@ def measured(entry: Case) -> Row:
         entry.name,
         ", ".join(entry.roles),
         (forward(entry, compiled), backward(entry, compiled)),
-        (forward(entry, ours), backward(entry, ours)),
+        (forward(entry, ours(entry.options)), backward(entry, ours(entry.options))),
     )
 
 

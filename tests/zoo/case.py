@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
 
-INPUT, PARAMETER, CONSTRUCTED, RETURNED, SEVERAL = "input", "parameter", "constructed", "returned", "several"
-ROLES = (INPUT, PARAMETER, CONSTRUCTED, RETURNED, SEVERAL)
+INPUT, PARAMETER, CONSTRUCTED, RETURNED, SEVERAL, OPAQUE = "input", "parameter", "constructed", "returned", "several", "opaque"
+ROLES = (INPUT, PARAMETER, CONSTRUCTED, RETURNED, SEVERAL, OPAQUE)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Case:
     """A program that uses somebody's tensor subclass.
 
     `build` gives a function or module and its arguments; it is called anew for every run, under the same seed.  `roles` say
-    where wrappers occur.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` is a part of
+    where wrappers occur, and whether they are objects that cannot be taken apart, which is refused if nobody asks to run them.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` is a part of
     the message with which we refuse, None where we must agree with eager.  Without `roles` only plain tensors
     take part.  With `keeps` the program puts a tensor where there was None:
     its second call is traced once more.  `since` is the first torchao that has what the program uses.
@@ -43,6 +43,11 @@ class Case:
     def available(self) -> bool:
         """Whether the installed torchao has it."""
         return not self.since or Version(version("torchao")) >= Version(self.since)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the transform."""
+        return {"opaque": "run"} if OPAQUE in self.roles else {}
 
     @property
     def works(self) -> tuple[bool, bool]:

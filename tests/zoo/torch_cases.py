@@ -8,9 +8,8 @@ import tempfile
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.testing._internal import common_subclass, subclasses
-from torch.testing._internal.common_subclass import DiagTensorBelow, SubclassWithTensorFactory
-from torch.testing._internal.logging_tensor import LoggingTensor
+from torch.testing._internal import subclasses
+from torch.testing._internal.common_subclass import SubclassWithTensorFactory
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -208,43 +207,6 @@ def _():
 @case("TwoTensor in dicts and lists", INPUT, RETURNED, SEVERAL)
 def _():
     return lambda d: {"sum": d["all"][0] + d["all"][1], "all": [x * 2 for x in d["all"]]}, ({"all": [two(3), two(3)]},)
-
-
-# -- classes that do not follow the protocol of traceable wrapper subclasses ---------------------------------------------
-
-_NO_PROTOCOL = "cannot be interpreted"
-
-
-@case("LoggingTensor", INPUT, RETURNED, forward_refusal=_NO_PROTOCOL)
-def _():
-    return lambda x: x.sin() + 1, (LoggingTensor(torch.randn(3, 4)),)
-
-
-@case("DiagTensorBelow", INPUT, forward_refusal=_NO_PROTOCOL)
-def _():
-    return lambda x: x @ torch.ones(4, 4), (DiagTensorBelow(torch.randn(4)),)
-
-
-@case("SparseTensor (common_subclass)", INPUT, RETURNED, forward_refusal=_NO_PROTOCOL)
-def _():
-    return lambda x: x + x, (common_subclass.SparseTensor.from_dense(torch.randn(3, 4).relu()),)
-
-
-@case("WrapperTensorWithCustomSizes", INPUT, RETURNED, forward_refusal=_NO_PROTOCOL)
-def _():
-    return lambda x: x.sin() * 2, (common_subclass.WrapperTensorWithCustomSizes(torch.randn(3, 4)),)
-
-
-@case("WrapperTensorWithCustomStrides", INPUT, RETURNED, forward_refusal=_NO_PROTOCOL)
-def _():
-    return lambda x: x.sin() * 2, (common_subclass.WrapperTensorWithCustomStrides(torch.randn(3, 4)),)
-
-
-@case("MaskedTensor", INPUT, RETURNED, forward_refusal=_NO_PROTOCOL)
-def _():
-    from torch.masked import masked_tensor
-
-    return lambda x: x * 2, (masked_tensor(torch.randn(3, 4), torch.rand(3, 4) > 0.5),)
 
 
 @case("NestedTensor (jagged)", INPUT, RETURNED, forward_refusal="symbolic shape")

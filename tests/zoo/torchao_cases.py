@@ -229,6 +229,15 @@ def _():
     return model, (torch.randn(4, 64),)
 
 
+@case("activations logged by a custom operator", PARAMETER, since="0.16")
+def _():
+    from torchao.prototype.quant_logger import add_activation_loggers
+
+    model = linear()
+    add_activation_loggers(model)
+    return model, (torch.randn(4, 64),)
+
+
 @case("NF4, linear_nf4", INPUT, backward=True, since="0.18")
 def _():
     from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import linear_nf4, to_nf4

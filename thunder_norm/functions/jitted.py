@@ -9,10 +9,11 @@ make new tensors: Thunder's backward would read what was written over.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
@@ -24,9 +25,11 @@ from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate
 from thunder_norm.subclass.mutations import check_mutations
+from thunder_norm.subclass.opaque_traces import check_computation
 from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.subclass.trace import OperationId
+from thunder_norm.subclass.turns import awaited
 from thunder_norm.tracing import compilation
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_semantics import clamp
@@ -54,16 +57,30 @@ class SubclassTransform(interception.Interpreting):
     backward of every ``torch.autograd.Function`` on the way.  Where no wrapper does, gradients flow into inner tensors that
     require grad, which eager mode has not; a program may not have both.
 
+    Classes that cannot be taken apart, because they lack ``__tensor_flatten__`` and nobody said it for them with
+    `register_flatten`, are an error.  With ``opaque="run"`` torch runs their operations on the objects themselves, in the order
+    of the program; the trace shows each as one call.  Their results must be of the classes, shapes and dtypes that they were of
+    while the trace was acquired.
+
+    Args:
+        opaque: what becomes of objects that cannot be taken apart.
+
     Raises (when the jitted function is called):
         UnsupportedSubclassError: a class does not follow the protocol.
         UnsupportedOpError: an operation on a wrapper has no place in a trace.
         DataDependentError: the program needs the value of a tensor.
     """
 
+    def __init__(self, *, opaque: Literal["error", "run"] = "error") -> None:
+        super().__init__()
+        if opaque not in ("error", "run"):
+            raise TransformError(with_details(f"opaque={opaque!r}", possible="'error', 'run'"))
+        self.opaque = opaque
+
     def acquired(self, found: Any) -> None:
         """Have a program on plain tensors that is to be differentiated be one without in-place operations."""
         acquisition = interception.finished_acquisition()
-        if acquisition is not None and not acquisition.has_wrappers and torch.is_grad_enabled():
+        if acquisition is not None and not (acquisition.has_wrappers or acquisition.opaque.is_met) and torch.is_grad_enabled():
             found.computation_trace = functional(found.computation_trace)
 
     def transform_traces_pre_prologue(
@@ -73,12 +90,14 @@ class SubclassTransform(interception.Interpreting):
         acquisition = interception.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
-        acquisition.phase = Phase.FINISHED
+        acquisition.phase, acquisition.finished_trace = Phase.FINISHED, computation_trace
         acquisition.refused.check(acquisition.has_wrappers)
         values.check_numbers(computation_trace)
+        check_computation(acquisition, computation_trace)
         traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
+        computation = awaited(acquisition, computation)
         if acquisition.has_wrappers:
             compilation.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():

@@ -28,9 +28,10 @@ from thunder_norm.functions.interpreted import is_open, opened_like, proxies_of
 from thunder_norm.functions.programs import outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.subclass import plain
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
+from thunder_norm.wrapper_classes import is_wrapper
 import thunder
 from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue

@@ -7,7 +7,7 @@ Where values leave us (results, gradients, attributes of the user's modules) the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from thunder_norm.errors import EscapeError, with_details
 from thunder_norm.model_state.reachable import ATOMS
+from thunder_norm.wrapper_classes import flattened, inner_tensors, is_wrapper
 from thunder.core.baseutils import ProxyInterface
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -32,9 +33,8 @@ def stand_in(value: Any) -> str | None:
         return None
     if isinstance(value, FakeTensor):
         return "fake tensor"
-    if type(value) not in _PLAIN and hasattr(value, "__tensor_flatten__"):
-        names, _ = value.__tensor_flatten__()
-        found = (stand_in(getattr(value, name, None)) for name in names)
+    if is_wrapper(value):
+        found = (stand_in(t) for t in flattened(value)[0].values())
         return next((f for f in found if f is not None), None)
     return "meta tensor" if value.is_meta else None
 
@@ -93,14 +93,13 @@ def _may_leave(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and stand_in(value) == "meta tensor"
 
 
-def check_inner(wrapper: torch.Tensor, names: Iterable[str], what: str) -> None:
+def check_inner(wrapper: torch.Tensor, names: Sequence[str], what: str) -> None:
     """Refuse to hand out a wrapper with a fake tensor inside, by its inner tensors' types: cheap enough for every call.
 
     Raises:
         EscapeError: the class put one there itself (what Thunder computes is real): a tensor that it keeps since a trace was acquired.
     """
-    for name in names:
-        inner = getattr(wrapper, name)
+    for name, inner in zip(names, inner_tensors(wrapper, names), strict=True):
         if type(inner) not in _PLAIN:
             check_nothing_escapes(inner, f"{what}.{name}", allowed=_may_leave)
 

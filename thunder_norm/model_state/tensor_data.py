@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from thunder_norm.trees import flat_tensors
+from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
 
 # written by normalizations in training, which their schemas do not say
 _WRITTEN = frozenset({"running_mean", "running_var"})
@@ -28,7 +29,7 @@ class WriteLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if any(t is not FakeTensor and hasattr(t, "__tensor_flatten__") for t in types):
+        if any(t is not FakeTensor and is_wrapper_class(t) for t in types):
             return NotImplemented  # the class comes first; what it does inside arrives here
         for t in _written(func, args, kwargs):
             if _has_data(t):
@@ -78,7 +79,7 @@ def _has_data(t: torch.Tensor) -> bool:
     """Whether a tensor has memory of its own that can be looked at."""
     if t.is_meta or isinstance(t, FakeTensor):
         return False
-    is_plain = type(t) in _PLAIN or (not is_traceable_wrapper_subclass(t) and not is_lazy(t))
+    is_plain = type(t) in _PLAIN or (not is_wrapper(t) and not is_lazy(t))
     return is_plain and t.layout is torch.strided
 
 

@@ -26,13 +26,14 @@ from thunder_norm.norms.traced_lifting import TracedLifting
 from thunder_norm.norms.written_proxies import with_current
 from thunder_norm.subclass import operations, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tracing import known_values, lookasides
 from thunder_norm.tracing.bindable import guard
 from thunder_norm.tracing.guards import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import WrappedValue
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -77,7 +78,7 @@ class NormAcquisition(Acquisition):
     @property
     def intercepts_plain(self) -> bool:
         """Whether operations on parameters are taken over: in a normed call, or where there are NormedTensors."""
-        return self.is_normed_call or self.meets_wrappers
+        return self.is_normed_call or self.meets_wrappers or super().intercepts_plain
 
     def begin(self, args: tuple, kwargs: dict) -> None:
         """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""

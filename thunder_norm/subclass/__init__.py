@@ -4,10 +4,13 @@
 what is known during one acquisition, `record` runs an operation on fakes and logs what reached the inner tensors, `aten`
 writes that log down as bound symbols, `operations` does both for a call of the program, `interpret` answers Thunder's interpreter,
 `boundary` lets only plain tensors cross into and out of the computation, `differentiation` has torch's autograd write the backward
-where wrappers require grad, `executors` is for executors with implementations of their own, and `interception` is what answers
-`thunder_norm.tracing.hooks`: which calls are taken over, and what stands for inputs.
+where wrappers require grad, `effects` and `turns` are for operations that do more than return tensors, `equality` knows which
+tensors are equal, `executors` is for executors with implementations of their own, `masked` takes torch's MaskedTensor apart,
+`opaque_objects` has torch run what cannot be taken apart (`opaque_lookasides` and `opaque_traces` are for it alone), and
+`interception` is what answers `thunder_norm.tracing.hooks`: which calls are taken over, and what stands for inputs.
 """
 
+from thunder_norm.subclass import masked  # noqa: F401 - registers the class
 from thunder_norm.subclass.executors import register_implementation
 from thunder_norm.subclass.trace import OperationId
 

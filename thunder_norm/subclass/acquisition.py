@@ -17,16 +17,20 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
+from thunder_norm.subclass.equality import Equality
 from thunder_norm.subclass.fakes import Fakes, Wrappers
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
+from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,18 @@ class StandIn:
     position: int  # from which bound symbol of the computation on
 
 
+class Opaque:
+    """The objects that cannot be taken apart; see `opaque_objects`."""
+
+    def __init__(self) -> None:
+        self.is_run = False  # they are not refused
+        self.is_met = False
+        self.has_changed = False  # one was written into
+        self.once: list[str] = []  # the calls that cannot be run again, to differentiate them
+        self.plain: list[TensorProxy] = []  # plain tensors that may share memory with one
+        self.examples: dict[str, torch.Tensor] = {}  # for plain proxies, by name
+
+
 class Acquisition:
     """The state of one acquisition."""
 
@@ -81,10 +97,14 @@ class Acquisition:
         self.phase = Phase.WAITING
         self.presence = Presence.UNKNOWN
         self.watches = False  # whether every call of the program must be looked at: there may be wrappers, or norms
-        self.fakes = Fakes()
+        self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
+        self.finished_trace: TraceCtx | None = None  # the computation that was acquired
+        self.equality = Equality()
+        self.opaque = Opaque()
+        self.turn: torch.Tensor | None = None  # of the last operation with effects
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
@@ -130,18 +150,20 @@ class Acquisition:
     @property
     def intercepts_plain(self) -> bool:
         """Whether operations on plain tensors may be taken over (`wants` says which)."""
-        return self.autograd.is_running
+        return self.autograd.is_running or bool(self.fakes.replaced)
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
-        if not self.autograd.is_running:
+        if not self.intercepts_plain:
             return False
         values = tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0]
         proxies = [v for v in values if isinstance(v, TensorProxy)]
         if any(p.name in self.fakes.replaced for p in proxies):
             return True
-        if _is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
+        if is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
             return True
+        if not self.autograd.is_running:
+            return False
         return is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
@@ -155,6 +177,9 @@ class Acquisition:
         return self.autograd.meets_gradient(args, kwargs)
 
     # -- wrappers -----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        self.watches = True
 
     def note_presence(self, presence: Presence) -> None:
         """There are, or may be, wrappers: every call must be looked at."""
@@ -200,12 +225,31 @@ class Acquisition:
             self.autograd.start()
 
     def may_write_back(self, fake: torch.Tensor) -> bool:
-        """Whether `fake` is an inner tensor of an input that takes no part in differentiation; see `write_back`."""
-        return not self.autograd.is_running and self.fakes.inner.get(id(fake)) is False
+        """Whether `fake` stands for an input, or is inside of one, that takes no part in differentiation; see `write_back`."""
+        if self.autograd.is_running:
+            return False
+        if id(fake) in self.fakes.inner:
+            return not self.fakes.inner[id(fake)]
+        proxy = self.fakes.first_proxy_of(fake)
+        return proxy is not None and self.may_replace() and not (proxy.requires_grad and torch.is_grad_enabled())
+
+    def has_view(self, fake: torch.Tensor) -> bool:
+        """Whether Thunder knows of a tensor that may share memory with what a plain fake stands for, or has changed it in place."""
+        proxy = self.fakes.first_proxy_of(fake)
+        if proxy is None or self.is_finished:
+            return False
+        trace = get_jit_ctx().computation_trace
+        views = (b for b in trace.bound_symbols if _is_view_creation_op(b) or _is_inplace_op(b))
+        return any(p.name == proxy.name for b in views for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
 
     def may_replace(self) -> bool:
         """Whether the program may change a plain tensor that it holds: all its later uses are met here, and mean the new value."""
-        return self.autograd.is_running and not self.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
+        return not self.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
+
+    def has_changed_plain(self) -> bool:
+        """Whether the program changed a plain tensor in place so far: its proxy stands for another value since then."""
+        trace = self.finished_trace if self.is_finished else get_jit_ctx().computation_trace
+        return trace is None or any(_is_inplace_op(b) for b in trace.bound_symbols)
 
     def refuse(self, error: Exception) -> Exception:
         """Remember that this program cannot be traced; returns the error, with the user's line."""
@@ -246,7 +290,8 @@ class Acquisition:
         return for_torch(value)
 
 
-def _is_in_place(fn: Callable) -> bool:
+def is_in_place(fn: Callable) -> bool:
+    """Whether a function of torch's writes into its first argument, by its name."""
     name = getattr(fn, "__name__", "")
     is_augmented = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
     return is_augmented or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))

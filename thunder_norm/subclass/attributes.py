@@ -16,10 +16,10 @@ from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, wi
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.operations import call
-from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import (
     ProvenanceRecord,
     PseudoInst,
@@ -104,7 +104,7 @@ def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: st
     if isinstance(found, property) and owner is not torch.Tensor:
         return call(acquisition, found.fget, (proxy,), {})
     if isinstance(found, types.MemberDescriptorType) or (
-        name in _METADATA_ATTRIBUTES and not _overrides_torch_function(type(proxy.fake))
+        name in METADATA_ATTRIBUTES and not _overrides_torch_function(type(proxy.fake))
     ):
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
             value = getattr(proxy.fake, name)
@@ -129,7 +129,7 @@ def _class_attribute(acquisition: Acquisition, proxy: SubclassProxy, found: Any)
     return to_value(acquisition, found)
 
 
-_METADATA_ATTRIBUTES = frozenset(
+METADATA_ATTRIBUTES = frozenset(
     "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_leaf names itemsize nbytes is_nested is_sparse "
     "is_quantized grad_fn retains_grad is_mkldnn is_mps is_xpu is_xla".split()
 )
@@ -150,7 +150,7 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
     if isinstance(value, FakeTensor):
         proxy = acquisition.fakes.proxy_of(value)
         if proxy is None:
-            raise UnsupportedOpError("an attribute holds a tensor that __tensor_flatten__ does not name")
+            raise UnsupportedOpError("an attribute holds a tensor that is none of those the wrapper is taken apart into")
         if acquisition.autograd.is_running and acquisition.fakes.inner.get(id(value)):
             raise UnsupportedOpError(
                 with_details(
@@ -161,6 +161,10 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
             )
         acquisition.fakes.hold(value)
         return proxy
+    if type(value) in (list, tuple):
+        return type(value)(to_value(acquisition, v) for v in value)
+    if type(value) is dict:
+        return {key: to_value(acquisition, v) for key, v in value.items()}
     return value
 
 

@@ -19,6 +19,8 @@ from thunder_norm.subclass.boundary_operators import check_plain, flatten_operat
 from thunder_norm.subclass.boundary_passes import Traces, bind_arguments, results_and_received
 from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.names import with_readable_names
+from thunder_norm.subclass.opaque_objects import OpaqueProxy
+from thunder_norm.subclass.opaque_traces import guard_input
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
@@ -49,7 +51,8 @@ def lower(
     """
     prologue, computation, epilogue = traces
     inner: Inner = {}
-    if not acquisition.has_wrappers:  # only the prologue changes: it must also find that there are none
+    written = written_inputs(acquisition, computation, _opened(computation))
+    if not acquisition.has_wrappers and not written:  # only the prologue changes: it must also find that there are none
         epilogue = None if epilogue is None else _with_structs(epilogue)
         return _lower_prologue(acquisition, prologue, inner, [], computation, None), computation, epilogue
     epilogue = None if epilogue is None else _as_returned(computation, epilogue)
@@ -170,6 +173,7 @@ def _lower_prologue(
     new = from_trace(trace)
     new.bound_symbols = []
     checked: list[TensorProxy] = []
+    objects: list[OpaqueProxy] = []
     for p in itertools.chain.from_iterable(inner.get(name, ()) for name in specs):
         new.add_name(p.name) if not new.has_name(p.name) else None
     for bsym in trace.bound_symbols:
@@ -177,7 +181,7 @@ def _lower_prologue(
             (tensor, *_) = bsym.args
             if isinstance(tensor, SubclassProxy):
                 continue
-            checked.append(tensor)
+            (objects if isinstance(tensor, OpaqueProxy) else checked).append(tensor)
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (to_computation, to_epilogue) = bsym.args[0]
             if leaves:
@@ -189,6 +193,7 @@ def _lower_prologue(
                     bind = bindable("gradient_carriers", function)
                     new.bound_symbols.append(bind(*inputs, output=carriers))
                 new.bound_symbols.extend(bsym for bsym in acquisition.guards())
+                new.bound_symbols.extend(guard_input(acquisition, p, checked) for p in objects)
                 if checked:
                     new.bound_symbols.append(check_plain.bind(*checked, output=None))
             bsym = bsym.from_bsym(args=((tuple(computation.args), to_epilogue),))

@@ -22,14 +22,15 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.aten import captured
+from thunder_norm.subclass.effects import is_effect
 from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
-from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
 from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
 from thunder_norm.subclass.trace import OperationId, composite
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.translation import proxy_like
+from thunder_norm.wrapper_classes import is_wrapper
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
@@ -198,7 +199,8 @@ class Joint:
         ]
         for segment, needed in zip(self.segments, later, strict=True):
             made = {id(t): t for r in segment.log for t in r.outputs}
-            outputs = [t for i, t in made.items() if i in needed]
+            turns = {id(r.outputs[0]) for r in segment.log if is_effect(r.func)}
+            outputs = [t for i, t in made.items() if i in needed or i in turns]
             inputs = {id(t): t for r in segment.log for t in r.inputs if id(t) in env}
             inside = {id(t) for r in segment.log for t in r.inputs} | {id(t) for t in outputs}
             if not outputs:

@@ -15,11 +15,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.record import Recorded, Recorder, Step
 from thunder_norm.subclass.trace import OperationId, name_of_operation
 from thunder_norm.tracing.recording import backward_of_joint, scope
 from thunder_norm.trees import flat_tensors
+from thunder_norm.wrapper_classes import is_wrapper
 import thunder.torch as ltorch
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy

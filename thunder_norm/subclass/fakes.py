@@ -5,6 +5,7 @@ A fake is known by identity; the tables keep it alive, so that an id never comes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.model_state.escapes import tracing_mode
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import devices, dtypes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
@@ -33,9 +35,11 @@ class Fakes:
     After a functionalised in-place operation a fake stands for the newer proxy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_replaced: Callable[[], None] = lambda: None) -> None:
         self.mode = tracing_mode()
-        self.inputs: set[int] = set()  # the fakes of inputs
+        self.on_replaced = on_replaced  # called before a plain proxy that the program holds comes to stand for an older value
+        self.inputs: set[int] = set()  # the fakes of inputs, and of what Thunder computed without us
+        self.computed: set[int] = set()  # of these, the latter
         self.inner: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
         self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
@@ -43,6 +47,7 @@ class Fakes:
         self.readable_names: dict[str, TensorProxy] = {}  # ours, by the name before; see `names`
         self._held: dict[int, torch.Tensor] = {}  # those that the program may hold as plain tensors
         self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
+        self._first: dict[int, TensorProxy] = {}
         self._fake_of: dict[str, FakeTensor] = {}
         self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
 
@@ -62,22 +67,35 @@ class Fakes:
             else:
                 fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         self.bind(fake, proxy, is_input=True)
+        self.hold(fake)
+        self._first[id(fake)] = proxy
+        if proxy.history is None:
+            self.computed.add(id(fake))
         return fake
 
     def bind(self, fake: FakeTensor, proxy: TensorProxy, *, is_input: bool = False) -> None:
         """From now on `fake` stands for `proxy`."""
         before = self.proxy_of(fake)
         if before is not None and before is not proxy and self.is_held(fake):
+            self.on_replaced()
             self.replaced[before.name] = Replaced(before, fake, len(get_jit_ctx().computation_trace.bound_symbols))
         self._proxy_of[id(fake)] = (fake, proxy)
         self._fake_of[proxy.name] = fake
         if is_input:
             self.inputs.add(id(fake))
 
+    def is_given(self, fake: torch.Tensor) -> bool:
+        """Whether a fake stands for an input, or is inside of one."""
+        return id(fake) in self.inputs and id(fake) not in self.computed
+
     def proxy_of(self, fake: torch.Tensor) -> TensorProxy | None:
         """The proxy a plain fake stands for now."""
         found = self._proxy_of.get(id(fake))
         return found[1] if found is not None else None
+
+    def first_proxy_of(self, fake: torch.Tensor) -> TensorProxy | None:
+        """The plain proxy that a fake was made for; None for what was recorded."""
+        return self._first.get(id(fake))
 
     def known(self, proxy: TensorProxy) -> FakeTensor | None:
         """The fake of a plain proxy, its strides those that the tensor has in eager mode; None where only Thunder computed it."""

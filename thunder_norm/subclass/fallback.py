@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.subclass.effects import OfOperator, is_effect
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
@@ -36,6 +37,9 @@ fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")
 # They draw numbers: each call is made once, in its place, by torch, so that the numbers are those of eager under a seed.
 _RANDOM = (prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE, prims.OpTags.DONT_RECOMPUTE_IN_BACKWARD)
 
+# What they do besides is done once, in its place.
+_EFFECTS = (prims.OpTags.DONT_DCE, prims.OpTags.DONT_RECOMPUTE_IN_BACKWARD)
+
 # They update running statistics without saying so in their schemas.
 _UPDATES_ARGUMENTS = frozenset({torch.ops.aten.native_batch_norm.default, torch.ops.aten.cudnn_batch_norm.default})
 
@@ -54,6 +58,11 @@ _CONSTANT = frozenset(
 def is_random(func: Callable) -> bool:
     """Whether `func` draws from a generator."""
     return func in _ALSO_RANDOM or (torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func not in _NOT_RANDOM)
+
+
+def is_kept(func: Callable) -> bool:
+    """Whether `func` runs once and in its place, used or not."""
+    return is_effect(func) or is_random(func)
 
 
 class Written(NamedTuple):
@@ -124,7 +133,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     def vjp_meta(arguments: tuple[tuple, dict], cotangents: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
         return tuple(TensorProxy(like=p, requires_grad=False) for p in _differentiable(arguments))
 
-    tags = list(_RANDOM) if is_random(func) else None
+    tags = list(_RANDOM) if is_random(func) else list(_EFFECTS) if is_effect(func) else None
     symbol = fallback_executor.register_operator(name, meta=meta, fn=run, tags=tags)
     vjp_symbol = fallback_executor.register_operator(f"{name}_vjp", meta=vjp_meta, fn=vjp)
     _note(symbol, Made(func, used, "kernel"))
@@ -139,7 +148,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
         )
         torch_ex.register_implementation(symbol.id, kernel)
         _note(symbol, Made(func, used, "composite"))
-    if is_random(func):
+    if is_kept(func):
         NON_FUNCTIONAL_OPS.add(symbol.id)
     elif isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":  # torch.compile knows them all
         torch_compile_ex.register_supported(symbol.id)
@@ -162,7 +171,9 @@ def _gradient(func: Callable, used: tuple[bool, ...], written: Written | None, s
         outputs = _differentiable(returned)
         if inputs and outputs:
             cotangents = tuple(prims.get_grad(p) for p in outputs)
-            if is_random(func):
+            if isinstance(func, OfOperator):
+                found = _effect_vjp(func, args, kwargs, inputs, results, cotangents)
+            elif is_random(func):
                 found = _random_vjp(func, args, inputs, results, cotangents)
             else:
                 of = {p.name: g for p, g in zip(outputs, cotangents, strict=True)}
@@ -187,6 +198,23 @@ def _random_vjp(
     if func.overloadpacket.__name__ in _CONSTANT:
         return [ltorch.zeros_like(p) for p in inputs]
     raise UnsupportedOpError(f"random operation {func} inside a wrapper subclass has no gradient that reuses what was drawn")
+
+
+def _effect_vjp(
+    func: OfOperator,
+    args: tuple,
+    kwargs: dict,
+    inputs: Sequence[TensorProxy],
+    results: Sequence[TensorProxy],
+    cotangents: Sequence,
+) -> list[TensorProxy]:
+    """Gradients as torch's autograd has them, which knows nothing of what an operator writes: a tensor keeps its history."""
+    written = [p.name for p in func.written_tensors(args[1:], kwargs)]
+    if len(results) != 1 + len(written):
+        raise UnsupportedOpError(f"{func.func} returns a tensor that is to be differentiated, and has no gradient")
+    of = {p.name: g for p, g in zip(_differentiable(results), cotangents, strict=True)}
+    gradients = dict(zip(written, (of.get(p.name) for p in results[1:]), strict=True))
+    return [g if (g := gradients.get(p.name)) is not None else ltorch.zeros_like(p) for p in inputs]
 
 
 def _which(func: Callable, used: tuple[bool, ...]) -> str:
@@ -230,6 +258,8 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(Non
 def _fallback_name(func: Callable) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return str(func).replace(".", "_").replace("::", "_")
+    if is_effect(func):
+        return func.__name__
     if func.__name__ == "__get__":  # a property of torch.Tensor
         return f"Tensor_get_{func.__self__.__name__}"
     owner = getattr(func, "__module__", None) or "Tensor"  # methods written in C have no module

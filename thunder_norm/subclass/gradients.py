@@ -13,8 +13,9 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.escapes import check_inner
 from thunder_norm.subclass.encoding import decode, encode
-from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
+from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.record import Recorded
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.proxies import TensorProxy
 
 

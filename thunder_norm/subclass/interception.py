@@ -10,12 +10,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import interpret, operations, plain, plain_operations, side_effects, values
+from thunder_norm.subclass import interpret, opaque_objects, operations, plain, plain_operations, side_effects, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
-from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
+from thunder_norm.subclass.protocol import check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
@@ -50,6 +51,7 @@ class Interpreting(Watching):
     """A transform that interprets wrapper subclasses while the trace is acquired."""
 
     interprets_subclasses = True
+    opaque = "error"  # what becomes of objects that cannot be taken apart: an error, or "run"
 
     def new_acquisition(self) -> Acquisition:
         """The state for one acquisition."""
@@ -66,6 +68,8 @@ class Interpreting(Watching):
             acquisition.fakes.check_foreign(x)
             if is_wrapper(x):
                 return interpret.proxy_for_input(acquisition, x, name, history)
+            if self.opaque == "run" and opaque_objects.is_opaque(x):
+                return opaque_objects.proxy_for_input(acquisition, x, name, history)
             check_supported(x)
         except (UnsupportedOpError, UnsupportedSubclassError) as e:
             # an exception here would be taken for a crash of the interpreter, which raises this one at its next call
@@ -113,6 +117,7 @@ def _acquisition_of(transform: Interpreting) -> Acquisition:
     found = getattr(ctx, _ATTRIBUTE, None)
     if found is None:
         found = transform.new_acquisition()
+        found.opaque.is_run = transform.opaque == "run"
         found.fakes.user_names = ctx._proxy_swapmap
         setattr(ctx, _ATTRIBUTE, found)
         setattr(get_compile_data(), _ATTRIBUTE, found)

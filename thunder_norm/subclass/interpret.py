@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass import trace
+from thunder_norm.subclass import opaque_lookasides, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
@@ -26,12 +26,13 @@ from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
-from thunder_norm.subclass.protocol import is_of_wrappers, is_wrapper, is_wrapper_class, outer_metadata
+from thunder_norm.subclass.protocol import is_of_wrappers, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import FUNCTORCH_LEVELS, refuse_functorch, refuse_make_wrapper, refuse_setattr, refuse_value
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
+from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
 from thunder.core.interpreter import (
     WrappedValue,
     _interpret_call,
@@ -51,6 +52,10 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     `args` and `kwargs` are the interpreter's wrapped values.
     """
     first = args[0].value if args else None
+    if acquisition.opaque.is_run:
+        found = opaque_lookasides.lookaside(acquisition, fn, args, kwargs)
+        if found is not None:
+            return found
     if acquisition.meets_wrappers:
         if isinstance(first, SubclassProxy):
             found = _about_wrapper(acquisition, fn, args)
@@ -60,7 +65,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         if found is not None:
             return found
     else:
-        found = about_plain(acquisition, fn, args)
+        found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.fakes.replaced else None)
         if found is not None:
             return found
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's

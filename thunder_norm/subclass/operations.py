@@ -68,7 +68,12 @@ def torch_callable(fn: Callable) -> Callable | None:
 
 
 def _is_operation(fn: Callable) -> bool:
-    return fn in _torchs() or fn in _torch_to_thunder_function_map
+    return fn in _torchs() or fn in _torch_to_thunder_function_map or fn in RUN_WHOLE
+
+
+# Methods of wrapper classes that are one operation of the program: what an autograd function inside takes from their surroundings is
+# then what torch's autograd sees.
+RUN_WHOLE: set[Callable] = set()
 
 
 @functools.cache

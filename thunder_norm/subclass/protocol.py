@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
+from thunder_norm.wrapper_classes import PROTOCOL, check_stable, dispatches, flattened, inner_tensors, is_wrapper, unflattened
 
 _opaque_objects = sys.modules.get("torch._library.opaque_object")  # torch 2.9 has none
 
@@ -23,24 +23,6 @@ def is_opaque_type(cls: type) -> bool:
     return ask is not None and bool(ask(cls))
 
 
-_PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
-
-
-def is_wrapper_class(cls: type) -> bool:
-    """Whether instances of `cls` follow the traceable wrapper subclass protocol."""
-    return (
-        isinstance(cls, type)
-        and issubclass(cls, torch.Tensor)
-        and cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-        and all(hasattr(cls, name) for name in _PROTOCOL)
-    )
-
-
-def is_wrapper(x: Any) -> bool:
-    """Whether `x` is an instance of a traceable wrapper subclass."""
-    return isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x)
-
-
 def check_supported(x: torch.Tensor) -> None:
     """Refuse a tensor whose class dispatches in Python but cannot be taken apart.
 
@@ -50,18 +32,19 @@ def check_supported(x: torch.Tensor) -> None:
     cls = type(x)
     if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return
-    has_dispatch = getattr(cls, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
-    if not has_dispatch or is_wrapper(x):
+    if not dispatches(cls) or is_wrapper(x):
         return
     if isinstance(x, torch._subclasses.FakeTensor):
         return
-    missing = [name for name in _PROTOCOL if not hasattr(cls, name)]
+    missing = [name for name in PROTOCOL if not hasattr(cls, name)]
     raise UnsupportedSubclassError(
         with_details(
             f"{cls.__module__}.{cls.__qualname__} cannot be interpreted",
             missing=", ".join(missing),
             needed="a class made with torch.Tensor._make_wrapper_subclass that defines __torch_dispatch__, __tensor_flatten__ and "
             "__tensor_unflatten__",
+            instead='thunder_norm.transforms.register_flatten says for a class how it is taken apart; with SubclassTransform(opaque="run") '
+            "torch runs its operations on the objects themselves",
         )
     )
 
@@ -72,11 +55,11 @@ def taken_apart(x: torch.Tensor) -> tuple[tuple[str, ...], Any]:
     Since torch 2.13 a class may name objects of what torch calls opaque types among its tensors (DTensor its device mesh); they are
     static, so that the context has them.
     """
-    names, ctx = x.__tensor_flatten__()
-    others = {name: v for name in names if not isinstance(v := getattr(x, name, None), torch.Tensor)}
+    inner, ctx = flattened(x)
+    others = {name: v for name, v in inner.items() if not isinstance(v, torch.Tensor)}
     if not others or not all(is_opaque_type(type(v)) for v in others.values()):
-        return tuple(names), ctx
-    return tuple(name for name in names if name not in others), _WithObjects(ctx, others)
+        return tuple(inner), ctx
+    return tuple(name for name in inner if name not in others), _WithObjects(ctx, others)
 
 
 class _WithObjects(NamedTuple):
@@ -105,7 +88,9 @@ class WrapperSpec:
         Raises:
             UnsupportedSubclassError: an inner attribute is missing or not a tensor.
         """
+        check_stable(x)
         names, ctx = taken_apart(x)
+        held = flattened(x)[0]
         if any(isinstance(v, torch.Tensor) for v in tree_leaves(ctx)):
             raise UnsupportedSubclassError(
                 with_details(
@@ -116,12 +101,16 @@ class WrapperSpec:
             )
         inner = []
         for name in names:
-            t = getattr(x, name, None)
+            t = held[name]
             if not isinstance(t, torch.Tensor):
                 raise UnsupportedSubclassError(
-                    f"{type(x).__qualname__}.__tensor_flatten__ names {name!r}, which is {type(t).__name__}, not a tensor"
+                    f"{type(x).__qualname__} is taken apart into {name!r}, which is {type(t).__name__}, not a tensor"
                 )
             check_supported(t)
+            if not is_wrapper(t) and t.layout is not torch.strided:
+                raise UnsupportedSubclassError(
+                    f"{name!r} of a {type(x).__qualname__} has layout {t.layout}: only strided ones are taken"
+                )
             inner.append(WrapperSpec.of(t) if is_wrapper(t) else None)
         shape, stride, requires_grad = outer_metadata(x)
         return WrapperSpec(type(x), names, ctx, shape, stride, requires_grad, tuple(inner))
@@ -136,7 +125,7 @@ class WrapperSpec:
         if outer_metadata(x) != (self.shape, self.stride, self.requires_grad):
             return False
         return not self.is_nested or all(
-            spec is None or spec.matches(getattr(x, name)) for name, spec in zip(self.names, self.inner, strict=True)
+            spec is None or spec.matches(t) for t, spec in zip(inner_tensors(x, self.names), self.inner, strict=True)
         )
 
     @functools.cached_property
@@ -147,10 +136,9 @@ class WrapperSpec:
     def leaves(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The plain tensors inside `x`, wrappers inside wrappers opened, in flatten order."""
         if not self.is_nested:
-            return tuple([getattr(x, name) for name in self.names])
+            return tuple(inner_tensors(x, self.names))
         found: list[torch.Tensor] = []
-        for name, spec in zip(self.names, self.inner, strict=True):
-            t = getattr(x, name)
+        for t, spec in zip(inner_tensors(x, self.names), self.inner, strict=True):
             found.extend((t,) if spec is None else spec.leaves(t))
         return tuple(found)
 
@@ -158,7 +146,7 @@ class WrapperSpec:
         """The wrapper around `leaves`; the inverse of `leaves`.
 
         Raises:
-            UnsupportedSubclassError: `__tensor_unflatten__` gives another class.
+            UnsupportedSubclassError: what puts it together gives another class.
         """
         inner: dict[str, torch.Tensor] = dict(zip(self.names, leaves, strict=False))
         if self.is_nested:
@@ -169,10 +157,10 @@ class WrapperSpec:
         ctx = self.ctx
         if isinstance(ctx, _WithObjects):
             inner, ctx = {**inner, **ctx.objects}, ctx.ctx
-        x = self.cls.__tensor_unflatten__(inner, ctx, torch.Size(self.shape), self.stride)
+        x = unflattened(self.cls, inner, ctx, torch.Size(self.shape), self.stride)
         if type(x) is not self.cls:
             raise UnsupportedSubclassError(
-                f"{self.cls.__qualname__}.__tensor_unflatten__ returned a {type(x).__qualname__}: it must rebuild its own class"
+                f"a {self.cls.__qualname__} was put together as a {type(x).__qualname__}: __tensor_unflatten__ must rebuild its class"
             )
         return x
 

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.protocol import is_wrapper
+from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import dtypes
 from thunder.core.compile_data import get_compile_data
 
@@ -82,6 +83,7 @@ class Recorder(TorchDispatchMode):
         self.has_met_wrappers = False
         self.last_on_wrappers: tuple[Any, str] | None = None  # the last operation given to a class, and the class's name
         self._constants: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # fakes whose values are known
+        self.turn: torch.Tensor | None = None
         self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -98,15 +100,23 @@ class Recorder(TorchDispatchMode):
             if id(args[0]) in self._constants:  # the operation made it of numbers
                 with _disable_current_modes():
                     return self._constants[id(args[0])][1].item()
+            if self._take_for_equal(args[0]):
+                return True
             raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
+        effect = with_effects(func)
+        if effect is not None:
+            return self._record_operator(effect, args, kwargs)
         if func._schema.is_mutable:
+            self.acquisition.equality.forget()
             if func is not aten.detach_.default:  # which torch.tensor itself calls
                 self._constants.clear()
             return self._record_in_place(func, args, kwargs)
         if func is aten.detach.default and self._has_just_made(args[0]):
             return args[0]
-        result = func(*args, **kwargs)
+        result = _run_on_fakes(func, args, kwargs)
         self._append(func, args, kwargs, result)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            self.acquisition.equality.note(func, args, kwargs, result)
         if isinstance(result, torch.Tensor):
             self._note_constant(func, args, kwargs, tensors, result)
         return result
@@ -128,6 +138,53 @@ class Recorder(TorchDispatchMode):
         if last is None or not any(t is out for out in last.outputs):
             return False
         return not last.inputs
+
+    def _take_for_equal(self, result: torch.Tensor) -> bool:
+        """Whether `result` says that two tensors are equal; where that is not known, they are compared in each call."""
+        compared = self.acquisition.equality.compared(result)
+        if compared is None or self.acquisition.num_levels:
+            return False
+        if self.acquisition.has_changed_plain() or not self.acquisition.equality.are_same(*compared):
+            self._record_effect(SameValues(location_of_user()), compared, {}, lambda: None)
+            self.acquisition.equality.take_for_same(*compared)
+        return True
+
+    def _record_operator(self, effect: OfOperator, args: tuple, kwargs: dict) -> Any:
+        self.acquisition.equality.forget()
+        self._constants.clear()
+        written = list({id(t): t for t in effect.written_tensors(args, kwargs)}.values())
+        for t in written:
+            self._check_may_mutate(effect.func, t)
+        if len(written) > 1 and len({t.untyped_storage()._cdata for t in written}) < len(written):
+            raise UnsupportedOpError(with_details(f"{effect.func} writes into tensors that share memory", at=location_of_user()))
+        return self._record_effect(effect, args, kwargs, lambda: _run_on_fakes(effect.func, args, kwargs), written)
+
+    def _record_effect(
+        self, effect: Effect, args: tuple, kwargs: dict, run: Callable[[], Any], written: Sequence[torch.Tensor] = ()
+    ) -> Any:
+        """Log an operation with effects, that `run` runs, after those before it; `written` have changed when it is done."""
+        if self.acquisition.num_levels:
+            raise UnsupportedOpError(
+                with_details(
+                    f"{effect.__name__}, which does more than return tensors, in a function that is transformed",
+                    at=location_of_user(),
+                    why="a transformed function is a function of its arguments",
+                )
+            )
+        holder = self if self.acquisition.is_finished else self.acquisition  # the backward has turns of its own
+        before = holder.turn
+        if before is None:
+            before = self.call(aten.zeros.default, ([0],), {"dtype": torch.bool})
+        with self.paused():
+            holder.turn = turn = before.clone()
+            result = run()
+        aliases = {id(t): self._aliases_in_log(t) for t in written}
+        returned = [t for t in flat_tensors(result) if all(t is not w for w in written)]
+        outputs = (turn, *returned, *written)
+        self.log.append(Recorded(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written)))
+        for t in written:
+            self._renew(aliases[id(t)], t)
+        return result
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
@@ -182,20 +239,26 @@ class Recorder(TorchDispatchMode):
         else:  # the target keeps its dtype
             self._append(functional, args, kwargs, value)
             self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
-        for alias in aliases:  # the same elements in another shape: they have changed too
-            self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
+        self._renew(aliases, target)
         return result
+
+    def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+        """The same elements as those of `target` in another shape: they have changed too."""
+        for alias in aliases:
+            self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None
-        is_input = not isinstance(target, FakeTensor) or id(target) in self.acquisition.fakes.inputs
+        is_input = not isinstance(target, FakeTensor) or self.acquisition.fakes.is_given(target)
         if is_input and not self.acquisition.may_write_back(target):
             is_inner = id(target) in self.acquisition.fakes.inner
             why = "it is an input of the jitted function" + (", and the program is differentiated" if is_inner else "")
-        elif self.acquisition.fakes.is_held(target) and (self.has_met_wrappers or not self.acquisition.may_replace()):
+        elif self.acquisition.fakes.is_held(target) and not self.acquisition.may_replace():
             why = "the program also holds it as a plain tensor"
-        elif self.acquisition.fakes.shares_storage_with_another(target) or not all(
-            _is_reshaped(alias, target) for alias in self._aliases_in_log(target)
+        elif (
+            self.acquisition.has_view(target)
+            or self.acquisition.fakes.shares_storage_with_another(target)
+            or not all(_is_reshaped(alias, target) for alias in self._aliases_in_log(target))
         ):
             why = "another tensor is a view of it, or it is a view of another tensor"
         if why is not None:
@@ -211,6 +274,28 @@ class Recorder(TorchDispatchMode):
         storage = target.untyped_storage()._cdata
         tensors = (t for r in self.log for t in (*r.inputs, *r.outputs))
         return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
+
+
+def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
+    """What an operator returns for tensors without data.
+
+    Raises:
+        UnsupportedOpError: a custom operator does not say it.
+    """
+    if func.namespace == "aten":
+        return func(*args, **kwargs)
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as e:
+        if not isinstance(e, UnsupportedOperatorException) and "fake impl" not in str(e):
+            raise
+        raise UnsupportedOpError(
+            with_details(
+                f"{func} does not say what it returns for tensors without data",
+                at=location_of_user(),
+                needed="torch.library.register_fake for it",
+            )
+        ) from e
 
 
 def _is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:

@@ -12,9 +12,9 @@ from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_detai
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.subclass.gradients import Segment, Source, Structure
-from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.record import Recorded, Step
 from thunder_norm.tracing.translation import proxy_like
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.proxies import TensorProxy
 
 

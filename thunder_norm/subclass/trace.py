@@ -21,19 +21,20 @@ from thunder_norm.op_names import op_key
 from thunder_norm.subclass import aten
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import gradients_recorded, is_grad_enabled
-from thunder_norm.subclass.fallback import is_random
-from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, is_wrapper
+from thunder_norm.subclass.effects import is_effect
+from thunder_norm.subclass.fallback import is_kept
+from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, needed
 from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.update_aliases import _is_inplace_op
 
 
 class OperationId(NamedTuple):
@@ -143,7 +144,10 @@ def write(
     mutated = [x for x, leaves in before.values() if _leaf_ids(x) != tuple(i for i, _ in leaves)]
     returned = [x for x in flat_tensors(result) if id(x) not in before or not is_wrapper(x)]
     outputs = _unique(leaf for x in [*returned, *mutated, *(x for x, _ in before.values())] for leaf in _leaves(x))
-    emit_composite(acquisition, operation, log, outputs, [t for x in flat_tensors(arguments) for t in _leaves(x)])
+    outputs += [t for r in log if r.is_in_place for t in r.outputs if acquisition.fakes.is_held(t)]
+    if any(is_effect(r.func) for r in log):
+        outputs.append(acquisition.turn)
+    emit_composite(acquisition, operation, log, _unique(outputs), [t for x in flat_tensors(arguments) for t in _leaves(x)])
     if mutated or any(r.is_in_place for r in log):
         _rebind(acquisition)
     return _to_proxies(acquisition, result)
@@ -179,10 +183,10 @@ def emit_composite(
     everything = log = [*_made_before(acquisition, log, outputs), *log]
     produced = {id(t) for r in log for t in r.outputs}
     outputs = [t for t in outputs if id(t) in produced]
-    if not outputs and not any(is_random(r.func) for r in log):
+    if not outputs and not any(is_kept(r.func) for r in log):
         return
     if not acquisition.autograd.is_running:  # the backward may use everything
-        log = needed(log, outputs, is_random)
+        log = needed(log, outputs, is_kept)
     produced = {id(t) for r in log for t in r.outputs}
     used = {id(t): t for r in log for t in r.inputs if acquisition.fakes.proxy_of(t) is not None}
     inputs = _unique([*(t for t in arguments if id(t) in used), *used.values()])
@@ -219,9 +223,10 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Seq
                 continue
             maker, used_then = acquisition.autograd.made_by[id(t)]
             is_changed = (
-                any(acquisition.fakes.proxy_of(i) is not used_then[id(i)] for i in maker.inputs) or _has_in_place_operations()
+                any(acquisition.fakes.proxy_of(i) is not used_then[id(i)] for i in maker.inputs)
+                or acquisition.has_changed_plain()
             )
-            if not (is_changed or maker.is_in_place or is_random(maker.func)):
+            if not (is_changed or maker.is_in_place or is_kept(maker.func)):
                 known.update(id(o) for o in maker.outputs)
                 visit(maker.inputs)
                 earlier.append(maker)
@@ -232,15 +237,10 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Seq
     return earlier
 
 
-def _has_in_place_operations() -> bool:
-    """Whether the program changed a plain tensor in place so far: its proxy stands for another value since then."""
-    return any(_is_inplace_op(b) for b in get_jit_ctx().computation_trace.bound_symbols)
-
-
 def _going_on(acquisition: Acquisition, log: Sequence[Recorded]) -> set[int]:
     """Of operations recorded under `torch.no_grad`, those whose derivatives it does not concern, by identity."""
     reached = acquisition.beyond_no_grad()
-    found = set()
+    found = {id(r) for r in log if is_effect(r.func)}  # what an operator writes into keeps its history
     for recorded in log if reached else ():
         if any(id(t) in reached for t in recorded.inputs):
             found.add(id(recorded))

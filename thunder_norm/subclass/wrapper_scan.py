@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.subclass.protocol import is_wrapper_class
+from thunder_norm.wrapper_classes import is_wrapper_class
 
 # How far to look: ``Linear.forward -> matmul.apply -> to_float8_dynamic -> to_float8 -> cast.apply -> Float8Tensor`` is 6 deep.
 _MAX_FUNCTIONS = 100

@@ -37,7 +37,12 @@ def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str
         UnsupportedOpError: an operation put another tensor in the place of one.
     """
     now = {bsym.args[0].name: bsym for bsym in trace.bound_symbols if bsym.sym.id == REBIND.id}
+    fakes_of_all = acquisition.fakes
     found: dict[str, Written] = {}
+    for before, fake, _ in fakes_of_all.replaced.values():
+        if fakes_of_all.is_given(fake) and before is fakes_of_all.first_proxy_of(fake):
+            target = fakes_of_all.current(before)
+            found[target.name] = Written(target, fakes_of_all.current(fakes_of_all.proxy_of(fake)))
     for name, bsym in now.items():
         wrapper, *leaves = bsym.args
         fakes = WrapperSpec.of(wrapper.fake).leaves(wrapper.fake)
@@ -94,7 +99,7 @@ def check_values(trace: TraceCtx, written: Sequence[Written]) -> None:
 def _refuse(bsym: BoundSymbol) -> None:
     raise UnsupportedOpError(
         with_details(
-            f"in-place {bsym.sym.name} on an input wrapper, of a value that depends on a tensor that requires grad",
+            f"in-place {bsym.sym.name} on an input, of a value that depends on a tensor that requires grad",
             at=location_of(bsym),
             why="what is written into an input has no derivative here",
             instead="use the out-of-place operation, detach the value, or run under torch.no_grad()",

@@ -1,0 +1,60 @@
+"""What a program returns waits for its operations with effects; see `effects`.
+
+Else Thunder would run those in the backward of a program that it differentiates: its forward is what the results need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.fallback import fallback_executor
+from thunder.core import dtypes, prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx, from_trace, tracectx
+from thunder.core.transforms import register_grad
+
+
+def _run(result: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    return result
+
+
+def _meta(result: TensorProxy, turn: TensorProxy) -> TensorProxy:
+    return TensorProxy(like=result)
+
+
+after_effects = fallback_executor.register_operator("after_effects", meta=_meta, fn=_run, tags=(prims.OpTags.DONT_DCE,))
+
+
+def _grad(result: TensorProxy, turn: TensorProxy) -> TensorProxy:
+    out = after_effects(result, turn)
+    if dtypes.is_inexact_dtype(result.dtype):
+        prims.put_grad(result, prims.get_grad(out))
+    return out
+
+
+register_grad(after_effects.id, _grad)
+
+
+def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
+    """A lowered computation, one result of which waits for the last operation with effects."""
+    if acquisition.turn is None:
+        return trace
+    turn = acquisition.fakes.current(acquisition.fakes.proxy_of(acquisition.turn))
+    *body, returned = trace.bound_symbols
+    (values,) = returned.args
+    given = {p.name for p in trace.args}
+    found = next((p for p in values["output"] if isinstance(p, TensorProxy) and p.name not in given), None)
+    if found is None:
+        return trace
+    new = from_trace(trace)
+    with tracectx(new):
+        new.bound_symbols = list(body)
+        new.push_scope(waiting := [])
+        later = after_effects(found, turn)
+        new.pop_scope()
+    output: Any = type(values["output"])(later if p is found else p for p in values["output"])
+    new.bound_symbols = [*body, *waiting, returned.from_bsym(args=({**values, "output": output},))]
+    return new
