@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
 from thunder_norm.subclass.fakes import Fakes, Wrappers
+from thunder_norm.subclass.integer_values import IntegerValues
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
@@ -83,6 +84,7 @@ class Acquisition:
         self.watches = False  # whether every call of the program must be looked at: there may be wrappers, or norms
         self.fakes = Fakes()
         self.wrappers = Wrappers()
+        self.integers = IntegerValues(self.fakes)
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
@@ -123,9 +125,9 @@ class Acquisition:
         """What an attribute or a container of the user's holds when the program puts a wrapper there; called with fakes too."""
         return value
 
-    def guards(self) -> list[Any]:
-        """Bound symbols the prologue must run besides the checks of its inputs."""
-        return list(self.side_effect_guards)
+    def guards(self, inputs: Sequence[SubclassProxy]) -> list[Any]:
+        """Bound symbols the prologue must run besides the checks of its inputs; `inputs` are the wrappers among these."""
+        return [*self.side_effect_guards, *self.integers.guards(inputs)]
 
     @property
     def intercepts_plain(self) -> bool:
@@ -186,7 +188,7 @@ class Acquisition:
         """The wrapper `x` rebuilt over fake inner tensors."""
         spec = WrapperSpec.of(x)
         with torch.no_grad(), self.fakes.mode:
-            fake = spec.build(tuple(self.fakes.new(t) for t in spec.leaves(x)))
+            fake = spec.build(self.integers.fakes_of(x, spec.leaves(x)))
         if self.autograd.is_running and spec.requires_grad:
             self.autograd.note_wrapper(fake)
         return fake

@@ -188,7 +188,7 @@ def _lower_prologue(
                     function, inputs, carriers = opening
                     bind = bindable("gradient_carriers", function)
                     new.bound_symbols.append(bind(*inputs, output=carriers))
-                new.bound_symbols.extend(bsym for bsym in acquisition.guards())
+                new.bound_symbols.extend(acquisition.guards(list(_wrappers_in(trace))))
                 if checked:
                     new.bound_symbols.append(check_plain.bind(*checked, output=None))
             bsym = bsym.from_bsym(args=((tuple(computation.args), to_epilogue),))

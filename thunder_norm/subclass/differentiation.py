@@ -268,7 +268,7 @@ def _backward(
         segments.append(Segment("gradients"))
         for fake, gradient in zip(sources, gradients, strict=True):
             if gradient is not None:
-                found.append(Source(fake, Structure.of(gradient, "an input")))
+                found.append(Source(fake, Structure.of(gradient, "an input", fake)))
         segments[-1:] = _closed(segments[-1:], recorder)
     return found, segments
 

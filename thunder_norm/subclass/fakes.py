@@ -8,15 +8,23 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.model_state.escapes import tracing_mode
+from thunder_norm.subclass import jagged
 from thunder_norm.subclass.protocol import WrapperSpec, is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder.core import devices, dtypes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
+
+
+class _Mode(FakeTensorMode):
+    """A mode in which ragged lengths are as in eager mode; torch's makes symbols of them, to be guarded by a compiler."""
+
+    def create_symbolic_nested_int(self, **_: Any) -> torch.SymInt:
+        return jagged.new_ragged()
 
 
 class Replaced(NamedTuple):
@@ -34,7 +42,7 @@ class Fakes:
     """
 
     def __init__(self) -> None:
-        self.mode = tracing_mode()
+        self.mode = tracing_mode(_Mode)
         self.inputs: set[int] = set()  # the fakes of inputs
         self.inner: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import interpret, operations, plain, plain_operations, side_effects, values
+from thunder_norm.subclass import interpret, jagged_makers, operations, plain, plain_operations, side_effects, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
 from thunder_norm.subclass.protocol import check_supported, is_wrapper, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
@@ -89,6 +89,8 @@ class Interpreting(Watching):
             _begin(acquisition, fn, args)
         if acquisition.presence is Presence.UNKNOWN and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
             acquisition.note_presence(Presence.MENTIONED)
+        if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
+            acquisition.note_presence(Presence.EXPECTED)
         if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
             # most calls without wrappers
             answer = plain.about_plain(acquisition, fn, args)

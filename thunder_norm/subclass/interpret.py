@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.utils.checkpoint
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass import trace
+from thunder_norm.subclass import jagged_makers, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
@@ -65,6 +66,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             return found
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
         return lambda: wrap_const(False)
+    if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
+        return functools.partial(jagged_makers.make, acquisition, fn)
     if id(fn) in _MAKERS:
         return functools.partial(refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
@@ -107,6 +110,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     return None
 
 
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MAKERS = frozenset(map(id, (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)))
 _TRANSPOSES = ("T", "mT", "H", "mH")
 _READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)

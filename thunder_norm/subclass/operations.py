@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import executors, trace
+from thunder_norm.subclass import executors, jagged_operations, trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -172,13 +172,14 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         return plainly()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     given = (fake_args, fake_kwargs)
+    run = jagged_operations.instead_of(fn, fake_args, fake_kwargs)
     before = trace.leaves_of_wrappers(acquisition, (given, acquisition.changing_with(given)))
     rule = None
     if acquisition.autograd.is_running and not isinstance(fn, type):
         rule = executors.grad_rule(trace.operation_id(fn, fake_args, fake_kwargs, None))
     with recording(acquisition) as recorder:
         if rule is None:
-            result = acquisition.run(recorder, fn, fake_args, fake_kwargs)
+            result = acquisition.run(recorder, run, fake_args, fake_kwargs)
         else:
             result = acquisition.run(recorder, executors.run_with_rule, (rule, recorder, fn, fake_args, fake_kwargs), {})
     acquisition.write_hoisted(recorder)

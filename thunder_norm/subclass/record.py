@@ -98,6 +98,9 @@ class Recorder(TorchDispatchMode):
             if id(args[0]) in self._constants:  # the operation made it of numbers
                 with _disable_current_modes():
                     return self._constants[id(args[0])][1].item()
+            known = self.acquisition.integers.read(args[0])
+            if known is not None:
+                return known
             raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
         if func._schema.is_mutable:
             if func is not aten.detach_.default:  # which torch.tensor itself calls
@@ -107,6 +110,7 @@ class Recorder(TorchDispatchMode):
             return args[0]
         result = func(*args, **kwargs)
         self._append(func, args, kwargs, result)
+        self.acquisition.integers.note(func, args, kwargs, result)
         if isinstance(result, torch.Tensor):
             self._note_constant(func, args, kwargs, tensors, result)
         return result
@@ -172,6 +176,7 @@ class Recorder(TorchDispatchMode):
             )
         target = args[0]
         self._check_may_mutate(func, target)
+        self.acquisition.integers.forget(target)
         args = _with_defaults(func, args, kwargs)
         with self.paused():
             value = functional(*args, **kwargs)
