@@ -1,6 +1,18 @@
 """Tensor subclasses that others wrote, as a table of programs: `ZOO`."""
 
-from . import normed_cases, page, torch_cases, torchao_cases
+from . import nested_cases, normed_cases, page, torch_cases, torchao_cases
 from .case import ROLES, ZOO, Case, built, differentiable, gradients
 
-__all__ = ["ROLES", "ZOO", "Case", "built", "differentiable", "gradients", "normed_cases", "page", "torch_cases", "torchao_cases"]
+__all__ = [
+    "ROLES",
+    "ZOO",
+    "Case",
+    "built",
+    "differentiable",
+    "gradients",
+    "nested_cases",
+    "normed_cases",
+    "page",
+    "torch_cases",
+    "torchao_cases",
+]

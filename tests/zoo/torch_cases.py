@@ -247,11 +247,6 @@ def _():
     return lambda x: x * 2, (masked_tensor(torch.randn(3, 4), torch.rand(3, 4) > 0.5),)
 
 
-@case("NestedTensor (jagged)", INPUT, RETURNED, forward_refusal="symbolic shape")
-def _():
-    return lambda x: x.sin() * 2, (torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged),)
-
-
 @case("DTensor, matrix product", INPUT, RETURNED, SEVERAL, backward=True)
 def _():
     from torch.distributed.tensor import Shard, distribute_tensor

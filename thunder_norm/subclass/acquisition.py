@@ -222,6 +222,8 @@ class Acquisition:
             return proxy.fake
         fake = self.fakes.known(proxy)
         if fake is None:
+            fake = self.integers.shared_fake(proxy)
+        if fake is None:
             fake = self.fakes.new_for(proxy)
             if self.autograd.is_running:
                 self.autograd.note_plain(fake, proxy)

@@ -18,6 +18,7 @@ from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOr
 from thunder_norm.subclass.boundary_operators import check_plain, flatten_operator, unflatten_operator
 from thunder_norm.subclass.boundary_passes import Traces, bind_arguments, results_and_received
 from thunder_norm.subclass.differentiation import Joint
+from thunder_norm.subclass.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.names import with_readable_names
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -113,7 +114,7 @@ def _lower_computation(
     new.bound_symbols = []
     given = [p for bsym in leaves for p in bsym.output]
     for bsym in trace.bound_symbols:
-        if bsym.sym.id == LEAF.id:
+        if bsym.sym.id in (LEAF.id, GIVEN_AGAIN.id):
             continue
         if bsym.sym.id == FLATTEN.id:
             inner[bsym.args[0].name] = tuple(bsym.output)

@@ -87,6 +87,18 @@ class Fakes:
         found = self._proxy_of.get(id(fake))
         return found[1] if found is not None else None
 
+    def also(self, proxy: TensorProxy, fake: FakeTensor) -> None:
+        """A plain input is the tensor that `fake` stands for under another name."""
+        self._fake_of[proxy.name] = fake
+
+    def plain_inputs(self) -> list[tuple[FakeTensor, TensorProxy]]:
+        """The fakes of inputs that are no inner tensors, and their proxies."""
+        return [(fake, p) for fake, p in self.pairs() if id(fake) in self.inputs and id(fake) not in self.inner]
+
+    def of_plain_input(self, real: torch.Tensor) -> FakeTensor | None:
+        """The fake of a plain input that is this very tensor."""
+        return next((fake for fake, p in self.plain_inputs() if self.real_input(p) is real), None)
+
     def known(self, proxy: TensorProxy) -> FakeTensor | None:
         """The fake of a plain proxy, its strides those that the tensor has in eager mode; None where only Thunder computed it."""
         return self._fake_of.get(proxy.name)

@@ -22,10 +22,15 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.guards import GuardError
 from thunder_norm.trees import flat_tensors
+from thunder.core import prims
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, Symbol
 
 aten = torch.ops.aten
+
+# A plain input for which another tensor stands: the prologue has to unpack it all the same, to look at it.
+GIVEN_AGAIN = Symbol(name="given_again", id="thunder_norm.given_again", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
 
 # What is made of more numbers than this is not followed, unless it comes from inputs.
 _MAX_MADE = 4096
@@ -77,6 +82,7 @@ class IntegerValues:
         ] = {}  # by the identity of fakes; None for what was changed in place
         self._read: dict[int, Known] = {}
         self._structures: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # offsets and lengths of inputs: the tensor, its fake
+        self._given_again: list[tuple[TensorProxy, torch.Tensor]] = []  # plain inputs that are such tensors, and their fakes
         self._ragged: dict[int, torch.SymInt] = {}  # what stands for the ragged lengths of inputs
 
     def follow(self) -> None:
@@ -96,14 +102,31 @@ class IntegerValues:
         ragged = self._ragged.setdefault(jagged.ragged_identity(x), jagged.new_ragged())
         for t in leaves:
             if id(t) in structure and id(t) not in self._structures:
-                self._structures[id(t)] = t, self._fakes.new(t)
-        self._structures[id(jagged.ragged_source(x))][1].nested_int_memo = ragged
+                known = self._fakes.of_plain_input(t)
+                self._structures[id(t)] = t, self._fakes.new(t) if known is None else known
+        source = self._structures[id(jagged.ragged_source(x))][1]
+        if source.nested_int_memo is None:
+            source.nested_int_memo = ragged
         return tuple([self._structures[id(t)][1] if id(t) in structure else self._fakes.new(t) for t in leaves])
+
+    def shared_fake(self, proxy: TensorProxy) -> torch.Tensor | None:
+        """The fake of a plain input that is met for the first time, if it is the offsets of an input or another plain input."""
+        real = self._fakes.real_input(proxy) if self.is_followed else None
+        if real is None or real.is_floating_point():
+            return None
+        fake = self._structures[id(real)][1] if id(real) in self._structures else self._fakes.of_plain_input(real)
+        if fake is None:
+            return None
+        self._fakes.also(proxy, fake)
+        get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(proxy, output=None))
+        self._given_again.append((proxy, fake))
+        return fake
 
     def note_source(self, fake: torch.Tensor, real: torch.Tensor, proxy: TensorProxy) -> None:
         """An input: its value is that of `real`."""
         if not real.is_floating_point() and not real.is_complex() and id(fake) not in self._known:
-            self._known[id(fake)] = fake, Known(real.detach(), source=proxy)
+            with _disable_current_modes():
+                self._known[id(fake)] = fake, Known(real.detach(), source=proxy)
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
@@ -158,8 +181,9 @@ class IntegerValues:
 
     def guards(self, wrappers: list[SubclassProxy]) -> list[BoundSymbol]:
         """Operations of the prologue: what was asked for is the same, and those of the input `wrappers` that fit together do so."""
-        nested = [p for p in wrappers if jagged.is_jagged_class(type(p.fake))]
-        found = [_check_fitting(nested)] if len(nested) > 1 else []
+        nested = [(p, p.fake) for p in wrappers if jagged.is_jagged_class(type(p.fake))]
+        nested += [*self._given_again, *((p, f) for f, p in self._fakes.plain_inputs() if f.nested_int_memo is not None)]
+        found = [self._check_fitting(nested)] if self.is_followed and len(nested) > 1 else []
         asked = [known for known in self._read.values() if known.sources()]
         if asked:
             found.append(self._check_values(asked))
@@ -177,20 +201,19 @@ class IntegerValues:
 
         return bindable("check_ragged_values", check)(*map(self._fakes.current, sources.values()), output=None)
 
+    def _check_fitting(self, nested: list[tuple[TensorProxy, torch.Tensor]]) -> BoundSymbol:
+        pattern = _pattern([fake for _, fake in nested])
+
+        def check(*inputs: torch.Tensor) -> None:
+            if _pattern(inputs) != pattern:
+                raise GuardError("other nested tensors have offsets in common than when the trace was acquired")
+
+        return bindable("check_common_offsets", check)(*(self._fakes.current(p) for p, _ in nested), output=None)
+
 
 def _lifted(func: Callable, t: torch.Tensor) -> Known | None:
     """What ``torch.tensor([1, 2])`` lifts: numbers of the program."""
     return Known(t.detach().clone()) if func in _LIFTS else None
-
-
-def _check_fitting(wrappers: list[SubclassProxy]) -> BoundSymbol:
-    pattern = _pattern([p.fake for p in wrappers])
-
-    def check(*inputs: torch.Tensor) -> None:
-        if _pattern(inputs) != pattern:
-            raise GuardError("other nested tensors have offsets in common than when the trace was acquired")
-
-    return bindable("check_common_offsets", check)(*wrappers, output=None)
 
 
 def _pattern(inputs: Any) -> list[int]:

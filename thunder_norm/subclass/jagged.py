@@ -58,8 +58,10 @@ def ragged_source(x: torch.Tensor) -> torch.Tensor:
 
 
 def ragged_identity(x: torch.Tensor) -> int:
-    """What its ragged length is known by: a number."""
-    return x._size[x._ragged_idx].node.nested_int()
+    """What its ragged length is known by, or that of nested tensors with these offsets: a number."""
+    if is_jagged_class(type(x)):
+        return x._size[x._ragged_idx].node.nested_int()
+    return sys.modules[_MODULE].get_tensor_symint(x).node.nested_int()
 
 
 def new_ragged() -> torch.SymInt:

@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import jagged, jagged_attention
-from thunder_norm.tracing.locations import location_of_user
 
 
 def instead_of(fn: Callable, args: tuple, kwargs: dict) -> Callable:
@@ -80,20 +78,8 @@ def _like(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return view(values, x.offsets(), x.lengths(), ragged_idx=x._ragged_idx, **extremes)
 
 
-def _attention(fn: Callable, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
-        raise UnsupportedOpError(
-            with_details(
-                "scaled_dot_product_attention of nested tensors with dropout",
-                at=location_of_user(),
-                instead="dropout_p=0.0, and dropout after it",
-            )
-        )
-    return jagged_attention.attention(fn, *args, **kwargs)
-
-
 @functools.cache
 def _instead() -> dict[Any, Callable]:
     both = {"unbind": _unbind, "select": _select, "chunk": _chunk, "split": _split}
     found: dict[Any, Callable] = {getattr(owner, name): own for name, own in both.items() for owner in (torch, torch.Tensor)}
-    return found | {torch.Tensor.__getitem__: _getitem, F.scaled_dot_product_attention: _attention}
+    return found | {torch.Tensor.__getitem__: _getitem, F.scaled_dot_product_attention: jagged_attention.attention}

@@ -50,6 +50,10 @@ def check_supported(x: torch.Tensor) -> None:
     """
     cls = type(x)
     if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if x.is_nested:
+            raise UnsupportedSubclassError(
+                with_details("a nested tensor of the strided layout cannot be interpreted", instead="layout=torch.jagged")
+            )
         return
     has_dispatch = getattr(cls, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
     if not has_dispatch or is_wrapper(x):
