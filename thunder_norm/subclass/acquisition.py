@@ -91,6 +91,8 @@ class Acquisition:
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
         self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which wrappers stand by now
+        self.fully_sharded: dict[int, torch.Tensor] = {}  # parameters of which the program sees the whole, by identity
+        self.gathered: set[int] = set()  # the proxies of these, by identity
         self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
 
     # -- what a transform may change ----------------------------------------------------------------------------------

@@ -61,9 +61,11 @@ class Known:
         """Its value for these inputs; `made` remembers what was computed on the way."""
         if self.source is not None:
             return inputs[self.source.name]
+        if self.func is None or self.func in _LIFTS:
+            return self.value
         if id(self) not in made:
             args, kwargs = tree_map(lambda v: v.computed(inputs, made) if isinstance(v, Known) else v, self.arguments)
-            made[id(self)] = self.value if self.func in _LIFTS else flat_tensors(self.func(*args, **kwargs))[self.index]
+            made[id(self)] = flat_tensors(self.func(*args, **kwargs))[self.index]
         return made[id(self)]
 
 

@@ -24,7 +24,13 @@ from thunder_norm.subclass.attributes import (
     type_of,
 )
 from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
+from thunder_norm.subclass.operations import (
+    AUTOGRAD_APPLY,
+    operation_of,
+    operation_on_first,
+    operation_with_history,
+    torch_callable,
+)
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
 from thunder_norm.subclass.protocol import is_of_wrappers, is_wrapper, is_wrapper_class, outer_metadata
@@ -75,7 +81,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     if fn is importlib.util.find_spec:  # asked to choose kernels; interpreting Python's import system takes half a minute
         return interpreter_needs_wrap(fn)
     if getattr(fn, "__module__", "") == "torch.distributed.tensor._api" and fn in _torch_to_thunder_function_map:
-        return operation_of(acquisition, fn)  # Thunder has some methods of DTensor, for proxies of its own
+        # Thunder has some methods of DTensor, for proxies of its own
+        return functools.partial(operation_with_history, acquisition, fn)
     if fn is AUTOGRAD_APPLY:
         return _autograd_function(acquisition, args, kwargs)
     if fn is torch.utils.checkpoint.checkpoint and (

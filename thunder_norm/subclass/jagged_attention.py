@@ -79,10 +79,10 @@ def _gradients(grad: torch.Tensor, values: list[torch.Tensor], scale: float | No
     """The gradients of one sequence's attention, ``softmax(q k^T scale) v``, to q, k and v, all ``[length, heads, features]``."""
     dtype = torch.promote_types(grad.dtype, torch.float32)
     g, q, k, v = (t.to(dtype).transpose(0, 1) for t in (grad, *values))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    p = ((q @ k.mT) * scale).softmax(-1)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    p = ((q @ k.mT) * factor).softmax(-1)
     dp = g @ v.mT
-    ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
+    ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * factor
     return tuple([t.transpose(0, 1).to(grad.dtype) for t in (ds @ k, ds.mT @ q, p.mT @ g)])
 
 

@@ -8,18 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, value_of
-from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.operations import operation_of
+from thunder_norm.subclass.operations import operation_with_history
 from thunder_norm.subclass.protocol import is_wrapper
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.locations import location_of_user
 from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.jit_ext import recursively_proxy
-from thunder.core.proxies import TensorProxy
 
 MAKERS = frozenset(
     {
@@ -41,10 +38,7 @@ def make(acquisition: Acquisition, fn: Callable, *args: WrappedValue, **kwargs: 
     if refused is not None:
         return do_raise(acquisition.refuse(refused))
     acquisition.integers.follow()
-    is_torchs = is_grad_enabled() and not acquisition.num_levels
-    if is_torchs and any(isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in tree_leaves(given)):
-        acquisition.differentiate()
-    return operation_of(acquisition, fn)(*args, **kwargs)
+    return operation_with_history(acquisition, fn, *args, **kwargs)
 
 
 def _refused(fn: Callable, args: list, kwargs: dict) -> UnsupportedOpError | None:

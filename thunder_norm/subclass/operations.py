@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass import executors, jagged_operations, trace
-from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
@@ -128,6 +130,16 @@ def _named(path: str) -> Callable | None:
 def operation_of(acquisition: Acquisition, fn: Callable) -> Callable:
     """The interpreter's lookaside that runs `fn` on fakes and writes one composite bound symbol."""
     return on_proxies(lambda *args, **kwargs: call(acquisition, fn, args, kwargs))
+
+
+def operation_with_history(acquisition: Acquisition, fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for a function that makes wrappers of plain tensors, which torch's autograd follows if these require grad."""
+    recursively_proxy(*args, **kwargs)
+    given = tree_leaves(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))
+    if is_grad_enabled() and not acquisition.num_levels:
+        if any(isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in given):
+            acquisition.differentiate()
+    return operation_of(acquisition, fn)(*args, **kwargs)
 
 
 def on_proxies(function: Callable) -> Callable:
