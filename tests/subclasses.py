@@ -216,12 +216,25 @@ def _held(x: torch.Tensor) -> dict[str, Any]:
     return {**own, **{name: getattr(x, name) for name in slots if hasattr(x, name)}}
 
 
+def _assert_same_nested(got: torch.Tensor, want: torch.Tensor) -> None:
+    """The same values, in the same places of the same memory layout; one ragged length is never another's, so numbers are left out."""
+    assert got.layout is want.layout and got.dtype is want.dtype and got.dim() == want.dim()
+    if want.layout is torch.jagged:
+        assert got._ragged_idx == want._ragged_idx and got.requires_grad == want.requires_grad
+        assert got.values().stride() == want.values().stride()
+        assert_same([got.offsets(), got.lengths(), got.values()], [want.offsets(), want.lengths(), want.values()])
+        for name in {"min", "max"} if want.lengths() is None else ():
+            remembered = getattr(got, f"_maybe_{name}_seqlen")
+            assert remembered is None or remembered == getattr(want, f"_get_{name}_seqlen")()
+    assert_same(list(got.unbind()), list(want.unbind()))
+
+
 def assert_same(got: Any, want: Any) -> None:
     """Equal types, metadata, contexts and inner values, throughout a tree."""
     if isinstance(want, torch.Tensor):
         assert type(got) is type(want)
         if want.is_nested:
-            return assert_same(list(got.unbind()), list(want.unbind()))
+            return _assert_same_nested(got, want)
         assert got.shape == want.shape and got.dtype == want.dtype and got.device == want.device
         if hasattr(want, "__tensor_flatten__"):
             (names, ctx), (expected_names, expected_ctx) = got.__tensor_flatten__(), want.__tensor_flatten__()

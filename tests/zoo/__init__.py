@@ -1,6 +1,6 @@
 """Tensor subclasses that others wrote, as a table of programs: `ZOO`."""
 
-from . import masked_cases, normed_cases, opaque_cases, page, torch_cases, torchao_cases
+from . import masked_cases, nested_cases, normed_cases, opaque_cases, page, torch_cases, torchao_cases
 from .case import ROLES, ZOO, Case, built, differentiable, gradients
 
 __all__ = [
@@ -10,10 +10,11 @@ __all__ = [
     "built",
     "differentiable",
     "gradients",
+    "masked_cases",
+    "nested_cases",
     "normed_cases",
     "opaque_cases",
     "page",
-    "masked_cases",
     "torch_cases",
     "torchao_cases",
 ]

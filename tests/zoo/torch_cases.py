@@ -209,11 +209,6 @@ def _():
     return lambda d: {"sum": d["all"][0] + d["all"][1], "all": [x * 2 for x in d["all"]]}, ({"all": [two(3), two(3)]},)
 
 
-@case("NestedTensor (jagged)", INPUT, RETURNED, forward_refusal="symbolic shape")
-def _():
-    return lambda x: x.sin() * 2, (torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged),)
-
-
 @case("DTensor, matrix product", INPUT, RETURNED, SEVERAL, backward=True)
 def _():
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -76,9 +76,9 @@ def check_nothing_escapes(value: Any, what: str, *, allowed: Allowed = lambda v:
             raise escape(f"{what}{path}", kind, found)
 
 
-def tracing_mode() -> FakeTensorMode:
+def tracing_mode(kind: type[FakeTensorMode] = FakeTensorMode) -> FakeTensorMode:
     """A mode for the fakes of a trace, which are known by it: they may not leave, those of a caller may."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = kind(allow_non_fake_inputs=True)
     setattr(mode, _IS_OURS, True)
     return mode
 

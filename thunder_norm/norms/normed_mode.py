@@ -95,11 +95,11 @@ class NormAcquisition(Acquisition):
         """A norm belongs to a call: what stays in the user's objects is the plain tensor."""
         return value.backing if isinstance(value, NormedTensor) else value
 
-    def guards(self) -> list[Any]:
+    def guards(self, inputs: Sequence[SubclassProxy]) -> list[Any]:
         """A trace is for calls through `normed` or for calls that are not."""
         expected = self.is_normed_call
         return [
-            *super().guards(),
+            *super().guards(inputs),
             guard(f"check_normed_call_is_{expected}", lambda: is_normed_call() is expected),
         ]
 

@@ -19,6 +19,7 @@ from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
 from thunder_norm.subclass.equality import Equality
 from thunder_norm.subclass.fakes import Fakes, Wrappers
+from thunder_norm.subclass.integer_values import IntegerValues
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
@@ -99,6 +100,7 @@ class Acquisition:
         self.watches = False  # whether every call of the program must be looked at: there may be wrappers, or norms
         self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
+        self.integers = IntegerValues(self.fakes)
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired
@@ -109,6 +111,8 @@ class Acquisition:
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
         self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which wrappers stand by now
+        self.fully_sharded: dict[int, torch.Tensor] = {}  # parameters of which the program sees the whole, by identity
+        self.gathered: set[int] = set()  # the proxies of these, by identity
         self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
 
     # -- what a transform may change ----------------------------------------------------------------------------------
@@ -143,9 +147,9 @@ class Acquisition:
         """What an attribute or a container of the user's holds when the program puts a wrapper there; called with fakes too."""
         return value
 
-    def guards(self) -> list[Any]:
-        """Bound symbols the prologue must run besides the checks of its inputs."""
-        return list(self.side_effect_guards)
+    def guards(self, inputs: Sequence[SubclassProxy]) -> list[Any]:
+        """Bound symbols the prologue must run besides the checks of its inputs; `inputs` are the wrappers among these."""
+        return [*self.side_effect_guards, *self.integers.guards(inputs)]
 
     @property
     def intercepts_plain(self) -> bool:
@@ -211,7 +215,7 @@ class Acquisition:
         """The wrapper `x` rebuilt over fake inner tensors."""
         spec = WrapperSpec.of(x)
         with torch.no_grad(), self.fakes.mode:
-            fake = spec.build(tuple(self.fakes.new(t) for t in spec.leaves(x)))
+            fake = spec.build(self.integers.fakes_of(x, spec.leaves(x)))
         if self.autograd.is_running and spec.requires_grad:
             self.autograd.note_wrapper(fake)
         return fake
@@ -263,6 +267,8 @@ class Acquisition:
         if isinstance(proxy, SubclassProxy):
             return proxy.fake
         fake = self.fakes.known(proxy)
+        if fake is None:
+            fake = self.integers.shared_fake(proxy)
         if fake is None:
             fake = self.fakes.new_for(proxy)
             if self.autograd.is_running:

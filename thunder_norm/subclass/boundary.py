@@ -18,6 +18,7 @@ from thunder_norm.subclass.acquisition import Acquisition, LeafOrigin, WrapperOr
 from thunder_norm.subclass.boundary_operators import check_plain, flatten_operator, unflatten_operator
 from thunder_norm.subclass.boundary_passes import Traces, bind_arguments, results_and_received
 from thunder_norm.subclass.differentiation import Joint
+from thunder_norm.subclass.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.names import with_readable_names
 from thunder_norm.subclass.opaque_objects import OpaqueProxy
 from thunder_norm.subclass.opaque_traces import guard_input
@@ -116,7 +117,7 @@ def _lower_computation(
     new.bound_symbols = []
     given = [p for bsym in leaves for p in bsym.output]
     for bsym in trace.bound_symbols:
-        if bsym.sym.id == LEAF.id:
+        if bsym.sym.id in (LEAF.id, GIVEN_AGAIN.id):
             continue
         if bsym.sym.id == FLATTEN.id:
             inner[bsym.args[0].name] = tuple(bsym.output)
@@ -192,7 +193,7 @@ def _lower_prologue(
                     function, inputs, carriers = opening
                     bind = bindable("gradient_carriers", function)
                     new.bound_symbols.append(bind(*inputs, output=carriers))
-                new.bound_symbols.extend(bsym for bsym in acquisition.guards())
+                new.bound_symbols.extend(acquisition.guards(list(_wrappers_in(trace))))
                 new.bound_symbols.extend(guard_input(acquisition, p, checked) for p in objects)
                 if checked:
                     new.bound_symbols.append(check_plain.bind(*checked, output=None))

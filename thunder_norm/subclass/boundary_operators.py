@@ -10,6 +10,7 @@ import torch
 from thunder_norm.model_state import escapes
 from thunder_norm.model_state.escapes import check_inner
 from thunder_norm.subclass.differentiation import Joint
+from thunder_norm.subclass.gradients import detached
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable, executor
@@ -73,7 +74,7 @@ def unflatten_operator(fake: torch.Tensor, joint: Joint | None) -> Callable:
             return result.close(spec, leaves)
         if joint is not None:
             with torch.enable_grad():
-                return spec.build(tuple(t if r else t.detach() for t, r in zip(leaves, is_result, strict=True)))
+                return spec.build(tuple(t if r else detached(t) for t, r in zip(leaves, is_result, strict=True)))
         with torch.enable_grad():  # the generated epilogue runs under no_grad; inner results keep their history
             return spec.build(leaves)
 

@@ -23,6 +23,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.aten import captured
 from thunder_norm.subclass.effects import is_effect
+from thunder_norm.subclass.fallback import fallback
 from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
@@ -130,7 +131,7 @@ class Joint:
         """
         given = _with_copies({p.name for p in arguments if isinstance(p, TensorProxy)}, trace.bound_symbols)
         anchored = self._anchor_results(returned, inner, given)
-        results = iter(self._write_operation(trace, executor, list(anchored.values())))
+        results = iter(self._write_operation(trace, executor, list(anchored.values()), given))
         connected = {name: next(results) for name in anchored}
         for result in (r for r in self.results if r.uses_carriers):
             result.anchors = tuple(next(results) for _ in result.tangent.carried)
@@ -162,14 +163,17 @@ class Joint:
         self.results.sort(key=lambda r: r.uses_carriers)
         return anchored
 
-    def _write_operation(self, trace: TraceCtx, executor: Any, anchored: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
+    def _write_operation(
+        self, trace: TraceCtx, executor: Any, anchored: Sequence[TensorProxy], arguments: set[str]
+    ) -> tuple[TensorProxy, ...]:
         used = self._used()
         saved = [self.acquisition.fakes.current(self._proxy(t)) for t in used]
         anchors = [a for s in self.sources for a in s.anchors]
         counts = len(anchored), len(anchors)
+        are_given = [p.name in arguments for p in anchored]
 
         def forward(*args: TensorProxy) -> tuple[TensorProxy, ...]:
-            results = [prims.shallow_copy(p) for p in args[: counts[0]]]
+            results = [_own(p) if given else prims.shallow_copy(p) for p, given in zip(args, are_given, strict=False)]
             for result in (r for r in self.results if r.uses_carriers):
                 results.extend(_carrier(f) for f in result.tangent.carried)
             return tuple(results)
@@ -222,6 +226,11 @@ def _with_copies(names: set[str], bsyms: Sequence[BoundSymbol]) -> set[str]:
     return found
 
 
+def _own(p: TensorProxy) -> TensorProxy:
+    """A tensor of its own in the same memory: an argument handed back as it is would come out without its gradient."""
+    return fallback(torch.ops.aten.alias.default, (True,))(p)[0]
+
+
 def _carrier(fake: torch.Tensor) -> TensorProxy:
     device, dtype = devices.to_device(fake.device), dtypes.to_dtype(fake.dtype)
     return ltorch.expand(ltorch.full((), 0, device=device, dtype=dtype), tuple(fake.shape))
@@ -270,7 +279,7 @@ def _backward(
         segments.append(Segment("gradients"))
         for fake, gradient in zip(sources, gradients, strict=True):
             if gradient is not None:
-                found.append(Source(fake, Structure.of(gradient, "an input")))
+                found.append(Source(fake, Structure.of(gradient, "an input", fake)))
         segments[-1:] = _closed(segments[-1:], recorder)
     return found, segments
 

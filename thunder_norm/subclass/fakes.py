@@ -9,16 +9,24 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.model_state.escapes import tracing_mode
+from thunder_norm.subclass import jagged
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import devices, dtypes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
+
+
+class _Mode(FakeTensorMode):
+    """A mode in which ragged lengths are as in eager mode; torch's makes symbols of them, to be guarded by a compiler."""
+
+    def create_symbolic_nested_int(self, **_: Any) -> torch.SymInt:
+        return jagged.new_ragged()
 
 
 class Replaced(NamedTuple):
@@ -36,7 +44,7 @@ class Fakes:
     """
 
     def __init__(self, on_replaced: Callable[[], None] = lambda: None) -> None:
-        self.mode = tracing_mode()
+        self.mode = tracing_mode(_Mode)
         self.on_replaced = on_replaced  # called before a plain proxy that the program holds comes to stand for an older value
         self.inputs: set[int] = set()  # the fakes of inputs, and of what Thunder computed without us
         self.computed: set[int] = set()  # of these, the latter
@@ -96,6 +104,18 @@ class Fakes:
     def first_proxy_of(self, fake: torch.Tensor) -> TensorProxy | None:
         """The plain proxy that a fake was made for; None for what was recorded."""
         return self._first.get(id(fake))
+
+    def also(self, proxy: TensorProxy, fake: FakeTensor) -> None:
+        """A plain input is the tensor that `fake` stands for under another name."""
+        self._fake_of[proxy.name] = fake
+
+    def plain_inputs(self) -> list[tuple[FakeTensor, TensorProxy]]:
+        """The fakes of inputs that are no inner tensors, and their proxies."""
+        return [(fake, p) for fake, p in self.pairs() if id(fake) in self.inputs and id(fake) not in self.inner]
+
+    def of_plain_input(self, real: torch.Tensor) -> FakeTensor | None:
+        """The fake of a plain input that is this very tensor."""
+        return next((fake for fake, p in self.plain_inputs() if self.real_input(p) is real), None)
 
     def known(self, proxy: TensorProxy) -> FakeTensor | None:
         """The fake of a plain proxy, its strides those that the tensor has in eager mode; None where only Thunder computed it."""

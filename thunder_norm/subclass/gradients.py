@@ -24,6 +24,24 @@ def leaves_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return WrapperSpec.of(t).leaves(t) if is_wrapper(t) else (t,)
 
 
+def detached(t: torch.Tensor) -> torch.Tensor:
+    """`t` without history.  Integers have none: these stay the tensors that they are, by which nested tensors know their shape."""
+    return t.detach() if t.is_floating_point() or t.is_complex() else t
+
+
+def _moving_in(spec: WrapperSpec | None, leaves: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The inner tensors that a gradient hands on: not the offsets, which it has from what it is the gradient of."""
+    if spec is None or not any(spec.offsets):
+        return leaves
+    return tuple([t for t, is_offsets in zip(leaves, spec.offsets, strict=True) if not is_offsets])
+
+
+def _offsets_in(spec: WrapperSpec | None, leaves: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    if spec is None or not any(spec.offsets):
+        return ()
+    return tuple([t for t, is_offsets in zip(leaves, spec.offsets, strict=True) if is_offsets])
+
+
 def _metadata(t: torch.Tensor) -> tuple:
     return tuple(t.shape), t.dtype, t.device
 
@@ -40,28 +58,42 @@ class Structure:
     what: str  # whose gradient it is, for errors
     spec: WrapperSpec | None
     leaves: tuple[torch.Tensor, ...]  # fakes
-    carried: tuple[torch.Tensor, ...]  # fakes of what autograd hands on for each of them; see `encoding`
+    carried: tuple[torch.Tensor, ...]  # fakes of what autograd hands on for each of them, offsets left out; see `encoding`
+    taken: tuple[int, ...] = ()  # which inner tensors of what it belongs to are its offsets: these very tensors
     _carriers: tuple[torch.Tensor, ...] | None = field(default=None, compare=False, repr=False)  # in every call these, detached
 
     @staticmethod
-    def of(t: torch.Tensor, what: str) -> Structure:
-        """The structure of a fake; what is carried is computed here."""
-        leaves = leaves_of(t)
-        return Structure(what, WrapperSpec.of(t) if is_wrapper(t) else None, leaves, tuple(map(encode, leaves)))
+    def of(t: torch.Tensor, what: str, owner: torch.Tensor | None = None) -> Structure:
+        """The structure of a fake; what is carried is computed here.
+
+        Raises:
+            UnsupportedOpError: it is a nested tensor whose offsets are not those of `owner`, what it is the gradient of.
+        """
+        leaves, spec = leaves_of(t), WrapperSpec.of(t) if is_wrapper(t) else None
+        offsets = _offsets_in(spec, leaves)
+        owned = {id(leaf): i for i, leaf in enumerate(() if owner is None else leaves_of(owner))}
+        if owner is not None and not all(id(leaf) in owned for leaf in offsets):
+            raise UnsupportedOpError(f"the gradient of {what} has other offsets than what it is the gradient of")
+        taken = tuple([owned[id(leaf)] for leaf in offsets]) if owner is not None else ()
+        return Structure(what, spec, leaves, tuple(map(encode, _moving_in(spec, leaves))), taken)
 
     def decoded(self) -> torch.Tensor:
         """A fake of the gradient that is computed from what is carried."""
-        return self._wrapped(self._decoded(self.carried))
+        return self._wrapped(self._decoded(self.carried), _offsets_in(self.spec, self.leaves))
 
-    def build(self, carried: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
-        """The gradient from what was handed on; None if there is none, zeros where some are missing."""
+    def taken_from(self, owner: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Its offsets, which are those of what it is the gradient of."""
+        return tuple([leaves_of(owner)[i] for i in self.taken]) if self.taken else ()
+
+    def build(self, carried: tuple[torch.Tensor | None, ...], offsets: tuple[torch.Tensor, ...] = ()) -> torch.Tensor | None:
+        """The gradient from what was handed on and its `offsets`; None if there is none, zeros where some are missing."""
         for t in carried:
             if t is None:
                 if all(t is None for t in carried):
                     return None
                 carried = tuple([_zeros(f) if t is None else t for t, f in zip(carried, self.carried, strict=True)])
                 break
-        gradient = self._wrapped(carried if self.is_carried_as_it_is else self._decoded(carried))
+        gradient = self._wrapped(carried if self.is_carried_as_it_is else self._decoded(carried), offsets)
         if self.spec is not None:
             check_inner(gradient, self.spec.names, f"the gradient of {self.what}")
         return gradient
@@ -69,17 +101,26 @@ class Structure:
     @functools.cached_property
     def is_carried_as_it_is(self) -> bool:
         """Whether what is handed on are the inner tensors themselves."""
-        return all(f.is_floating_point() or f.is_complex() for f in self.leaves)
+        return all(f.is_floating_point() or f.is_complex() for f in self._moving)
+
+    @functools.cached_property
+    def _moving(self) -> tuple[torch.Tensor, ...]:
+        return _moving_in(self.spec, self.leaves)
 
     def _decoded(self, carried: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return tuple([decode(t, f.dtype) for t, f in zip(carried, self.leaves, strict=True)])
+        return tuple([decode(t, f.dtype) for t, f in zip(carried, self._moving, strict=True)])
 
-    def _wrapped(self, leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return leaves[0] if self.spec is None else self.spec.build(leaves)
+    def _wrapped(self, moving: tuple[torch.Tensor, ...], offsets: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        if self.spec is None:
+            return moving[0]
+        if not offsets:
+            return self.spec.build(moving)
+        one, other = iter(offsets), iter(moving)
+        return self.spec.build(tuple([next(one if is_offsets else other) for is_offsets in self.spec.offsets]))
 
     @functools.cached_property
     def _expected(self) -> list[tuple]:
-        return [_metadata(f)[:2] for f in self.leaves]
+        return [_metadata(f)[:2] for f in self._moving]
 
     def open(self, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What is handed on of a gradient that comes in.
@@ -89,9 +130,9 @@ class Structure:
         """
         cls = torch.Tensor if self.spec is None else self.spec.cls
         if self.spec is not None and self.spec.matches(t):
-            leaves = self.spec.leaves(t)
+            leaves = _moving_in(self.spec, self.spec.leaves(t))
         elif is_wrapper(t) and type(t) is cls:
-            leaves = WrapperSpec.of(t).leaves(t)
+            leaves = _moving_in(WrapperSpec.of(t), leaves_of(t))
         elif not is_wrapper(t) and self.spec is None:
             leaves = (t,)
         else:
@@ -100,7 +141,7 @@ class Structure:
             raise UnsupportedOpError(
                 with_details(
                     f"the gradient of {self.what} is a {type(t).__name__}",
-                    expected=f"{cls.__name__} with inner tensors of shapes {[tuple(f.shape) for f in self.leaves]}",
+                    expected=f"{cls.__name__} with inner tensors of shapes {[tuple(f.shape) for f in self._moving]}",
                     why="the backward was compiled for a gradient like torch.ones_like of the result",
                     instead="compute the loss inside the jitted function",
                 )
@@ -127,14 +168,14 @@ class _Open(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.gradients = gradients
+        ctx.gradients = [(g, g.taken_from(x)) for g, x in zip(gradients, inputs, strict=True)]
         ctx.set_materialize_grads(False)
         return tuple([carrier for gradient in gradients for carrier in gradient.carriers()])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         remaining = iter(grads)
-        return None, *(g.build(tuple(itertools.islice(remaining, len(g.carried)))) for g in ctx.gradients)
+        return None, *(g.build(tuple(itertools.islice(remaining, len(g.carried))), o) for g, o in ctx.gradients)
 
 
 def make_carriers(gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -150,7 +191,7 @@ class _Close(torch.autograd.Function):
     def forward(ctx: Any, result: Result, spec: WrapperSpec, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.result, ctx.num_leaves = result, spec.num_leaves
         ctx.set_materialize_grads(False)
-        return spec.build(tuple(t.detach() for t in tensors[: spec.num_leaves]))
+        return spec.build(tuple(map(detached, tensors[: spec.num_leaves])))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:

@@ -10,7 +10,17 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import interpret, opaque_objects, operations, plain, plain_operations, side_effects, values
+from thunder_norm.subclass import (
+    fully_sharded,
+    interpret,
+    jagged_makers,
+    opaque_objects,
+    operations,
+    plain,
+    plain_operations,
+    side_effects,
+    values,
+)
 from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
 from thunder_norm.subclass.protocol import check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
@@ -59,7 +69,9 @@ class Interpreting(Watching):
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
-        side_effects.write(ctx, epilogue, current_acquisition(), process)
+        acquisition = _acquisition_of(self)
+        ctx._constraints = fully_sharded.without_checks(acquisition, ctx._constraints)
+        side_effects.write(ctx, epilogue, acquisition, process)
 
     def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
         """The proxy of a wrapper is one of ours; of other inputs it is remembered what they are."""
@@ -67,7 +79,8 @@ class Interpreting(Watching):
         try:
             acquisition.fakes.check_foreign(x)
             if is_wrapper(x):
-                return interpret.proxy_for_input(acquisition, x, name, history)
+                make = fully_sharded.gathered if id(x) in acquisition.fully_sharded else interpret.proxy_for_input
+                return make(acquisition, x, name, history)
             if self.opaque == "run" and opaque_objects.is_opaque(x):
                 return opaque_objects.proxy_for_input(acquisition, x, name, history)
             check_supported(x)
@@ -93,6 +106,11 @@ class Interpreting(Watching):
             _begin(acquisition, fn, args)
         if acquisition.presence is Presence.UNKNOWN and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
             acquisition.note_presence(Presence.MENTIONED)
+        if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
+            acquisition.note_presence(Presence.EXPECTED)
+        hook = fully_sharded.hook(acquisition, fn) if type(fn) is types.FunctionType else None
+        if hook is not None:
+            return hook
         if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
             # most calls without wrappers
             answer = plain.about_plain(acquisition, fn, args)

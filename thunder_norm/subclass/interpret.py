@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.utils.checkpoint
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass import opaque_lookasides, trace
+from thunder_norm.subclass import jagged_makers, opaque_lookasides, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
@@ -23,7 +24,13 @@ from thunder_norm.subclass.attributes import (
     type_of,
 )
 from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.operations import AUTOGRAD_APPLY, operation_of, operation_on_first, torch_callable
+from thunder_norm.subclass.operations import (
+    AUTOGRAD_APPLY,
+    operation_of,
+    operation_on_first,
+    operation_with_history,
+    torch_callable,
+)
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
 from thunder_norm.subclass.protocol import is_of_wrappers, outer_metadata
@@ -70,6 +77,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             return found
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
         return lambda: wrap_const(False)
+    if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
+        return functools.partial(jagged_makers.make, acquisition, fn)
     if id(fn) in _MAKERS:
         return functools.partial(refuse_make_wrapper, acquisition, fn)
     if isinstance(fn, type):
@@ -77,7 +86,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     if fn is importlib.util.find_spec:  # asked to choose kernels; interpreting Python's import system takes half a minute
         return interpreter_needs_wrap(fn)
     if getattr(fn, "__module__", "") == "torch.distributed.tensor._api" and fn in _torch_to_thunder_function_map:
-        return operation_of(acquisition, fn)  # Thunder has some methods of DTensor, for proxies of its own
+        # Thunder has some methods of DTensor, for proxies of its own
+        return functools.partial(operation_with_history, acquisition, fn)
     if fn is AUTOGRAD_APPLY:
         return _autograd_function(acquisition, args, kwargs)
     if fn is torch.utils.checkpoint.checkpoint and (
@@ -112,6 +122,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     return None
 
 
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MAKERS = frozenset(map(id, (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)))
 _TRANSPOSES = ("T", "mT", "H", "mH")
 _READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)

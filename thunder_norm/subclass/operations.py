@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import executors, trace
-from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass import executors, jagged_operations, trace
+from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
@@ -135,6 +137,16 @@ def operation_of(acquisition: Acquisition, fn: Callable) -> Callable:
     return on_proxies(lambda *args, **kwargs: call(acquisition, fn, args, kwargs))
 
 
+def operation_with_history(acquisition: Acquisition, fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for a function that makes wrappers of plain tensors, which torch's autograd follows if these require grad."""
+    recursively_proxy(*args, **kwargs)
+    given = tree_leaves(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))
+    if is_grad_enabled() and not acquisition.num_levels:
+        if any(isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in given):
+            acquisition.differentiate()
+    return operation_of(acquisition, fn)(*args, **kwargs)
+
+
 def on_proxies(function: Callable) -> Callable:
     """The interpreter's lookaside that runs `function`, as it is, on the values of its arguments, with proxies for tensors."""
     wrapped_call = interpreter_needs_wrap(function)
@@ -177,13 +189,14 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         return plainly()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     given = (fake_args, fake_kwargs)
+    run = jagged_operations.instead_of(fn, fake_args, fake_kwargs)
     before = trace.leaves_of_wrappers(acquisition, (given, acquisition.changing_with(given)))
     rule = None
     if acquisition.autograd.is_running and not isinstance(fn, type):
         rule = executors.grad_rule(trace.operation_id(fn, fake_args, fake_kwargs, None))
     with recording(acquisition) as recorder:
         if rule is None:
-            result = acquisition.run(recorder, fn, fake_args, fake_kwargs)
+            result = acquisition.run(recorder, run, fake_args, fake_kwargs)
         else:
             result = acquisition.run(recorder, executors.run_with_rule, (rule, recorder, fn, fake_args, fake_kwargs), {})
     acquisition.write_hoisted(recorder)

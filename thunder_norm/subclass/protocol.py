@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
+from thunder_norm.subclass import jagged
 from thunder_norm.wrapper_classes import PROTOCOL, check_stable, dispatches, flattened, inner_tensors, is_wrapper, unflattened
 
 _opaque_objects = sys.modules.get("torch._library.opaque_object")  # torch 2.9 has none
@@ -31,6 +32,10 @@ def check_supported(x: torch.Tensor) -> None:
     """
     cls = type(x)
     if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if x.is_nested:
+            raise UnsupportedSubclassError(
+                with_details("a nested tensor of the strided layout cannot be interpreted", instead="layout=torch.jagged")
+            )
         return
     if not dispatches(cls) or is_wrapper(x):
         return
@@ -55,6 +60,8 @@ def taken_apart(x: torch.Tensor) -> tuple[tuple[str, ...], Any]:
     Since torch 2.13 a class may name objects of what torch calls opaque types among its tensors (DTensor its device mesh); they are
     static, so that the context has them.
     """
+    if jagged.is_jagged_class(type(x)):
+        return jagged.taken_apart(x)
     inner, ctx = flattened(x)
     others = {name: v for name, v in inner.items() if not isinstance(v, torch.Tensor)}
     if not others or not all(is_opaque_type(type(v)) for v in others.values()):
@@ -155,6 +162,8 @@ class WrapperSpec:
                 own = tuple(next(remaining) for _ in range(1 if spec is None else spec.num_leaves))
                 inner[name] = own[0] if spec is None else spec.build(own)
         ctx = self.ctx
+        if jagged.is_jagged_class(self.cls):
+            return jagged.built(self.cls, inner, ctx)
         if isinstance(ctx, _WithObjects):
             inner, ctx = {**inner, **ctx.objects}, ctx.ctx
         x = unflattened(self.cls, inner, ctx, torch.Size(self.shape), self.stride)
@@ -169,6 +178,16 @@ class WrapperSpec:
         """Number of plain tensors inside."""
         return sum(1 if spec is None else spec.num_leaves for spec in self.inner)
 
+    @functools.cached_property
+    def offsets(self) -> tuple[bool, ...]:
+        """For each leaf whether it says where the sequences of a nested tensor lie."""
+        own = jagged.is_jagged_class(self.cls)
+        parts = (
+            (own and name != "_values",) if spec is None else spec.offsets
+            for name, spec in zip(self.names, self.inner, strict=True)
+        )
+        return tuple(is_offsets for part in parts for is_offsets in part)
+
     def leaf_names(self) -> tuple[str, ...]:
         """A dotted-with-underscores name for each leaf, for readable traces."""
         found: list[str] = []
@@ -180,7 +199,10 @@ class WrapperSpec:
 def outer_metadata(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     """Shape, stride and requires_grad of the wrapper itself, without running its ``__torch_function__``."""
     with torch._C.DisableTorchFunctionSubclass():
-        shape, requires_grad = x.shape, x.requires_grad
+        requires_grad = x.requires_grad
+        if jagged.is_jagged_class(type(x)):
+            return *jagged.metadata(x), requires_grad
+        shape = x.shape
         stride = x.stride() if x.layout is torch.strided else ()
     if not _INT.issuperset(map(type, shape)):
         raise UnsupportedSubclassError(

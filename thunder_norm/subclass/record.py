@@ -100,6 +100,9 @@ class Recorder(TorchDispatchMode):
             if id(args[0]) in self._constants:  # the operation made it of numbers
                 with _disable_current_modes():
                     return self._constants[id(args[0])][1].item()
+            known = self.acquisition.integers.read(args[0])
+            if known is not None:
+                return known
             if self._take_for_equal(args[0]):
                 return True
             raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
@@ -117,6 +120,7 @@ class Recorder(TorchDispatchMode):
         self._append(func, args, kwargs, result)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             self.acquisition.equality.note(func, args, kwargs, result)
+        self.acquisition.integers.note(func, args, kwargs, result)
         if isinstance(result, torch.Tensor):
             self._note_constant(func, args, kwargs, tensors, result)
         return result
@@ -229,6 +233,7 @@ class Recorder(TorchDispatchMode):
             )
         target = args[0]
         self._check_may_mutate(func, target)
+        self.acquisition.integers.forget(target)
         args = _with_defaults(func, args, kwargs)
         with self.paused():
             value = functional(*args, **kwargs)

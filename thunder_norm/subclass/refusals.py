@@ -13,6 +13,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.lookasides import instead_of_named
 from thunder.core.interpreter import (
     WrappedValue,
     do_raise,
@@ -75,6 +76,21 @@ def refuse_functorch(acquisition: Acquisition, *args: Any, **kwargs: Any) -> Any
                     why="torch.func needs tensors, and while a trace is acquired there are proxies",
                     instead="use the function transforms of thunder_norm.transforms",
                 )
+            )
+        )
+    )
+
+
+@instead_of_named("torch.distributed.tensor", "distribute_tensor")
+def refuse_distribution(*args: Any, **kwargs: Any) -> Any:
+    """A tensor is sent to the other ranks."""
+    return do_raise(
+        UnsupportedOpError(
+            with_details(
+                "distribute_tensor in a jitted function",
+                at=location_of_user(),
+                why="what it makes is a leaf, as a parameter is: its communication is not differentiated",
+                instead="distribute the tensor before the call, or DTensor.from_local(...).redistribute(...)",
             )
         )
     )

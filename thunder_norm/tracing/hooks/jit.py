@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import aliases, containers, guards, native, proxy_names, python, whereabouts
 from thunder_norm.tracing.calls.differentiated import InOneNode, connect
@@ -16,6 +18,7 @@ from thunder_norm.tracing.hooks.participants import Participant, leading, partic
 from thunder_norm.tracing.hooks.replaced import replaces
 import thunder
 from thunder.core.compile_data import get_cache_option
+from thunder.core.module import get_thunder_module
 from thunder.core.options import CACHE_OPTIONS, SHARP_EDGES_OPTIONS
 from thunder.core.trace import TraceCtx
 
@@ -52,10 +55,19 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         asked = leading(ours)
         stack.enter_context(asked.surrounding(fn, args, kwargs))
         stack.enter_context(aliases.noted())
+        _share_facts_of_hooks(fn)
         found = _original_acquire(fn, args, kwargs, **options)
         aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         return found
+
+
+def _share_facts_of_hooks(fn: Any) -> None:
+    """Let Thunder's module say of the hooks of the user's what that says: a prologue asks it which of them take keywords."""
+    jitted = get_thunder_module(fn) if isinstance(fn, torch.nn.Module) else fn
+    for name in ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
+        if jitted is not fn:
+            setattr(jitted, name, getattr(fn, name))
 
 
 def _check_cache_option() -> None:
