@@ -5,6 +5,19 @@ from thunder_norm.modular.duality import Ball, ball
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.optimizer import ModularOptimizer
 from thunder_norm.modular.orthogonal import orthogonalize
+from thunder_norm.modular.param_groups import param_groups
 from thunder_norm.modular.roles import Role, Roles, find_roles
 
-__all__ = ["Ball", "Block", "ModularNorm", "ModularOptimizer", "Role", "Roles", "ball", "find_roles", "orthogonalize", "split"]
+__all__ = [
+    "Ball",
+    "Block",
+    "ModularNorm",
+    "ModularOptimizer",
+    "Role",
+    "Roles",
+    "ball",
+    "find_roles",
+    "orthogonalize",
+    "param_groups",
+    "split",
+]
