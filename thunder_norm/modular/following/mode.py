@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.modular.following import entries, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
-from thunder_norm.modular.shards import without_hooks
+from thunder_norm.modular.shards import is_spread, without_hooks
 from thunder_norm.norms.eager import no_values
 from thunder_norm.norms.parameters import call_with, tensor_names
 from thunder_norm.norms.undisturbed import undisturbed
@@ -94,7 +94,7 @@ def follow(model: torch.nn.Module, args: tuple, kwargs: dict, tensors: Mapping[s
         without_data = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, (args, kwargs))
         return _followed(model, *without_data, {name: on_meta[id(t)] for name, t in names.items()})
     except Exception:  # noqa: BLE001 - a program that needs values: the run with them says what is wrong, if anything is
-        if any(t.is_meta for t in names.values()):
+        if any(t.is_meta or is_spread(t) for t in names.values()):
             raise
     buffers = {id(b) for b in model.buffers()}
     copies = {id(t): t.detach().clone() if id(t) in buffers else t.detach() for t in names.values()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ def move(notes: Notes, call: Call) -> None:
     if state is None:
         return
     several = isinstance(call.out, list | tuple) and call.name != "native_dropout"
-    outs: Sequence[torch.Tensor] = call.out if several else [call.out[0] if call.name == "native_dropout" else call.out]
+    outs: Any = call.out if several else [call.out[0] if call.name == "native_dropout" else call.out]
     for i, out in enumerate(outs):
         notes.note(out, state.mapped(lambda t, i=i, out=out: _moved(call, t, i if several else None, out.shape), raw=out))
 
