@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo import OptimizedModule
 
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode
@@ -32,9 +31,9 @@ from thunder_norm.modular.roles import Roles, find_roles
 from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import Loss, UnitNorms
+from thunder_norm.modular.wrappers import unwrapped
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import tied_names
-from thunder.core.module import ThunderModule
 
 _VANISHING = 1e-6  # the part of a step that counts as none
 
@@ -104,7 +103,7 @@ class ModularNorm:
     ):
         if not isinstance(model, torch.nn.Module):
             raise NormMismatchError(f"ModularNorm needs a torch.nn.Module, got {describe(model)}")
-        given, (model, self.process_group) = model, _unwrapped(model)
+        given, (model, self.process_group) = model, unwrapped(model)
         reshard(model)
         self.model, self.mode = model, check_mode(mode)
         with first_calls.shown("modular norm"):
@@ -381,19 +380,3 @@ class ModularNorm:
     def __repr__(self) -> str:
         unreached = f", not reached: {', '.join(self.unreached)}" if self.unreached else ""
         return f"ModularNorm({type(self.model).__name__}, {len(self.targets)} parameters, mode {self.mode!r}{unreached})"
-
-
-def _unwrapped(model: torch.nn.Module) -> tuple[torch.nn.Module, Any]:
-    """The module inside, and the process group it is replicated in."""
-    group = None
-    while True:
-        if isinstance(model, ThunderModule):
-            model = model._model
-        elif isinstance(model, OptimizedModule):
-            model = model._orig_mod
-        elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model, group = model.module, model.process_group
-        elif isinstance(model, torch.nn.DataParallel):
-            model = model.module
-        else:
-            return model, group

@@ -110,7 +110,7 @@ def _largest(score: Score, logits: torch.Tensor, heads: torch.Tensor, num_heads:
     if score.raw.shape != logits.shape or score.ids.shape != logits.shape:
         return None
     raw, limit = score.raw.double(), torch.finfo(logits.dtype).min / 4
-    counts = (logits > limit) & (logits.double() - raw > _MASKED)
-    of_each = raw.masked_fill(~counts, -torch.inf).flatten().cpu()
+    is_masked = (logits <= limit) | (logits.double() - raw <= _MASKED)  # of NaN neither
+    of_each = raw.masked_fill(is_masked, -torch.inf).flatten().cpu()
     at = heads[score.ids.flatten().long()]
     return torch.full((num_heads,), -torch.inf, dtype=torch.float64).scatter_reduce(0, at, of_each, "amax")

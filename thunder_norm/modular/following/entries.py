@@ -97,15 +97,23 @@ def _is_homogeneous(call: Call, operands: list[tuple[torch.Tensor, Followed]], a
 
 
 def _score(call: Call, active: list[Followed]) -> Score | None:
-    """Scores remain scores, whatever constants or biases they meet."""
+    """Scores remain scores, whatever constants or biases they meet; constant factors count, also around a soft cap."""
     scores = [state.score for state in active if state.score is not None]
     if len(scores) != 1 or scores[0].ids.shape != call.out.shape:
         return None
     score = scores[0]
-    is_scaled = call.name in _PRODUCTS and len(active) == 1 or call.name in _LINEAR
-    if score.is_raw and is_scaled:
-        return replace(score, raw=call.out)
-    return replace(score, is_raw=False)
+    is_numerator = call.name != "div" or score is getattr(call.state(call.args[0]), "score", None)
+    is_scaled = call.name in _PRODUCTS and len(active) == 1 and is_numerator or call.name in _LINEAR
+    if not is_scaled:
+        return replace(score, is_raw=False)
+    return replace(score, raw=call.out if score.is_raw else _multiplied(call, score))
+
+
+def _multiplied(call: Call, score: Score) -> torch.Tensor:
+    """What is done to a tensor done to the products that it was made of."""
+    raw = score.raw.clone() if call.func._schema.is_mutable else score.raw
+    args = [raw if getattr(call.state(a), "score", None) is score else a for a in call.args]
+    return call.func(*args, **call.kwargs)
 
 
 def normalize(notes: Notes, call: Call) -> None:

@@ -73,21 +73,18 @@ def _as_tensor(i: Any) -> Any:
     return torch.tensor(i, device="cpu") if _is_indices(i) else i
 
 
-def follow(model: torch.nn.Module, args: tuple, kwargs: dict, tensors: Mapping[str, torch.Tensor] | None = None) -> Notes:
-    """Run a model once, and follow its parameters; the model and its surroundings stay as they are.
+def follow(model: torch.nn.Module, args: tuple, kwargs: dict) -> Notes:
+    """Run a model once, without data unless the program asks for values, and follow its parameters; all stays as it is.
 
     Args:
         model: the model.
         args: its arguments; of NormedTensors what they stand for.
         kwargs: and by name.
-        tensors: to run with in place of parameters and buffers; by default none of them has data, unless the program asks for values.
 
     Raises:
         Exception: whatever the program raises.
     """
     args, kwargs = tree_map(lambda x: x.backing if isinstance(x, NormedTensor) else x, (args, kwargs))
-    if tensors is not None:
-        return _followed(model, args, kwargs, tensors)
     names = tensor_names(model)
     on_meta = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in names.values()}
     try:
@@ -96,7 +93,17 @@ def follow(model: torch.nn.Module, args: tuple, kwargs: dict, tensors: Mapping[s
     except Exception:  # noqa: BLE001 - a program that needs values: the run with them says what is wrong, if anything is
         if any(t.is_meta or is_spread(t) for t in names.values()):
             raise
+    return follow_with_data(model, args, kwargs)
+
+
+def follow_with_data(model: torch.nn.Module, args: tuple, kwargs: dict) -> Notes:
+    """The same with the model's own data, on which it runs: the largest logits of attentions are known.
+
+    Raises:
+        Exception: whatever the program raises.
+    """
     buffers = {id(b) for b in model.buffers()}
+    names = tensor_names(model)
     copies = {id(t): t.detach().clone() if id(t) in buffers else t.detach() for t in names.values()}
     return _followed(model, args, kwargs, {name: copies[id(t)] for name, t in names.items()})
 
