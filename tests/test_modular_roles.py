@@ -13,8 +13,12 @@ from modular_models import TOKENS
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from tests.models_zoo import MODELS as ZOO
+from tests.models_zoo import built
+from tests.models_zoo.case import tensors
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
 from thunder_norm.modular import find_roles, split
+import thunder
 
 _IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 _SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 11, "use_cache": False, **_IDS}
@@ -347,3 +351,31 @@ def test_blocks_are_views_and_can_be_written():
         split([4, 0])
     with pytest.raises(NormMismatchError, match="2 blocks were given 1 roles"):
         split([4, 4], roles=["query"])
+
+
+def test_of_a_wrapped_model_they_are_those_of_the_model_inside():
+    model, x = Split(WAYS["chunk"][0]), torch.randn(2, 3, 4)
+    expected = str(find_roles(model, x))
+    for wrapped in (torch.compile(model), nn.DataParallel(model), thunder.jit(model)):
+        assert str(find_roles(wrapped, x)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_unused_has_no_gradient_in_any_model_of_the_zoo(name):
+    of_zoo = built(ZOO[name])
+    try:
+        result = of_zoo()
+    except Exception:  # noqa: BLE001
+        pytest.skip("does not run here")
+    roles = find_roles(of_zoo.module, *of_zoo.args, **of_zoo.kwargs)
+    assert [r.name for r in roles] == [n for n, _ in of_zoo.module.named_parameters()]
+    floating = [t for t in tensors(result) if (t.is_floating_point() or t.is_complex()) and t.requires_grad]
+    if floating:
+        sum(t.abs().sum() for t in floating).backward()
+    for name, p in of_zoo.module.named_parameters():
+        row = roles[name]
+        if row.role == "unused":
+            assert p.grad is None, name
+        if row.is_split:
+            assert sorted(i for b in row.blocks for i in b.indices.tolist()) == list(range(p.shape[row.out_axis])), name

@@ -13,6 +13,7 @@ from thunder_norm.errors import GradientError, NormMismatchError, with_details
 from thunder_norm.modular.blocks import Block
 from thunder_norm.modular.roles import Role, Roles, find_roles
 from thunder_norm.modular.shards import is_spread
+from thunder_norm.modular.wrappers import unwrapped
 
 For = Literal["muon", "dion", "emerging", "scion", "adamw"]
 
@@ -48,7 +49,7 @@ def param_groups(
     >>> adamw = torch.optim.AdamW([g for g in groups if g["algorithm"] == "adamw"], lr=1e-3)
 
     Args:
-        model: any module.
+        model: any module; of a wrapped one, that inside.
         *example_args: arguments that say shapes and dtypes, as for `find_roles`.
         for_: "muon" (`torch.optim.Muon` for hidden matrices, AdamW for the rest), "dion" (microsoft/dion, one optimizer that reads
             ``"algorithm"``), "emerging" (NVIDIA's emerging optimizers; as "muon"), "scion" (LIONS-EPFL/scion, one optimizer that reads
@@ -68,6 +69,8 @@ def param_groups(
     """
     if for_ not in get_args(For):
         raise NormMismatchError(f"for_ must be one of {', '.join(map(repr, get_args(For)))}, got {for_!r}")
+    if isinstance(model, torch.nn.Module):
+        model, _ = unwrapped(model)
     if not isinstance(roles, Roles):
         roles = find_roles(model, *example_args, roles=roles, **example_kwargs)
     members = []

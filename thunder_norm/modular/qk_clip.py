@@ -100,7 +100,11 @@ class QKClip:
         spread = [name for name, p in self._model.named_parameters() if is_spread(p)]
         if spread:
             raise NormMismatchError(f"QKClip needs whole parameters, and {spread[0]!r} is sharded")
-        plan = _Plan.of(follow(self._model, example_args, example_kwargs))
+        tensors = [
+            x for x in (*tree_leaves((example_args, example_kwargs)), *self._model.parameters()) if isinstance(x, torch.Tensor)
+        ]
+        run = follow if any(t.is_meta for t in tensors) else follow_with_data
+        plan = _Plan.of(run(self._model, example_args, example_kwargs))
         for h in range(len(plan.heads)):
             plan.powers(h, self.alpha)
         self.num_heads = len(plan.heads)

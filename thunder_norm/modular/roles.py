@@ -20,6 +20,7 @@ from thunder_norm.modular.blocks import Block, check_partition, regular, whole
 from thunder_norm.modular.following.mode import follow
 from thunder_norm.modular.following.notes import Notes
 from thunder_norm.modular.following.strands import Use
+from thunder_norm.modular.wrappers import unwrapped
 from thunder_norm.norms.parameters import tied_names
 
 RoleName = Literal["matrix", "head", "table", "tied", "stack", "convolution", "depthwise", "gain", "bias", "other", "unused"]
@@ -186,7 +187,7 @@ def find_roles(
     1.bias     7      bias
 
     Args:
-        model: any module; on the meta device too.  It runs once without data, or, if it asks for values, with them.
+        model: any module, of a wrapped one that inside; on the meta device too.  It runs once without data, or, if it asks for values, with them.
         *example_args: arguments that say shapes and dtypes, as for `ModularNorm`.
         roles: name or pattern -> a role or blocks, instead of what was found: see `Roles.changed`.
         **example_kwargs: as `example_args`, by name.
@@ -197,6 +198,7 @@ def find_roles(
     """
     if not isinstance(model, torch.nn.Module):
         raise NormMismatchError(f"roles are those of a torch.nn.Module, got {type(model).__name__}")
+    model, _ = unwrapped(model)
     found = roles_in(follow(model, example_args, example_kwargs), tied_names(model))
     return found.changed(roles) if roles else found
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_norm.modular.following.strands import Followed, Kind, Score, is_constant_along
+from thunder_norm.modular.following.strands import NOTHING, Followed, Kind, Score, is_constant_along
 
+_MOST_PATTERNS = 4  # of tokens whose entries have other terms
 _MASKED = -9000.0  # what is added to a logit that counts for nothing; positions' own biases are not that large
 
 
@@ -63,47 +64,57 @@ class Attention:
     @staticmethod
     def of(score: Score, logits: torch.Tensor) -> Attention:
         """The attention whose softmax takes `logits`."""
-        sides = [_rows(score.query), _rows(score.key)]
-        if None in sides:
-            empty = Side((), False)
+        empty = Side((), False)
+        if score.problem:
+            return Attention(empty, empty, 0, None, score.problem)
+        query = _side([product.query for product in score.products])
+        key = _side([product.key for product in score.products])
+        if query is None or key is None:
             return Attention(empty, empty, 0, None, "which entries make a query or a key differs between tokens")
-        (query, q_at), (key, k_at) = sides  # type: ignore[misc]
-        together = torch.cat([q_at, k_at], 1)
-        _, inverse = torch.unique(together, dim=0, return_inverse=True)
+        _, inverse = torch.unique(torch.cat([_table(query), _table(key)], 1), dim=0, return_inverse=True)
         order = _order_of_first(inverse)
         first = torch.tensor([int((inverse == h).nonzero()[0, 0]) for h in order])
         of_n = torch.empty(len(order), dtype=torch.long)
         of_n[torch.tensor(order)] = torch.arange(len(order))
-        heads = of_n[inverse]
-        return Attention(
-            _of_heads(query, first, score.query.is_homogeneous),
-            _of_heads(key, first, score.key.is_homogeneous),
-            len(order),
-            None if logits.is_meta else _largest(score, logits, heads, len(order)),
-        )
+        largest = None if logits.is_meta else _largest(score, logits, of_n[inverse], len(order))
+        return Attention(_of_heads(query, first), _of_heads(key, first), len(order), largest)
 
 
 def _order_of_first(inverse: torch.Tensor) -> list[int]:
     return list(dict.fromkeys(inverse.tolist()))
 
 
-def _of_heads(parts: Sequence[Part], first: torch.Tensor, is_homogeneous: bool) -> Side:
-    return Side(tuple(Part(p.name, p.kind, p.axes, p.at[first]) for p in parts), is_homogeneous)
+def _of_heads(side: Side, first: torch.Tensor) -> Side:
+    return Side(tuple(Part(p.name, p.kind, p.axes, p.at[first]) for p in side.parts), side.is_homogeneous)
 
 
-def _rows(state: Followed) -> tuple[list[Part], torch.Tensor] | None:
-    """The terms of [n, tokens, d], and all their indices as one table [n, ...]; None if tokens differ."""
-    parts = []
-    for strand in state.strands:
-        for labels in strand.labels:
-            axes = tuple(sorted(labels))
-            if not all(is_constant_along(labels[a], 1) for a in axes):
-                return None
-            if axes:
-                parts.append(Part(strand.name, strand.kind, axes, torch.stack([labels[a][:, 0] for a in axes], -1)))
-    if not parts:
-        return None
-    return parts, torch.cat([p.at.flatten(1) for p in parts], 1)
+def _table(side: Side) -> torch.Tensor:
+    return torch.cat([p.at.flatten(1) for p in side.parts], 1)
+
+
+def _side(states: Sequence[Followed]) -> Side | None:
+    """The terms of the factors [n, tokens, d] of several products, one after the other along d; None if too many tokens differ."""
+    parts: list[Part] = []
+    widths = [next((t.shape[2] for s in state.strands for labels in s.labels for t in labels.values()), 0) for state in states]
+    for i, state in enumerate(states):
+        before, after = sum(widths[:i]), sum(widths[i + 1 :])
+        for strand in state.strands:
+            for labels in strand.labels:
+                axes = tuple(sorted(labels))
+                patterns = _patterns(torch.stack([labels[a] for a in axes], -1)) if axes else []
+                if patterns is None:
+                    return None
+                padded = [torch.nn.functional.pad(t, (0, 0, before, after), value=NOTHING) for t in patterns]
+                parts += [Part(strand.name, strand.kind, axes, t) for t in padded]
+    return Side(tuple(parts), all(state.is_homogeneous for state in states)) if parts else None
+
+
+def _patterns(at: torch.Tensor) -> list[torch.Tensor] | None:
+    """The different tokens of [n, tokens, d, axes] (places that a rotary embedding leaves out differ); None if there are many."""
+    if all(is_constant_along(t, 1) for t in at.unbind(-1)):
+        return [at[:, 0]]
+    distinct = torch.unique(at, dim=1)
+    return list(distinct.unbind(1)) if distinct.shape[1] <= _MOST_PATTERNS else None
 
 
 def _largest(score: Score, logits: torch.Tensor, heads: torch.Tensor, num_heads: int) -> torch.Tensor | None:

@@ -75,7 +75,7 @@ def _taken(notes: Notes, state: Followed) -> frozenset[Any]:
 
 def _spread(notes: Notes, call: Call, state: Followed, is_active: bool, shape: torch.Size) -> Followed:
     """The state of an operand as one of the result; a parameter becomes a bias or a gain."""
-    spread = replace(state, score=None).mapped(lambda t: t.expand(shape))
+    spread = replace(state, score=None).mapped(lambda t: t.expand(shape) if t.ndim <= len(shape) else t.reshape(shape))
     if not is_active or not state.is_parameter:
         return spread
     kind = "bias" if call.name in SUMS else "gain"
@@ -99,14 +99,25 @@ def _is_homogeneous(call: Call, operands: list[tuple[torch.Tensor, Followed]], a
 def _score(call: Call, active: list[Followed]) -> Score | None:
     """Scores remain scores, whatever constants or biases they meet; constant factors count, also around a soft cap."""
     scores = [state.score for state in active if state.score is not None]
-    if len(scores) != 1 or scores[0].ids.shape != call.out.shape:
+    if not scores:
         return None
     score = scores[0]
+    if len(scores) > 1 or score.ids.shape != call.out.shape:
+        found = _sum(call, *scores) if len(scores) == 2 and call.name == "add" else None
+        return found or replace(score, problem="products of queries and keys of different layouts meet")
     is_numerator = call.name != "div" or score is getattr(call.state(call.args[0]), "score", None)
     is_scaled = call.name in _PRODUCTS and len(active) == 1 and is_numerator or call.name in _LINEAR
     if not is_scaled:
         return replace(score, is_raw=False)
     return replace(score, raw=call.out if score.is_raw else _multiplied(call, score))
+
+
+def _sum(call: Call, one: Score, other: Score) -> Score | None:
+    """The scores of one attention, in two terms."""
+    is_plain = one.is_raw and other.is_raw and call.kwargs.get("alpha", 1) == 1
+    if not is_plain or one.ids.shape != other.ids.shape or not torch.equal(one.ids, other.ids):
+        return None
+    return replace(one, products=one.products + other.products, raw=call.out)
 
 
 def _multiplied(call: Call, score: Score) -> torch.Tensor:
@@ -141,10 +152,11 @@ def softmax(notes: Notes, call: Call) -> None:
         return notes.note(call.out, replace(state, is_homogeneous=False))
     attention = Attention.of(score, call.args[0])
     notes.attentions.append(attention)
-    for uses, op, side in zip(score.uses, ("query", "key"), (attention.query, attention.key), strict=True):
-        for use in uses:
-            use.op = op
-            use.heads = _heads(side, use)
+    for product in score.products:
+        for uses, op, side in zip(product.uses, ("query", "key"), (attention.query, attention.key), strict=True):
+            for use in uses:
+                use.op = op
+                use.heads = _heads(side, use)
     notes.note(call.out, Followed(score=replace(score, is_raw=False, is_probability=True)))
 
 

@@ -27,6 +27,8 @@ _HANDLERS = {**moves.HANDLERS, **products.HANDLERS, **entries.HANDLERS}
 class Following(TorchDispatchMode):
     """Tells `notes` of every operation that runs inside and takes something known."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, notes: Notes):
         super().__init__()
         self.notes = notes
@@ -35,13 +37,17 @@ class Following(TorchDispatchMode):
         """Run the operation, then say what its results are."""
         kwargs = kwargs or {}
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        is_in_place = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and bool(given)
+        if is_in_place:
+            self.notes.before_change(given[0])
         tensors = [(t, self.notes.state(t)) for t in given]
         out = func(*args, **kwargs)
         if any(state is not None for _, state in tensors):
-            name = func._schema.name.split("::")[1]
-            name = name.removesuffix("_") if func._schema.is_mutable else name
-            call = Call(name, func, args, kwargs, tensors, out)
+            call = Call(_name(func), func, args, kwargs, tensors, out)
             self._handler(call)(self.notes, call)
+        if is_in_place and tensors[0][1] is not None:
+            state = self.notes.state(given[0] if func.__name__ != "copy_" else given[-1])
+            self.notes.after_change(given[0], state is not None and state.is_homogeneous)
         return out
 
     @staticmethod
@@ -49,9 +55,19 @@ class Following(TorchDispatchMode):
         handler = _HANDLERS.get(call.name)
         if handler is not None:
             return handler
+        if not isinstance(call.func, torch._ops.OpOverload):  # of higher order: what it does inside is not looked into
+            return moves.mix
         in_place = call.func._schema.is_mutable and len(call.tensors) == 1
         is_pointwise = torch.Tag.pointwise in call.func.tags or call.name in entries.SUMS or in_place
         return entries.entry_by_entry if is_pointwise else moves.mix
+
+
+def _name(func: Any) -> str:
+    """The operation's name, the same in place."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return func.name()
+    name = func._schema.name.split("::")[1]
+    return name.removesuffix("_") if func._schema.is_mutable else name
 
 
 class _WrittenIndices(TorchFunctionMode):

@@ -49,10 +49,15 @@ def join(notes: Notes, call: Call) -> None:
     known = [state for state in states if state is not None]
     strands = joined(states, [t.shape for t in tensors], lambda labels: put(list(labels), dim))
     is_parameter = all(state is None or state.is_parameter for state in states)
-    is_homogeneous = len(known) == len(states) and all(state.is_homogeneous for state in known)
+    is_homogeneous = all(_is_zero(t) if state is None else state.is_homogeneous for t, state in zip(tensors, states, strict=True))
     scores = [state.score for state in known if state.score is not None]
     score = _wider(scores[0], call.out.shape) if len(scores) == 1 and call.name == "cat" else None
     notes.note(call.out, Followed(strands, is_homogeneous, is_parameter, score))
+
+
+def _is_zero(t: torch.Tensor) -> bool:
+    """Whether a constant is known to be 0."""
+    return not t.is_meta and not bool(t.any())
 
 
 def _wider(score: Score, shape: torch.Size) -> Score | None:
@@ -152,7 +157,8 @@ def write(notes: Notes, call: Call) -> None:
     if source is not None and own and not notes.is_written(call.out):
         notes.use(source.without(own), "copy")
     elif source is not None:
-        notes.write(call.out, source.mapped(lambda t: t.expand(call.out.shape)))
+        shape = call.out.shape
+        notes.write(call.out, source.mapped(lambda t: t.expand(shape) if t.ndim <= len(shape) else t.reshape(shape)))
 
 
 def mix(notes: Notes, call: Call) -> None:

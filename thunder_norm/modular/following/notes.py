@@ -101,6 +101,19 @@ class Notes:
         # a part of what is known, that nothing was noted of
         return assembled(t, self._written[key[0]]) if key[0] in self._written else Followed()
 
+    def before_change(self, t: torch.Tensor) -> None:
+        """A tensor is about to change in place: the scores that it has are kept."""
+        state = self.state(t)
+        if state is not None and state.score is not None and not t.is_meta:
+            self.note(t, replace(state, score=replace(state.score, raw=state.score.raw.clone())))
+
+    def after_change(self, t: torch.Tensor, is_homogeneous: bool) -> None:
+        """A tensor has changed in place: others that share its memory are no multiples of what they come from, unless it is one."""
+        cdata, own = t.untyped_storage()._cdata, _key(t)
+        for key, (memory, state) in list(self._states.items()) if not is_homogeneous else ():
+            if key[0] == cdata and key != own and not memory.expired():
+                self._states[key] = memory, replace(state, is_homogeneous=False)
+
     def note(self, t: torch.Tensor, state: Followed) -> None:
         """From now on this is known of a tensor.  What has too many terms is followed no further."""
         if len(state.strands) > MOST or any(len(s.labels) > MOST for s in state.strands):

@@ -10,7 +10,7 @@ import torch
 
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import Followed, Score, Strand, added, head_rows, survived
+from thunder_norm.modular.following.strands import Followed, Product, Score, Strand, added, head_rows, survived
 
 # operation -> which arguments are multiplied
 _FACTORS = {
@@ -31,19 +31,27 @@ def multiply(notes: Notes, call: Call) -> None:
     a, b = (call.args[i] for i in _FACTORS[call.name])
     of_a, of_b = call.state(a), call.state(b)
     is_parameter = all(state.is_parameter for state in call.states)
-    score, is_homogeneous = None, False
+    score, is_homogeneous = _mixed(of_a, of_b), False
     if of_b is not None and of_b.is_parameter:
         strands, is_homogeneous = _product(notes, call, of_a, of_b, lambda t: _right(t, call)), True
     elif of_a is not None and of_a.is_parameter:
         strands, is_homogeneous = _product(notes, call, of_b, of_a, lambda t: _left(t, call)), True
     else:
-        strands, score = (), _of_activations(notes, call, (a, of_a), (b, of_b))
+        strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
     if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices
         strands = tuple(replace(s, kind="itself") for s in strands)
     state = Followed(strands, is_homogeneous, is_parameter, score)
     if call.name.startswith("add") or call.name == "baddbmm":
         state = _with_added(notes, call, state)
     notes.note(call.out, state)
+
+
+def _mixed(of_a: Followed | None, of_b: Followed | None) -> Score | None:
+    """Scores that a matrix mixes before their softmax (talking heads)."""
+    for one, other in ((of_a, of_b), (of_b, of_a)):
+        if one is not None and one.score is not None and not one.score.is_probability and (other is None or other.is_parameter):
+            return replace(one.score, problem="a matrix mixes products of queries and keys before the softmax")
+    return None
 
 
 def _product(
@@ -67,7 +75,7 @@ def _is_vector(call: Call) -> bool:
 def _right(t: torch.Tensor, call: Call) -> torch.Tensor:
     """A label of the right factor [..., k, m] as one of the product."""
     if t.ndim == 1:
-        return t[:1].expand(call.out.shape)
+        return t[0].expand(call.out.shape)
     if t.ndim > call.out.ndim:  # groups of rows have matrices of their own
         t = t[0]
     return t.narrow(-2, 0, 1).expand(call.out.shape)
@@ -112,7 +120,8 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
     ids = torch.arange(len(batched(call.out)), dtype=torch.int32).view(-1, 1, 1).expand(batched(call.out).shape)
     is_raw = call.name != "baddbmm" or call.kwargs.get("beta", 1) == 0
     raw = call.out if is_raw else call.out - call.kwargs.get("beta", 1) * call.args[0]
-    return Score(query, key, ids[0] if call.name == "mm" else ids, raw, is_raw, uses=(uses_a, uses_b))
+    product = Product(query, key, (uses_a, uses_b))
+    return Score((product,), ids[0] if call.name == "mm" else ids, raw, is_raw)
 
 
 def _heads(strand: Strand, t: torch.Tensor) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ whatever moves the tensor's entries moves them alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -74,26 +74,39 @@ class Use:
 
 
 @dataclass(frozen=True, eq=False)
-class Score:
-    """Products of queries and keys, on their way to a softmax; and its result.
+class Product:
+    """A product of queries and keys.
 
     Attributes:
         query: what the queries [n, tokens, d] are.
         key: what the keys [n, tokens, d] are.
-        ids: for each entry its index n.
-        raw: the products, times constants alone.
-        is_raw: whether the tensor is that itself.
-        is_probability: whether the softmax has been.
         uses: those of the queries and of the keys.
     """
 
     query: Followed
     key: Followed
+    uses: tuple[list[Use], list[Use]]
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Products of queries and keys, on their way to a softmax; and its result.
+
+    Attributes:
+        products: the terms (latent attention may add two).
+        ids: for each entry its index n.
+        raw: their sum, times constants alone.
+        is_raw: whether the tensor is that itself.
+        is_probability: whether the softmax has been.
+        problem: why it is not known any more which head an entry is of, if so.
+    """
+
+    products: tuple[Product, ...]
     ids: torch.Tensor
     raw: torch.Tensor
     is_raw: bool = True
     is_probability: bool = False
-    uses: tuple[list[Use], list[Use]] = field(default=([], []))
+    problem: str = ""
 
 
 @dataclass(frozen=True, eq=False)
