@@ -240,9 +240,11 @@ def _named(shape: tuple[int, ...], met: set[str], uses: Sequence[Use]) -> RoleNa
             return "gain"
         is_head = bool(products) and all(u.op in ("output", "loss") and u.is_sole for u in products)
         return "head" if is_head else "matrix"
+    if "factor" in met and not is_light:
+        return "matrix" if len(shape) == 2 else "stack"
     if "gain" in met:
         return "gain"
-    if "bias" in met or all(u.kind == "itself" for u in uses) and not met:
+    if "bias" in met or all(u.kind == "itself" for u in uses) and met <= {"factor"}:
         return "bias" if is_light else "table"
     return "other"
 

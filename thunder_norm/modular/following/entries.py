@@ -102,6 +102,8 @@ def _score(call: Call, active: list[Followed]) -> Score | None:
     if not scores:
         return None
     score = scores[0]
+    if score.problem:
+        return score
     if len(scores) > 1 or score.ids.shape != call.out.shape:
         found = _sum(call, *scores) if len(scores) == 2 and call.name == "add" else None
         return found or replace(score, problem="products of queries and keys of different layouts meet")
@@ -152,6 +154,8 @@ def softmax(notes: Notes, call: Call) -> None:
         return notes.note(call.out, replace(state, is_homogeneous=False))
     attention = Attention.of(score, call.args[0])
     notes.attentions.append(attention)
+    if score.problem:
+        return notes.note(call.out, Followed())
     for product in score.products:
         for uses, op, side in zip(product.uses, ("query", "key"), (attention.query, attention.key), strict=True):
             for use in uses:

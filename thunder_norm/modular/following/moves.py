@@ -62,6 +62,8 @@ def _is_zero(t: torch.Tensor) -> bool:
 
 def _wider(score: Score, shape: torch.Size) -> Score | None:
     """Scores with others that count for nothing after them, in the last dimension (a sink)."""
+    if score.problem:
+        return score
     more = shape[-1] - score.ids.shape[-1]
     if (
         score.ids.shape[:-1] != shape[:-1]

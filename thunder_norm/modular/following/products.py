@@ -57,8 +57,10 @@ def _mixed(of_a: Followed | None, of_b: Followed | None) -> Score | None:
 def _product(
     notes: Notes, call: Call, other: Followed | None, parameter: Followed, moved: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Strand, ...]:
-    if other is not None and not other.is_parameter:
+    if other is not None:
         notes.use(other, call.name)
+        if other.is_parameter:
+            notes.meet(other, Meeting("factor"))
     if other is None or not other.is_parameter:
         notes.meet(parameter, Meeting("matrix"))
     left, right = (call.args[i] for i in _FACTORS[call.name])
@@ -107,7 +109,7 @@ Operand = tuple[torch.Tensor, Followed | None]
 def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score | None:
     """A product of activations: scores of an attention, perhaps, or probabilities times values."""
     of_a, of_b = a[1], b[1]
-    if of_a is not None and of_a.score is not None and of_a.score.is_probability:
+    if of_a is not None and of_a.score is not None and of_a.score.is_probability and not of_a.score.problem:
         uses = notes.use(of_b, "value")
         for use, strand in zip(uses, of_b.strands if of_b is not None else (), strict=True):
             use.heads = _heads(strand, b[0])

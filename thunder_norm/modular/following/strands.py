@@ -128,7 +128,7 @@ class Followed:
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
         """The state of the tensor that `f` moves the entries into."""
         score = self.score
-        if score is not None:
+        if score is not None and not score.problem:
             moved = f(score.raw) if raw is None or not score.is_raw else raw
             score = replace(score, ids=f(score.ids), raw=moved)
         return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score)
