@@ -1,8 +1,26 @@
 """The modular norm of a model, and the duality maps of its parameters."""
 
+from thunder_norm.modular.blocks import Block, split
 from thunder_norm.modular.duality import Ball, ball
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.optimizer import ModularOptimizer
 from thunder_norm.modular.orthogonal import orthogonalize
+from thunder_norm.modular.param_groups import param_groups
+from thunder_norm.modular.qk_clip import Clipped, QKClip
+from thunder_norm.modular.roles import Role, Roles, find_roles
 
-__all__ = ["Ball", "ModularNorm", "ModularOptimizer", "ball", "orthogonalize"]
+__all__ = [
+    "Ball",
+    "Block",
+    "Clipped",
+    "ModularNorm",
+    "ModularOptimizer",
+    "QKClip",
+    "Role",
+    "Roles",
+    "ball",
+    "find_roles",
+    "orthogonalize",
+    "param_groups",
+    "split",
+]

@@ -349,7 +349,9 @@ def _part(name: str, of_kind: Ball, pieces: dict[Box, tuple[int, ...]]) -> Part:
 def _cost(of_kind: Ball, shape: tuple[int, ...]) -> float:
     """Operations of a duality map, about: Newton-Schulz for matrices m x n multiplies 18 times, each 2 m^2 n or less."""
     entries = math.prod(shape)
-    return 36.0 * entries * min(shape[d] for d in of_kind.elem_dims) if isinstance(of_kind, OperatorBall) else 10.0 * entries
+    return (
+        36.0 * entries * min(shape[d] for d in of_kind.elem_dims) if isinstance(of_kind.single, OperatorBall) else 10.0 * entries
+    )
 
 
 def _with_owners(parts: Sequence[Part], balls: Mapping[str, Ball], size: int) -> list[Part]:
@@ -359,7 +361,7 @@ def _with_owners(parts: Sequence[Part], balls: Mapping[str, Ball], size: int) ->
     for i, part in enumerate(parts):
         if not part.is_whole:
             can_own[i] = range(size)
-        elif len(part.holders) == 1 or isinstance(balls[part.name], OperatorBall):
+        elif len(part.holders) == 1 or isinstance(balls[part.name].single, OperatorBall):
             can_own[i] = part.holders
     for i in sorted(can_own, key=lambda i: (len(can_own[i]) > 1, -parts[i].cost)):
         held = {rank: _entries(piece) for piece, ranks in parts[i].pieces.items() for rank in ranks}

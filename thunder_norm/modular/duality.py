@@ -40,6 +40,11 @@ class Ball:
     kind: type[NormedTensor]
     elem_dims: tuple[int, ...]
 
+    @property
+    def single(self) -> Ball:
+        """The ball of one of the matrices that a tensor consists of: here the ball itself."""
+        return self
+
     def norm(self, t: torch.Tensor) -> torch.Tensor:
         """The norm of one tensor, 0-dim, differentiable."""
         return self.kind.of(t, self.elem_dims).norm_size

@@ -16,22 +16,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo import OptimizedModule
 
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode
 from thunder_norm.core.tensors import NORM_DTYPE, describe, has_norm
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning, with_details
+from thunder_norm.modular.block_balls import Blocks, blocked, roles_given
+from thunder_norm.modular.blocks import Block
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, RMSBall, ball
 from thunder_norm.modular.masses import assign_masses, light_mass
 from thunder_norm.modular.orthogonal import Method
+from thunder_norm.modular.roles import Roles, find_roles
 from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import Loss, UnitNorms
+from thunder_norm.modular.wrappers import unwrapped
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import tied_names
-from thunder.core.module import ThunderModule
 
 _VANISHING = 1e-6  # the part of a step that counts as none
 
@@ -57,6 +59,10 @@ class ModularNorm:
         masses: parameter name, module path or pattern -> mass: see `thunder_norm.modular.masses`.
         light: the mass of a bias, gain or scale that `masses` says nothing about; 0.1, and in mode "modula" 0, unless it is given.
         mode: "bound" (the output moves by at most the norm of an update), "typical" or "modula".
+        blocks: whether a matrix (or bias) that is several in one, as the program takes it (see `find_roles`), has the largest of the
+            blocks' norms as its own, and each block a steepest step of its own; "heads": queries and keys head by head, too.  A mapping
+            or table of roles says which blocks there are.  Its mass, sensitivity and target stay those of the whole, which is sound: no
+            smaller norm than that of the whole.
         **example_kwargs: as `example_args`, by name.
 
     Attributes:
@@ -72,6 +78,7 @@ class ModularNorm:
         sensitivities: S_k, how far the output (of several: the sum of their norms) moves if the parameter moves by 1.
         masses: m_k.
         balls: the unit ball of each parameter's norm, with its duality map.
+        blocks: name -> the blocks of a parameter that has several, if they were asked for.
         targets: ``m_k / (M S_k)``, the norm of the parameter's part of a step of norm 1; 0 where m_k or S_k is.
 
     Warns:
@@ -91,11 +98,12 @@ class ModularNorm:
         masses: Mapping[str, float] | None = None,
         light: float | None = None,
         mode: Mode = "bound",
+        blocks: Blocks = False,
         **example_kwargs: Any,
     ):
         if not isinstance(model, torch.nn.Module):
             raise NormMismatchError(f"ModularNorm needs a torch.nn.Module, got {describe(model)}")
-        given, (model, self.process_group) = model, _unwrapped(model)
+        given, (model, self.process_group) = model, unwrapped(model)
         reshard(model)
         self.model, self.mode = model, check_mode(mode)
         with first_calls.shown("modular norm"):
@@ -116,6 +124,10 @@ class ModularNorm:
         self._spreads: dict[Any, Spread | None] = {}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
+        self._examples, self._roles = (example_args, example_kwargs), roles_given(blocks, model, example_args, example_kwargs)
+        several = {} if blocks is False else blocked(self.balls, self._shapes, self.roles, per_head=blocks == "heads")
+        self.blocks: dict[str, tuple[Block, ...]] = {name: of_it for name, (of_it, _) in several.items()}
+        self.balls |= {name: of_blocks for name, (_, of_blocks) in several.items()}
         self._say_what_vanishes(found.loss)
 
     def _say_what_vanishes(self, loss: Loss | None) -> None:
@@ -137,6 +149,21 @@ class ModularNorm:
             else None,
         )
         warnings.warn(text, VanishingTargetWarning, stacklevel=3)
+
+    @property
+    def roles(self) -> Roles:
+        """What each parameter is in the program: see `find_roles`.
+
+        Raises:
+            NormMismatchError: of a copy, which has no example arguments, if it was not asked for before.
+        """
+        if self._roles is None:
+            if self._examples is None:
+                raise NormMismatchError(
+                    "a copy of a norm has no example arguments: ask for its roles before, or find_roles(model, ...)"
+                )
+            self._roles = find_roles(self.model, *self._examples[0], **self._examples[1])
+        return self._roles
 
     @property
     def mass(self) -> float:
@@ -282,7 +309,7 @@ class ModularNorm:
         """
 
         def drawn(name: str, p: torch.Tensor, random: torch.Generator | None) -> torch.Tensor:
-            is_bias = p.ndim == 1 and isinstance(self.balls[name], RMSBall)
+            is_bias = p.ndim == 1 and isinstance(self.balls[name].single, RMSBall)
             return torch.zeros(p.shape) if zero_biases and is_bias else self.balls[name].draw(p.shape, random, p.is_complex())
 
         parameters = self._changeable()
@@ -348,24 +375,8 @@ class ModularNorm:
 
     def __getstate__(self) -> dict[str, Any]:
         # process groups cannot be copied or pickled
-        return self.__dict__ | {"process_group": None, "_spreads": {}}
+        return self.__dict__ | {"process_group": None, "_spreads": {}, "_examples": None}
 
     def __repr__(self) -> str:
         unreached = f", not reached: {', '.join(self.unreached)}" if self.unreached else ""
         return f"ModularNorm({type(self.model).__name__}, {len(self.targets)} parameters, mode {self.mode!r}{unreached})"
-
-
-def _unwrapped(model: torch.nn.Module) -> tuple[torch.nn.Module, Any]:
-    """The module inside, and the process group it is replicated in."""
-    group = None
-    while True:
-        if isinstance(model, ThunderModule):
-            model = model._model
-        elif isinstance(model, OptimizedModule):
-            model = model._orig_mod
-        elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model, group = model.module, model.process_group
-        elif isinstance(model, torch.nn.DataParallel):
-            model = model.module
-        else:
-            return model, group

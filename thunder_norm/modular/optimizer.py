@@ -11,6 +11,7 @@ import torch
 from thunder_norm.core.context import Mode
 from thunder_norm.core.tensors import describe
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.modular.block_balls import Blocks
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.masses import LIGHT
 from thunder_norm.modular.moving import (
@@ -65,6 +66,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         mode: whose sensitivities; see `ModularNorm`.  "typical", the default, has those of random inputs and suits models as they are;
             "modula" models in Modula's form (residual branches scaled by 1 / depth, attention by 1 / width of a head); "bound" is safe
             for all inputs, but its steps vanish in deep networks with normalizations.
+        blocks: step by blocks where a matrix is several in one, as for `ModularNorm`.
         params: what to move, instead of all parameters that require grad: parameters or (name, parameter), or groups of them with
             options of their own (lr, momentum, nesterov, weight_decay, project).
         project: after each step, move parameters to the nearest ones of norm at most 1 (matrices: an SVD).
@@ -100,6 +102,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         masses: Mapping[str, float] | None = None,
         mode: Mode | None = None,
+        blocks: Blocks = False,
         params: Iterable[Any] | None = None,
         project: bool = False,
         missing_grads: OnBadGradient = "error",
@@ -109,13 +112,14 @@ class ModularOptimizer(torch.optim.Optimizer):
         **example_kwargs: Any,
     ):
         if isinstance(model, ModularNorm):
-            if example_args or example_kwargs or masses is not None or mode is not None:
+            if example_args or example_kwargs or masses is not None or mode is not None or blocks is not False:
                 raise NormMismatchError(
-                    "a ModularNorm is complete: example arguments, masses and mode are given when it is derived"
+                    "a ModularNorm is complete: example arguments, masses, mode and blocks are given when it is derived"
                 )
             self.norm = model
         else:
-            self.norm = ModularNorm(model, *example_args, masses=masses, light=LIGHT, mode=mode or "typical", **example_kwargs)
+            said: dict[str, Any] = {"masses": masses, "light": LIGHT, "mode": mode or "typical", "blocks": blocks}
+            self.norm = ModularNorm(model, *example_args, **said, **example_kwargs)
         self.missing_grads: OnBadGradient = _choice(missing_grads, "missing_grads", OnBadGradient)
         self.nonfinite_grads: OnBadGradient = _choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
         self.method: Method = _choice(method, "method", Method)

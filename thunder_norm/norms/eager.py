@@ -120,7 +120,7 @@ def chosen_norms(
 
 
 @contextlib.contextmanager
-def _no_values() -> Iterator[None]:
+def no_values() -> Iterator[None]:
     """Tell libraries that values are not to be asked for: transformers 5 looks at positions unless ``torch.compiler.is_compiling()``.
 
     What torch.export does while it traces (torch/_export/utils.py, ``_compiling_state_context``).
@@ -178,7 +178,7 @@ class _Run:
             _module_paths(self.model, environment),
             first_calls.shown("running", lambda: environment.module_path[-1]),
             Functions(environment),
-            _no_values() if self.is_without_values else contextlib.nullcontext(),
+            no_values() if self.is_without_values else contextlib.nullcontext(),
         ):
             result = call_with(self.model, self.tensors, self.args, self.kwargs)
             return map_tensors(lifting.written.current, result), environment

@@ -1,0 +1,130 @@
+"""Attentions in many spellings, and their logits seen from outside."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+_SOFTMAXES = (torch.softmax, nn.functional.softmax, torch.Tensor.softmax)
+
+
+class Logits(TorchFunctionMode):
+    """What softmaxes get, and what torch's attention would give its own."""
+
+    def __init__(self):
+        self.seen: list[torch.Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _SOFTMAXES:
+            self.seen.append(args[0].detach().clone())
+        if func is nn.functional.scaled_dot_product_attention:
+            q, k = args[:2]
+            k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if kwargs.get("enable_gqa") else k
+            scale = kwargs.get("scale") or q.shape[-1] ** -0.5
+            logits = (q @ k.mT * scale).detach()
+            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+            if kwargs.get("is_causal"):
+                mask = torch.ones(logits.shape[-2:], dtype=torch.bool).tril()
+            self.seen.append(
+                logits if mask is None else torch.where(mask if mask.dtype == torch.bool else mask == 0, logits, -math.inf)
+            )
+        return func(*args, **kwargs)
+
+
+def logits_of(model: nn.Module, *args: Any) -> torch.Tensor:
+    """Logits [heads, batch, tokens, tokens] of the one attention; -inf where a mask hides them."""
+    with torch.no_grad(), Logits() as seen:
+        if isinstance(model, Torch):
+            seen.seen.append(model.logits(*args))  # torch does not tell what it calls inside
+        else:
+            model(*args)
+    found = seen.seen[0]
+    found = found.unflatten(0, (len(args[0]), -1)) if found.ndim == 3 else found
+    return torch.where(found < -1e30, -math.inf, found).transpose(0, 1)
+
+
+class ByHand(nn.Module):
+    """Four heads of queries, two of keys; biases, a rotation of two entries by place, logits written out."""
+
+    def __init__(self, fused=True, heads=4, groups=2, width=3):
+        super().__init__()
+        self.sizes = [heads * 2 * width, groups * 2 * width, groups * 2 * width]
+        self.width, self.fused = 2 * width, fused
+        self.qkv = nn.Linear(6, sum(self.sizes)) if fused else nn.ModuleList(nn.Linear(6, n) for n in self.sizes)
+
+    def rotated(self, t):
+        angle = torch.arange(t.shape[-2], dtype=t.dtype)[:, None]
+        a, b = t.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+    def forward(self, x):
+        parts = self.qkv(x).split(self.sizes, -1) if self.fused else [layer(x) for layer in self.qkv]
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in parts)
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        y = (self.rotated(q) @ self.rotated(k).mT / self.width**0.5).softmax(-1) @ v
+        return y.transpose(1, 2).flatten(-2)
+
+
+class KeysAreValues(ByHand):
+    """What gives the keys gives the values as well."""
+
+    def forward(self, x):
+        q, k, _ = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+        k = k.repeat_interleave(2, 1)
+        return (q @ k.mT).softmax(-1) @ k
+
+
+class ClassToken(ByHand):
+    """The first token is not rotated."""
+
+    def rotated(self, t):
+        return torch.cat([t[..., :1, :], super().rotated(t[..., 1:, :])], -2)
+
+
+class Latent(nn.Module):
+    """Logits in two terms, of which the second has one key for all heads; a bias is added in place."""
+
+    def __init__(self, is_by_tokens=False):
+        super().__init__()
+        self.is_by_tokens = is_by_tokens
+        self.q, self.k, self.q_rope, self.k_rope = nn.Linear(6, 12), nn.Linear(6, 12), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        q, k = (layer(x).unflatten(-1, (3, 4)).transpose(1, 2) for layer in (self.q, self.k))
+        q_rope = self.q_rope(x).unflatten(-1, (3, 2)).transpose(1, 2)
+        k_rope = self.k_rope(x)[:, None]
+        second = torch.einsum("bhtd,bsd->bhts", q_rope, k_rope[:, 0]) if self.is_by_tokens else q_rope @ k_rope.mT
+        logits = 0.7 * (torch.einsum("bhtd,bhsd->bhts", q, k) + second)
+        logits += torch.zeros(5, 5, dtype=x.dtype)
+        return logits.softmax(-1) @ k
+
+
+class Einsum(nn.Module):
+    """A stack of matrices, one for each head."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(3, 6, 4)) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bti,hid->bhtd", x, w) for w in (self.q, self.k, self.v))
+        return torch.einsum("bhts,bhsd->bthd", torch.einsum("bhtd,bhsd->bhts", q, k).softmax(-1), v)
+
+
+class Torch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+    def logits(self, x):
+        y = nn.functional.linear(x, self.attention.in_proj_weight, self.attention.in_proj_bias)
+        q, k, _ = (t.unflatten(-1, (3, 2)).transpose(1, 2) for t in y.chunk(3, -1))
+        return q @ k.mT / 2**0.5

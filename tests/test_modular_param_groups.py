@@ -1,0 +1,216 @@
+"""Groups for other people's optimizers, against the same optimizers of models whose matrices are separate."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from modular_models import TOKENS
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
+from thunder_norm.modular import find_roles, param_groups
+
+D = torch.float64
+
+
+class Fused(nn.Module):
+    """Queries, keys and values in one projection."""
+
+    def __init__(self, projection=nn.Linear, how=lambda y: y.split([8, 4, 4], -1)):
+        super().__init__()
+        self.how = how
+        self.qkv = Conv1D(16, 6) if projection is Conv1D else nn.Linear(6, 16)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        q, k, v = self.how(self.qkv(x))
+        return self.head((q @ torch.cat([k, k], -1).mT).softmax(-1) @ v)
+
+
+class Separate(nn.Module):
+    """The same with three projections."""
+
+    def __init__(self, fused: Fused):
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(6, n) for n in (8, 4, 4))
+        self.head = copy.deepcopy(fused.head)
+        w = fused.qkv.weight if isinstance(fused.qkv, nn.Linear) else fused.qkv.weight.mT
+        with torch.no_grad():
+            for layer, rows, bias in zip(self.projections, w.split([8, 4, 4]), fused.qkv.bias.split([8, 4, 4]), strict=True):
+                layer.weight.copy_(rows)
+                layer.bias.copy_(bias)
+
+    def forward(self, x):
+        q, k, v = (layer(x) for layer in self.projections)
+        return self.head((q @ torch.cat([k, k], -1).mT).softmax(-1) @ v)
+
+
+def _optimizers(groups):
+    muon = [g for g in groups if g["algorithm"] == "muon"]
+    adamw = [g for g in groups if g["algorithm"] == "adamw"]
+    return torch.optim.Muon(muon, lr=0.1), torch.optim.AdamW(adamw, lr=0.01)
+
+
+def _train(model, optimizers, accumulate=1):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        model.zero_grad()
+        for _ in range(accumulate):
+            x = torch.randn(5, 7, 6, dtype=D, generator=generator)
+            model(x).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("projection", [nn.Linear, Conv1D])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_muon_of_blocks_is_muon_of_separate_matrices(projection, accumulate):
+    torch.manual_seed(0)
+    fused = Fused(projection).to(D)
+    separate = Separate(fused).to(D)
+    groups = param_groups(fused, torch.randn(5, 7, 6), split=True)
+    assert groups[0]["param_names"] == ["qkv.weight[0:8]", "qkv.weight[8:12]", "qkv.weight[12:16]"]
+    assert [tuple(p.shape) for p in groups[0]["params"]] == [(8, 6), (4, 6), (4, 6)]
+    _train(fused, _optimizers(groups), accumulate)
+    _train(separate, _optimizers(param_groups(separate, torch.randn(5, 7, 6))), accumulate)
+    x = torch.randn(5, 7, 6, dtype=D)
+    torch.testing.assert_close(fused(x), separate(x), rtol=1e-3, atol=1e-4)  # Muon multiplies in bfloat16
+    w = fused.qkv.weight if projection is nn.Linear else fused.qkv.weight.mT
+    for layer, rows in zip(separate.projections, w.split([8, 4, 4]), strict=True):
+        torch.testing.assert_close(rows, layer.weight, rtol=1e-3, atol=1e-3)
+
+
+def test_muon_of_the_whole_is_another():
+    """What a split changes: orthogonalized as one, the queries' part of an update is no orthogonal matrix."""
+    torch.manual_seed(0)
+    fused = Fused().to(D)
+    before = fused.qkv.weight.detach().clone()
+    (muon, _) = _optimizers(param_groups(fused, torch.randn(5, 7, 6)))
+    fused(torch.randn(5, 7, 6, dtype=D)).square().mean().backward()
+    muon.step()
+    s = torch.linalg.svdvals((fused.qkv.weight - before)[:8])
+    assert s[0] > 3 * s[-1]
+
+
+def test_experts_are_matrices_one_by_one():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.head = nn.Parameter(torch.randn(3, 5, 4, dtype=D)), nn.Linear(5, 2, dtype=D)
+
+        def forward(self, x):
+            return self.head(torch.einsum("bi,eoi->beo", x, self.w).tanh().sum(1))
+
+    model = Experts()
+    assert find_roles(model, torch.randn(2, 4, dtype=D))["w"].role == "stack"
+    groups = param_groups(model, torch.randn(2, 4, dtype=D), split=True)
+    assert groups[0]["param_names"] == ["w[0]", "w[1]", "w[2]"]
+    (muon, _) = _optimizers(groups)
+    before = model.w.detach().clone()
+    model(torch.randn(6, 4, dtype=D)).square().sum().backward()
+    expected = [nn.Parameter(w.clone()) for w in before]
+    for e, g in zip(expected, model.w.grad, strict=True):
+        e.grad = g.clone()
+    torch.optim.Muon(expected, lr=0.1).step()
+    muon.step()
+    torch.testing.assert_close(model.w, torch.stack(list(expected)), rtol=1e-3, atol=1e-3)
+    assert [g["algorithm"] for g in param_groups(model, torch.randn(2, 4, dtype=D))] == [
+        "adamw",
+        "adamw",
+    ]  # torch's Muon takes matrices
+
+
+def test_every_parameter_that_trains_is_in_one_group():
+    config = GPT2Config(
+        n_layer=2, n_embd=8, n_head=2, n_positions=8, vocab_size=11, use_cache=False, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config)
+    model.transformer.wpe.weight.requires_grad_(False)
+    for for_ in ("muon", "dion", "emerging", "adamw"):
+        groups = param_groups(model, TOKENS, for_=for_)
+        names = [name for g in groups for name in g["param_names"]]
+        assert sorted(names) == sorted(name for name, p in model.named_parameters() if p.requires_grad)
+        assert all(model.get_parameter(n) is p for g in groups for n, p in zip(g["param_names"], g["params"], strict=True))
+    matrices = {n for g in param_groups(model, TOKENS) if g["algorithm"] == "muon" for n in g["param_names"]}
+    assert matrices == {n for n, p in model.named_parameters() if ".c_" in n and p.ndim == 2}
+    light = [g for g in param_groups(model, TOKENS, for_="adamw") if g.get("weight_decay") == 0.0]
+    assert {model.get_parameter(n).ndim for g in light for n in g["param_names"]} == {1}
+    assert {g["algorithm"] for g in param_groups(model, TOKENS, for_="dion")} == {"dion", "adamw"}
+
+
+def test_groups_go_through_a_saved_state(tmp_path):
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "use_cache": False}
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=11,
+            **ids,
+        )
+    )
+    muon, _ = _optimizers(param_groups(model, TOKENS))
+    model(TOKENS).logits.square().mean().backward()
+    muon.step()
+    torch.save(muon.state_dict(), tmp_path / "state.pt")
+    again, _ = _optimizers(param_groups(model, TOKENS))
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    (group,) = again.param_groups
+    blocks = dict(zip(group["param_names"], group["blocks"], strict=True))
+    assert [b["heads"] for b in blocks["model.layers.0.self_attn.q_proj.weight"]] == [4]
+    assert [b["heads"] for b in blocks["model.layers.0.self_attn.k_proj.weight"]] == [2]
+
+
+def test_scion_gets_norms_by_role():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 5))
+    found = {n: g["norm"] for g in param_groups(model, torch.randn(2, 3, 4, 4), for_="scion") for n in g["param_names"]}
+    assert found == {
+        "0.weight": "SpectralConv", "3.weight": "Spectral", "5.weight": "Sign", **dict.fromkeys(("0.bias", "3.bias", "5.bias"), "BiasRMS")
+    }  # fmt: skip
+    text = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 11))
+    (table,) = [g for g in param_groups(text, TOKENS, for_="scion") if g["norm"] == "ColNorm"]
+    assert table["param_names"] == ["0.weight"] and table["norm_kwargs"] == {"transpose": True}
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------------
+
+
+def test_clearing_blocks_alone_is_noticed():
+    fused, x = Fused(), torch.randn(2, 3, 6)
+    muon, _ = _optimizers(param_groups(fused, x, split=True))
+    fused(x).sum().backward()
+    muon.zero_grad(set_to_none=False)
+    assert fused.qkv.weight.grad.abs().sum() == 0
+    fused(x).sum().backward()
+    muon.zero_grad()
+    with pytest.raises(GradientError, match="'qkv.weight' has been added to one that its optimizer had cleared"):
+        fused(x).sum().backward()
+    fused.zero_grad()
+    fused(x).sum().backward()
+    assert muon.param_groups[0]["params"][0].grad.data_ptr() == fused.qkv.weight.grad.data_ptr()
+    fused.to(D)
+    fused.zero_grad()
+    with pytest.raises(GradientError, match="moved or replaced since its groups were made"):
+        fused(x.to(D)).sum().backward()
+
+
+def test_what_cannot_be_grouped_is_refused():
+    x = torch.randn(2, 3, 6)
+    with pytest.raises(NormMismatchError, match="for_ must be one of 'muon'"):
+        param_groups(Fused(), x, for_="adam")
+    with pytest.raises(NormMapKeyError, match="no parameter is named"):
+        param_groups(Fused(), x, roles={"kqv": "head"})
+    alternating = Fused(how=lambda y: (y.view(*y.shape[:2], 4, 4)[..., :2].flatten(-2), y[..., 2::4], y[..., 3::4]))
+    assert [str(b) for b in find_roles(alternating, x)["qkv.weight"].blocks][0].startswith("query 0:2 of every 4")
+    with pytest.raises(NormMismatchError, match="alternate, so they are no views of two dimensions"):
+        param_groups(alternating, x, split=True)
+    assert param_groups(alternating, x)[0]["blocks"][0][0]["period"] == 4
+    with pytest.raises(NormMismatchError, match="Scion has no norm for"):
+        param_groups(nn.Sequential(nn.Linear(6, 4), nn.LayerNorm((3, 4))), x, for_="scion")

@@ -1,0 +1,139 @@
+"""Unit balls of parameters that are several matrices: the largest of the blocks' norms, and each block's own duality map.
+
+For a stack W of blocks W_b with O_b of the O outputs, ``|W x|^2 = sum_b (O_b / O) |W_b x|^2`` in mean squares, so the operator norm from RMS
+to RMS (and the RMS norm of a bias) is at most the largest of the blocks': what moves an output by at most S times the norm of the stack
+moves it by at most S times this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular.blocks import Block
+from thunder_norm.modular.duality import Ball, ConvBall, OperatorBall, RMSBall
+from thunder_norm.modular.orthogonal import Method
+from thunder_norm.modular.roles import Roles, find_roles
+
+Blocks = bool | Literal["heads"] | Roles | Mapping[str, Any]
+"""What is asked for: none, those of the program, heads of queries and keys too, or those of a table or of changes of it."""
+
+
+@dataclass(frozen=True)
+class BlockBall(Ball):
+    """``max_b |W_b|``: the steepest step and the projection of each block by itself.
+
+    Attributes:
+        of_each: the ball of one block.
+        cuts: of each block: (dimension from the end, start, size of a run, period).
+    """
+
+    of_each: Ball
+    cuts: tuple[tuple[int, int, int, int], ...]
+
+    @property
+    def single(self) -> Ball:
+        """The ball of one block."""
+        return self.of_each
+
+    def parts(self, t: torch.Tensor) -> list[torch.Tensor]:
+        """The blocks of a tensor: views, of those that alternate copies."""
+        return [_part(t, *cut) for cut in self.cuts]
+
+    def norm(self, t: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.of_each.norm(part) for part in self.parts(t)]).amax()
+
+    def goes_alone(self, t: torch.Tensor) -> bool:
+        return self.of_each.goes_alone(t)
+
+    def lmo(self, g: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
+        return self._each(lambda part: self.of_each.lmo(part, method, size), g)
+
+    def project(self, t: torch.Tensor) -> torch.Tensor:
+        return self._each(self.of_each.project, t)
+
+    def draw(self, shape: torch.Size, generator: torch.Generator | None = None, is_complex: bool = False) -> torch.Tensor:
+        drawn = [self.of_each.draw(part.shape, generator, is_complex) for part in self.parts(torch.empty(shape, device="meta"))]
+        return self._together(drawn, drawn[0].new_empty(shape))
+
+    def _each(self, f: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor) -> torch.Tensor:
+        """`f` of every block, put together; small ones of one shape in one batch."""
+        parts = self.parts(t)
+        by_shape: dict[torch.Size, list[int]] = {}
+        for i, part in enumerate(parts):
+            by_shape.setdefault(part.shape, []).append(i)
+        found: dict[int, torch.Tensor] = {}
+        for positions in by_shape.values():
+            if len(positions) == 1 or self.of_each.goes_alone(parts[positions[0]]):
+                found |= {i: f(parts[i]) for i in positions}
+            else:
+                found |= zip(positions, f(torch.stack([parts[i] for i in positions])).unbind(), strict=True)
+        return self._together([found[i] for i in range(len(parts))], t)
+
+    def _together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """The tensor of these blocks, differentiable in them."""
+        dim = self.cuts[0][0]
+        at = torch.cat([_part(torch.arange(like.shape[dim]), -1, *cut[1:]) for cut in self.cuts])
+        return torch.cat(list(parts), dim).index_select(dim, torch.argsort(at).to(like.device))
+
+
+def _part(t: torch.Tensor, dim: int, start: int, size: int, period: int) -> torch.Tensor:
+    if period == t.shape[dim]:
+        return t.narrow(dim, start, size)
+    return t.unflatten(dim, (-1, period)).narrow(dim, start, size).flatten(dim - 1, dim)
+
+
+def roles_given(blocks: Blocks, model: torch.nn.Module, args: tuple, kwargs: dict) -> Roles | None:
+    """The table of roles that `blocks` says; None if it says nothing of it.
+
+    Raises:
+        NormMapKeyError: as `find_roles`.
+        NormMismatchError: as `find_roles`, or none of what may be said.
+    """
+    if isinstance(blocks, bool) or blocks == "heads":
+        return None
+    if isinstance(blocks, Roles):
+        if missing := [name for name, _ in model.named_parameters() if name not in blocks]:
+            raise NormMismatchError(f"the table of roles is of another model: it has no {missing[0]!r}")
+        return blocks
+    if not isinstance(blocks, Mapping):
+        raise NormMismatchError(f"blocks must be True, False, 'heads', a table or a mapping of roles, got {blocks!r}")
+    return find_roles(model, *args, roles=blocks, **kwargs)
+
+
+def blocked(
+    balls: Mapping[str, Ball], shapes: Mapping[str, Sequence[int]], roles: Roles, per_head: bool
+) -> dict[str, tuple[tuple[Block, ...], BlockBall]]:
+    """The blocks, and balls, of parameters that have several.
+
+    Args:
+        balls: the ball of each parameter as a whole, by its first name.
+        shapes: their shapes.
+        roles: of the parameters.
+        per_head: cut queries and keys into their heads.
+    """
+    found = {}
+    for name, whole in balls.items():
+        blocks = [piece for block in roles[name].blocks for piece in (_heads(block) if per_head else [block])]
+        if len(blocks) < 2:
+            continue
+        dim = blocks[0].axis - len(shapes[name])
+        is_operator = isinstance(whole, OperatorBall) and not isinstance(whole, ConvBall) and whole.elem_dims[0] == dim
+        is_row = isinstance(whole, RMSBall) and whole.elem_dims == (dim,)
+        if is_operator or is_row:
+            cuts = tuple((dim, b.start, b.size, b.period) for b in blocks)
+            found[name] = tuple(blocks), BlockBall(whole.kind, whole.elem_dims, whole, cuts)
+    return found
+
+
+def _heads(block: Block) -> list[Block]:
+    """Queries or keys of each head."""
+    if block.role not in ("query", "key") or block.heads is None or block.heads == 1:
+        return [block]
+    size = block.num_indices // block.heads
+    firsts = block.indices.view(block.heads, size)[:, 0].tolist()
+    return [Block(block.role, block.axis, block.length, first, size, block.length, 1) for first in firsts]

@@ -1,0 +1,128 @@
+"""Blocks: a matrix whose product is split (queries, keys and values, a gate and what it gates) is several matrices in one parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thunder_norm.errors import NormMismatchError
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some of the indices along one axis of a parameter: ``start <= i % period < start + size``.
+
+    >>> Block("key", axis=0, length=12, start=2, size=2, period=6).indices.tolist()
+    [2, 3, 8, 9]
+
+    Attributes:
+        role: what it is for, "query", "key", "value", "gate" (a function of it multiplies others), "gated", or "".
+        axis: of the parameter.
+        length: of the axis.
+        start: of the first run of indices.
+        size: of a run.
+        period: from one run to the next; the length of the axis if there is one alone.
+        heads: how many heads of an attention it has, of as many indices each, one after the other; None if it is none's.
+    """
+
+    role: str
+    axis: int
+    length: int
+    start: int
+    size: int
+    period: int
+    heads: int | None = None
+
+    @property
+    def num_indices(self) -> int:
+        """How many indices it has."""
+        return self.length // self.period * self.size
+
+    @property
+    def indices(self) -> torch.Tensor:
+        """The indices."""
+        return torch.arange(self.length).view(-1, self.period)[:, self.start : self.start + self.size].flatten()
+
+    def view(self, t: torch.Tensor) -> torch.Tensor:
+        """The block of a tensor of the parameter's shape, a view: with the runs as a dimension of its own, if there are several."""
+        if self.period == self.length:
+            return t.narrow(self.axis, self.start, self.size)
+        return t.unflatten(self.axis, (-1, self.period)).narrow(self.axis + 1, self.start, self.size)
+
+    def of(self, t: torch.Tensor) -> torch.Tensor:
+        """The block of a tensor of the parameter's shape, with the runs one after the other: a copy, if there are several."""
+        view = self.view(t)
+        return view if self.period == self.length else view.flatten(self.axis, self.axis + 1)
+
+    def write(self, t: torch.Tensor, block: torch.Tensor) -> None:
+        """Put the block's entries into a tensor of the parameter's shape."""
+        view = self.view(t)
+        view.copy_(block.reshape(view.shape))
+
+    def __str__(self) -> str:
+        runs = "" if self.period == self.length else f" of every {self.period}"
+        heads = "" if self.heads is None else f", {self.heads} head{'s' if self.heads > 1 else ''}"
+        return f"{self.role or 'block'} {self.start}:{self.start + self.size}{runs}{heads}"
+
+
+def whole(axis: int, length: int, role: str = "", heads: int | None = None) -> Block:
+    """The block that is all of an axis."""
+    return Block(role, axis, length, 0, length, length, heads)
+
+
+def regular(rows: torch.Tensor, axis: int, role: str = "") -> Block | None:
+    """The block of some indices along an axis; None if they are no runs of one size at one distance.
+
+    Args:
+        rows: a mask of the indices.
+        axis: of the parameter.
+        role: what the block is for.
+    """
+    length = len(rows)
+    at = rows.nonzero().flatten().tolist()
+    starts = [i for i in at if i == 0 or not rows[i - 1]]
+    size = len(at) // len(starts)
+    if len(starts) == 1:
+        return Block(role, axis, length, starts[0], size, length)
+    period = starts[1] - starts[0]
+    found = Block(role, axis, length, starts[0], size, period)
+    fits = starts[0] + size <= period and length % period == 0
+    return found if fits and at == found.indices.tolist() else None
+
+
+def check_partition(name: str, shape: Sequence[int], blocks: Sequence[Block]) -> None:
+    """Refuse blocks that do not make up a parameter.
+
+    Raises:
+        NormMismatchError: they are along several axes, or an index is in none or in two.
+    """
+    ndim = len(shape)
+    fits = all(0 <= b.axis < ndim and b.length == shape[b.axis] and b.length % b.period == 0 for b in blocks)
+    fits = fits and all(b.size > 0 and 0 <= b.start and b.start + b.size <= b.period for b in blocks)
+    indices = sorted(i for b in blocks for i in b.indices.tolist()) if fits else []
+    if len({b.axis for b in blocks}) != 1 or indices != list(range(blocks[0].length)):
+        raise NormMismatchError(
+            f"blocks of {name!r} must have every index along one axis once; its shape is {list(shape)}, got {', '.join(map(str, blocks))}"
+        )
+
+
+def split(sizes: Sequence[int], axis: int = 0, roles: Sequence[str] = (), heads: Sequence[int | None] = ()) -> tuple[Block, ...]:
+    """Blocks of these sizes, one after the other.
+
+    >>> [str(b) for b in split([4, 2, 2], roles=["query", "key", "value"])]
+    ['query 0:4', 'key 4:6', 'value 6:8']
+
+    Raises:
+        NormMismatchError: a size is not positive, or there are other numbers of roles or heads than of sizes.
+    """
+    if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
+        raise NormMismatchError(f"sizes of blocks must be positive integers, got {list(sizes)}")
+    if any(given and len(given) != len(sizes) for given in (roles, heads)):
+        raise NormMismatchError(f"{len(sizes)} blocks were given {len(roles)} roles and {len(heads)} numbers of heads")
+    total, start, found = sum(sizes), 0, []
+    for i, size in enumerate(sizes):
+        found.append(Block(roles[i] if roles else "", axis, total, start, size, total, heads[i] if heads else None))
+        start += size
+    return tuple(found)

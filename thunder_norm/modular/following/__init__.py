@@ -1,0 +1,1 @@
+"""Following parameters through a program: which entries of which parameters an operation takes."""

@@ -1,0 +1,127 @@
+"""Attentions of a program: which entries of which parameters make the queries and the keys of each head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thunder_norm.modular.following.strands import NOTHING, Followed, Kind, Score, is_constant_along
+
+_MOST_PATTERNS = 4  # of tokens whose entries have other terms
+_MASKED = -9000.0  # what is added to a logit that counts for nothing; positions' own biases are not that large
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A term of all queries, or keys.
+
+    Attributes:
+        name: the parameter.
+        kind: how it came in.
+        axes: of the parameter.
+        at: [heads, entries of a head, axes], the indices; -1 where an entry has no such term.
+    """
+
+    name: str
+    kind: Kind
+    axes: tuple[int, ...]
+    at: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The queries of an attention, or its keys.
+
+    Attributes:
+        parts: their terms.
+        is_homogeneous: whether they are multiplied by c if these are.
+    """
+
+    parts: tuple[Part, ...]
+    is_homogeneous: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """One attention of a run.
+
+    Attributes:
+        query: by head.
+        key: by head; heads that share a key have the same entries there.
+        num_heads: how many.
+        largest: [heads], the largest logit that a softmax saw, without what was added to logits; None without data.
+        problem: why nothing is known of the heads, if so.
+    """
+
+    query: Side
+    key: Side
+    num_heads: int
+    largest: torch.Tensor | None = None
+    problem: str = ""
+
+    @staticmethod
+    def of(score: Score, logits: torch.Tensor) -> Attention:
+        """The attention whose softmax takes `logits`."""
+        empty = Side((), False)
+        if score.problem:
+            return Attention(empty, empty, 0, None, score.problem)
+        query = _side([product.query for product in score.products])
+        key = _side([product.key for product in score.products])
+        if query is None or key is None:
+            return Attention(empty, empty, 0, None, "which entries make a query or a key differs between tokens")
+        _, inverse = torch.unique(torch.cat([_table(query), _table(key)], 1), dim=0, return_inverse=True)
+        order = _order_of_first(inverse)
+        first = torch.tensor([int((inverse == h).nonzero()[0, 0]) for h in order])
+        of_n = torch.empty(len(order), dtype=torch.long)
+        of_n[torch.tensor(order)] = torch.arange(len(order))
+        largest = None if logits.is_meta else _largest(score, logits, of_n[inverse], len(order))
+        return Attention(_of_heads(query, first), _of_heads(key, first), len(order), largest)
+
+
+def _order_of_first(inverse: torch.Tensor) -> list[int]:
+    return list(dict.fromkeys(inverse.tolist()))
+
+
+def _of_heads(side: Side, first: torch.Tensor) -> Side:
+    return Side(tuple(Part(p.name, p.kind, p.axes, p.at[first]) for p in side.parts), side.is_homogeneous)
+
+
+def _table(side: Side) -> torch.Tensor:
+    return torch.cat([p.at.flatten(1) for p in side.parts], 1)
+
+
+def _side(states: Sequence[Followed]) -> Side | None:
+    """The terms of the factors [n, tokens, d] of several products, one after the other along d; None if too many tokens differ."""
+    parts: list[Part] = []
+    widths = [next((t.shape[2] for s in state.strands for labels in s.labels for t in labels.values()), 0) for state in states]
+    for i, state in enumerate(states):
+        before, after = sum(widths[:i]), sum(widths[i + 1 :])
+        for strand in state.strands:
+            for labels in strand.labels:
+                axes = tuple(sorted(labels))
+                patterns = _patterns(torch.stack([labels[a] for a in axes], -1)) if axes else []
+                if patterns is None:
+                    return None
+                padded = [torch.nn.functional.pad(t, (0, 0, before, after), value=NOTHING) for t in patterns]
+                parts += [Part(strand.name, strand.kind, axes, t) for t in padded]
+    return Side(tuple(parts), all(state.is_homogeneous for state in states)) if parts else None
+
+
+def _patterns(at: torch.Tensor) -> list[torch.Tensor] | None:
+    """The different tokens of [n, tokens, d, axes] (places that a rotary embedding leaves out differ); None if there are many."""
+    if all(is_constant_along(t, 1) for t in at.unbind(-1)):
+        return [at[:, 0]]
+    distinct = torch.unique(at, dim=1)
+    return list(distinct.unbind(1)) if distinct.shape[1] <= _MOST_PATTERNS else None
+
+
+def _largest(score: Score, logits: torch.Tensor, heads: torch.Tensor, num_heads: int) -> torch.Tensor | None:
+    if score.raw.shape != logits.shape or score.ids.shape != logits.shape:
+        return None
+    raw, limit = score.raw.double(), torch.finfo(logits.dtype).min / 4
+    is_masked = (logits <= limit) | (logits.double() - raw <= _MASKED)  # of NaN neither
+    of_each = raw.masked_fill(is_masked, -torch.inf).flatten().cpu()
+    at = heads[score.ids.flatten().long()]
+    return torch.full((num_heads,), -torch.inf, dtype=torch.float64).scatter_reduce(0, at, of_each, "amax")

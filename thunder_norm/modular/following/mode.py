@@ -1,0 +1,154 @@
+"""Running a program and following its parameters: the dispatch mode, and what surrounds it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.modular.following import entries, moves, products
+from thunder_norm.modular.following.notes import Call, Notes
+from thunder_norm.modular.shards import is_spread, without_hooks
+from thunder_norm.norms.eager import no_values
+from thunder_norm.norms.parameters import call_with, tensor_names
+from thunder_norm.norms.undisturbed import undisturbed
+from thunder_norm.trees import leaves_of_results
+
+_HANDLERS = {**moves.HANDLERS, **products.HANDLERS, **entries.HANDLERS}
+
+
+class Following(TorchDispatchMode):
+    """Tells `notes` of every operation that runs inside and takes something known."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, notes: Notes):
+        super().__init__()
+        self.notes = notes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, then say what its results are."""
+        kwargs = kwargs or {}
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        is_in_place = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and bool(given)
+        if is_in_place:
+            self.notes.before_change(given[0])
+        tensors = [(t, self.notes.state(t)) for t in given]
+        out = func(*args, **kwargs)
+        if any(state is not None for _, state in tensors):
+            call = Call(_name(func), func, args, kwargs, tensors, out)
+            self._handler(call)(self.notes, call)
+        if is_in_place and tensors[0][1] is not None:
+            state = self.notes.state(given[0] if func.__name__ != "copy_" else given[-1])
+            self.notes.after_change(given[0], state is not None and state.is_homogeneous)
+        return out
+
+    @staticmethod
+    def _handler(call: Call) -> Any:
+        handler = _HANDLERS.get(call.name)
+        if handler is not None:
+            return handler
+        if not isinstance(call.func, torch._ops.OpOverload):  # of higher order: what it does inside is not looked into
+            return moves.mix
+        in_place = call.func._schema.is_mutable and len(call.tensors) == 1
+        is_pointwise = torch.Tag.pointwise in call.func.tags or call.name in entries.SUMS or in_place
+        return entries.entry_by_entry if is_pointwise else moves.mix
+
+
+def _name(func: Any) -> str:
+    """The operation's name, the same in place."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return func.name()
+    name = func._schema.name.split("::")[1]
+    return name.removesuffix("_") if func._schema.is_mutable else name
+
+
+class _WrittenIndices(TorchFunctionMode):
+    """Lists of integers as indices have values, also where tensors have not: as tensors on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function."""
+        if func is torch.Tensor.__getitem__:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            args = (args[0], tuple(map(_as_tensor, index)) if any(map(_is_indices, index)) else args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _is_indices(i: Any) -> bool:
+    return isinstance(i, list) and bool(i) and all(type(n) is int for n in i)
+
+
+def _as_tensor(i: Any) -> Any:
+    return torch.tensor(i, device="cpu") if _is_indices(i) else i
+
+
+def follow(model: torch.nn.Module, args: tuple, kwargs: dict) -> Notes:
+    """Run a model once, without data unless the program asks for values, and follow its parameters; all stays as it is.
+
+    Args:
+        model: the model.
+        args: its arguments; of NormedTensors what they stand for.
+        kwargs: and by name.
+
+    Raises:
+        Exception: whatever the program raises.
+    """
+    args, kwargs = tree_map(lambda x: x.backing if isinstance(x, NormedTensor) else x, (args, kwargs))
+    names = tensor_names(model)
+    on_meta = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in names.values()}
+    try:
+        without_data = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, (args, kwargs))
+        return _followed(model, *without_data, {name: on_meta[id(t)] for name, t in names.items()})
+    except Exception:  # noqa: BLE001 - a program that needs values: the run with them says what is wrong, if anything is
+        if any(t.is_meta or is_spread(t) for t in names.values()):
+            raise
+    return follow_with_data(model, args, kwargs)
+
+
+def follow_with_data(model: torch.nn.Module, args: tuple, kwargs: dict) -> Notes:
+    """The same with the model's own data, on which it runs: the largest logits of attentions are known.
+
+    Raises:
+        Exception: whatever the program raises.
+    """
+    buffers = {id(b) for b in model.buffers()}
+    names = tensor_names(model)
+    copies = {id(t): t.detach().clone() if id(t) in buffers else t.detach() for t in names.values()}
+    return _followed(model, args, kwargs, {name: copies[id(t)] for name, t in names.items()})
+
+
+def _followed(model: torch.nn.Module, args: tuple, kwargs: dict, tensors: Mapping[str, torch.Tensor]) -> Notes:
+    parameters = {name: tensors[name] for name, _ in model.named_parameters()}
+    leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    is_meta = any(t.is_meta for t in (*leaves, *tensors.values()))
+    notes = Notes(parameters, leaves)
+    with undisturbed(model, args, kwargs), _decomposed(), without_hooks(model), torch.inference_mode(False), torch.no_grad():
+        with no_values() if is_meta else contextlib.nullcontext(), Following(notes), _WrittenIndices():
+            outputs = call_with(model, tensors, args, kwargs)
+        notes.finish(_tensors(outputs))
+    return notes
+
+
+@contextlib.contextmanager
+def _decomposed() -> Iterator[None]:
+    """Attentions and recurrent layers as the operations that they consist of."""
+    was_fast, had_onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would ask for a GPU's settings too
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fast)
+        torch._C._set_mkldnn_enabled(had_onednn)
+
+
+def _tensors(outputs: Any) -> Sequence[Any]:
+    return [x for x in leaves_of_results(outputs) if isinstance(x, torch.Tensor)]

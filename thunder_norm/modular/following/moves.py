@@ -1,0 +1,195 @@
+"""Operations that move entries: labels are moved alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from thunder_norm.modular.following.notes import Call, Meeting, Notes
+from thunder_norm.modular.following.strands import NOTHING, Followed, Score, Strand, is_constant_along, joined
+
+MOVES = frozenset(
+    "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split unsafe_split "
+    "split_with_sizes unsafe_split_with_sizes unbind alias detach clone _to_copy contiguous lift_fresh unfold diagonal flip roll "
+    "repeat movedim repeat_interleave _conj resolve_conj native_dropout".split()
+)
+_STAYS = frozenset("clone _to_copy contiguous alias detach lift_fresh _conj resolve_conj native_dropout".split())
+_RESHAPES = frozenset("view _unsafe_view reshape _reshape_alias".split())
+
+
+def move(notes: Notes, call: Call) -> None:
+    """One tensor's entries go elsewhere: a view, a part, a copy, several parts."""
+    state = call.state(call.args[0])
+    if state is None:
+        return
+    several = isinstance(call.out, list | tuple) and call.name != "native_dropout"
+    outs: Any = call.out if several else [call.out[0] if call.name == "native_dropout" else call.out]
+    for i, out in enumerate(outs):
+        notes.note(out, state.mapped(lambda t, i=i, out=out: _moved(call, t, i if several else None, out.shape), raw=out))
+
+
+def _moved(call: Call, label: torch.Tensor, i: int | None, shape: torch.Size) -> torch.Tensor:
+    if call.name in _STAYS:
+        return label
+    if call.name in _RESHAPES:
+        return label.reshape(shape)
+    moved = call.func(label, *call.args[1:], **call.kwargs)
+    return moved if i is None else moved[i]
+
+
+def join(notes: Notes, call: Call) -> None:
+    """Tensors become one, one beside the other (`cat`, `stack`)."""
+    tensors = [t for t in call.args[0] if t.shape != (0,) or call.name == "stack"]
+    states = [call.state(t) for t in tensors]
+    dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
+    put = torch.cat if call.name == "cat" else torch.stack
+    known = [state for state in states if state is not None]
+    strands = joined(states, [t.shape for t in tensors], lambda labels: put(list(labels), dim))
+    is_parameter = all(state is None or state.is_parameter for state in states)
+    is_homogeneous = all(_is_zero(t) if state is None else state.is_homogeneous for t, state in zip(tensors, states, strict=True))
+    scores = [state.score for state in known if state.score is not None]
+    score = _wider(scores[0], call.out.shape) if len(scores) == 1 and call.name == "cat" else None
+    notes.note(call.out, Followed(strands, is_homogeneous, is_parameter, score))
+
+
+def _is_zero(t: torch.Tensor) -> bool:
+    """Whether a constant is known to be 0."""
+    return not t.is_meta and not bool(t.any())
+
+
+def _wider(score: Score, shape: torch.Size) -> Score | None:
+    """Scores with others that count for nothing after them, in the last dimension (a sink)."""
+    if score.problem:
+        return score
+    more = shape[-1] - score.ids.shape[-1]
+    if (
+        score.ids.shape[:-1] != shape[:-1]
+        or score.raw.shape != score.ids.shape
+        or not is_constant_along(score.ids, score.ids.ndim - 1)
+    ):
+        return None
+    raw = torch.nn.functional.pad(score.raw, (0, more), value=-torch.inf)
+    return replace(score, ids=score.ids[..., :1].expand(shape), raw=raw, is_raw=False)
+
+
+def _chosen(call: Call, has_values: bool) -> tuple[list[int], Callable[[torch.Tensor], torch.Tensor]] | None:
+    """The dimensions that integers of a tensor choose from, and the choice: with zeros in their place, if their values are not known.
+
+    None of masks.
+    """
+
+    def known(i: torch.Tensor) -> torch.Tensor:
+        return i.cpu().long() if has_values else torch.zeros(i.shape, dtype=torch.long)
+
+    if call.name == "index_select":
+        dim = call.args[1] % call.args[0].ndim
+        return [dim], lambda label: label.index_select(dim, known(call.args[2]))
+    indices = call.args[1]
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return None
+    dims = [d for d, i in enumerate(indices) if i is not None]
+    return dims, lambda label: torch.ops.aten.index.Tensor(label, [None if i is None else known(i) for i in indices])
+
+
+def look_up(notes: Notes, call: Call) -> None:
+    """Entries along dimensions are chosen by integers: what labels do not differ along these is known of what is chosen.
+
+    Of a parameter it is a table that is looked up, or, of one with three dimensions, a stack of matrices.  Integers that a program writes
+    out have values without data too.
+    """
+    state = call.state(call.args[0])
+    indices = call.args[2:3] if call.name == "index_select" else call.args[1]
+    has_values = state is not None and not state.is_parameter and not any(i is not None and i.is_meta for i in indices)
+    found = None if state is None else _chosen(call, has_values)
+    if state is None or found is None:
+        return mix(notes, call)
+    dims, chosen = found
+    is_table = state.is_parameter and call.args[0].ndim < 3
+    kept: list[Strand] = []
+    for strand in state.strands:
+        terms = tuple(
+            {a: chosen(t) for a, t in labels.items() if has_values or all(is_constant_along(t, d) for d in dims)}
+            for labels in strand.labels
+        )
+        moved = replace(strand, labels=terms)
+        if is_table:
+            notes.meet(Followed((strand,)), Meeting("table"))
+            moved = replace(moved, kind="table")
+        elif moved.axes != strand.axes and not state.is_parameter:
+            notes.use(Followed((strand,)), call.name)
+        kept.append(moved)
+    is_parameter = state.is_parameter and not is_table
+    notes.note(call.out, Followed(tuple(s for s in kept if s.axes or is_table), state.is_homogeneous, is_parameter))
+
+
+def pad(notes: Notes, call: Call) -> None:
+    """Entries of no parameter around a tensor."""
+    state = call.state(call.args[0])
+    if state is not None:
+        moved = state.mapped(lambda t: torch.constant_pad_nd(t, call.args[1], NOTHING))
+        is_zero = (call.args[2] if len(call.args) > 2 else 0) == 0
+        notes.note(call.out, replace(moved, is_homogeneous=state.is_homogeneous and is_zero, score=None))
+
+
+def as_complex(notes: Notes, call: Call) -> None:
+    """Two entries become a complex one."""
+    state = call.state(call.args[0])
+    if state is not None:
+        strands = tuple(
+            replace(s, labels=tuple({a: t.select(-1, i) for a, t in labels.items()} for labels in s.labels for i in (0, 1)))
+            for s in state.strands
+        )
+        notes.note(call.out, Followed(strands, state.is_homogeneous, state.is_parameter))
+
+
+def as_real(notes: Notes, call: Call) -> None:
+    """A complex entry becomes two."""
+    state = call.state(call.args[0])
+    if state is not None:
+        notes.note(call.out, replace(state.mapped(lambda t: t.unsqueeze(-1).expand(call.out.shape)), score=None))
+
+
+def write(notes: Notes, call: Call) -> None:
+    """A tensor is written into another (`copy_`): where that is of the same parameters it stays what it is."""
+    into, source = call.state(call.args[0]), call.state(call.args[1])
+    own = {s.name for s in into.strands} if into is not None else set()
+    if source is not None and own and not notes.is_written(call.out):
+        notes.use(source.without(own), "copy")
+    elif source is not None:
+        shape = call.out.shape
+        notes.write(call.out, source.mapped(lambda t: t.expand(shape) if t.ndim <= len(shape) else t.reshape(shape)))
+
+
+def mix(notes: Notes, call: Call) -> None:
+    """Any other operation: a use of all that it takes, and what it returns is of no parameter."""
+    for state in call.states:
+        notes.use(state, call.name)
+    is_parameter = all(state.is_parameter for state in call.states)
+    for out in call.out if isinstance(call.out, list | tuple) else (call.out,):
+        if isinstance(out, torch.Tensor) and (out.is_floating_point() or out.is_complex()):
+            notes.note(out, Followed(is_parameter=is_parameter))
+
+
+def ignore(notes: Notes, call: Call) -> None:
+    """An operation that asks for a shape, a dtype or a device alone: what it makes is a constant."""
+
+
+HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
+    **dict.fromkeys(MOVES, move),
+    **dict.fromkeys(("cat", "stack"), join),
+    **dict.fromkeys(("index", "index_select", "_unsafe_index"), look_up),
+    "constant_pad_nd": pad,
+    "view_as_complex": as_complex,
+    "view_as_real": as_real,
+    "copy": write,
+    **dict.fromkeys(
+        (
+            "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_empty new_ones "
+            "new_full new_empty_strided fill zero bernoulli random uniform normal"
+        ).split(),
+        ignore,
+    ),
+}

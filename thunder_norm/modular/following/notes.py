@@ -1,0 +1,157 @@
+"""What is known of the tensors of a program that runs, and what was seen in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm.modular.following.attentions import Attention
+from thunder_norm.modular.following.strands import MOST, Followed, Use, Written, assembled, of_parameter, used
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How a parameter meets activations.
+
+    Attributes:
+        op: the operation.
+        groups: of a convolution.
+        out_axis: of a convolution, the parameter's axis of output channels.
+    """
+
+    op: str
+    groups: int = 1
+    out_axis: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One operation that ran.
+
+    Attributes:
+        name: of the operation, without overload, and the same in place.
+        func: the overload.
+        args: what it got.
+        kwargs: and by name.
+        tensors: the tensors among these, each with what was known of it before.
+        out: what it returned.
+    """
+
+    name: str
+    func: Any
+    args: tuple
+    kwargs: dict
+    tensors: list[tuple[torch.Tensor, Followed | None]]
+    out: Any
+
+    def state(self, t: Any) -> Followed | None:
+        """What was known of an argument."""
+        return next((state for other, state in self.tensors if other is t), None)
+
+    @property
+    def states(self) -> list[Followed]:
+        """Those of the arguments that are no constants."""
+        return [state for _, state in self.tensors if state is not None]
+
+
+class Notes:
+    """What is known of tensors, and what was seen.
+
+    Args:
+        parameters: by name, the tensors that the program runs with.
+        inputs: tensors that it gets; floating ones are activations, others constants.
+
+    Attributes:
+        uses: of parameters and their products, in order.
+        met: name -> how the parameter met activations.
+        attentions: in order.
+        shapes: of the parameters.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]):
+        self.uses: list[Use] = []
+        self.met: dict[str, list[Meeting]] = {}
+        self.attentions: list[Attention] = []
+        self.shapes = {name: t.shape for name, t in parameters.items()}
+        self._states: dict[Any, tuple[StorageWeakRef, Followed]] = {}
+        self._memory: dict[Any, StorageWeakRef] = {}
+        self._written: dict[Any, list[Written]] = {}
+        for t in inputs:
+            if t.is_floating_point() or t.is_complex():
+                self.note(t, Followed())
+        for name, t in parameters.items():
+            self.note(t, of_parameter(name, t.shape))
+
+    def state(self, t: Any) -> Followed | None:
+        """What is known of a tensor; None of constants."""
+        if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
+            return None
+        key = _key(t)
+        held = self._states.get(key)
+        if held is not None and not held[0].expired():
+            return held[1]
+        memory = self._memory.get(key[0])
+        if memory is None or memory.expired():
+            return None
+        # a part of what is known, that nothing was noted of
+        return assembled(t, self._written[key[0]]) if key[0] in self._written else Followed()
+
+    def before_change(self, t: torch.Tensor) -> None:
+        """A tensor is about to change in place: the scores that it has are kept."""
+        state = self.state(t)
+        if state is not None and state.score is not None and not t.is_meta:
+            self.note(t, replace(state, score=replace(state.score, raw=state.score.raw.clone())))
+
+    def after_change(self, t: torch.Tensor, is_homogeneous: bool) -> None:
+        """A tensor has changed in place: others that share its memory are no multiples of what they come from, unless it is one."""
+        cdata, own = t.untyped_storage()._cdata, _key(t)
+        for key, (memory, state) in list(self._states.items()) if not is_homogeneous else ():
+            if key[0] == cdata and key != own and not memory.expired():
+                self._states[key] = memory, replace(state, is_homogeneous=False)
+
+    def note(self, t: torch.Tensor, state: Followed) -> None:
+        """From now on this is known of a tensor.  What has too many terms is followed no further."""
+        if len(state.strands) > MOST or any(len(s.labels) > MOST for s in state.strands):
+            self.use(state, "sum")
+            state = replace(state, strands=())
+        key, memory = _key(t), StorageWeakRef(t.untyped_storage())
+        self._states[key], self._memory[key[0]] = (memory, state), memory
+
+    def write(self, t: torch.Tensor, state: Followed) -> None:
+        """A part of a buffer, of which nothing was known, is this from now on."""
+        key = t.untyped_storage()._cdata
+        memory = self._memory.get(key)
+        if memory is None or memory.expired():
+            self._written[key] = []
+        self._memory[key] = StorageWeakRef(t.untyped_storage())
+        self._written.setdefault(key, []).append((t.storage_offset(), t.shape, t.stride(), state))
+
+    def is_written(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is of a buffer that is written part by part."""
+        return self.state(t) is not None and t.untyped_storage()._cdata in self._written
+
+    def use(self, state: Followed | None, op: str) -> list[Use]:
+        """An operation takes what is in a tensor."""
+        found = [] if state is None else used(state, op, self.shapes)
+        self.uses += found
+        return found
+
+    def meet(self, state: Followed, meeting: Meeting) -> None:
+        """Parameters meet activations."""
+        for strand in state.strands:
+            self.met.setdefault(strand.name, []).append(meeting)
+
+    def finish(self, outputs: Any) -> None:
+        """The program returns this."""
+        for t in tree_leaves(outputs):
+            self.use(self.state(t), "output")
+
+
+def _key(t: torch.Tensor) -> Any:
+    """What tensors that are the same part of the same memory have in common: views are made anew on their way to the program."""
+    return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype

@@ -1,0 +1,178 @@
+"""Matrix products, convolutions and tables: where parameters meet activations, and labels begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from thunder_norm.modular.following.moves import mix
+from thunder_norm.modular.following.notes import Call, Meeting, Notes
+from thunder_norm.modular.following.strands import Followed, Product, Score, Strand, added, head_rows, survived
+
+# operation -> which arguments are multiplied
+_FACTORS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "mv": (0, 1),
+    "dot": (0, 1),
+    "_grouped_mm": (0, 1),
+    "grouped_mm_fallback": (0, 1),  # transformers' own
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addmv": (1, 2),
+}
+
+
+def multiply(notes: Notes, call: Call) -> None:
+    """``a @ b``, and a third tensor added to it."""
+    a, b = (call.args[i] for i in _FACTORS[call.name])
+    of_a, of_b = call.state(a), call.state(b)
+    is_parameter = all(state.is_parameter for state in call.states)
+    score, is_homogeneous = _mixed(of_a, of_b), False
+    if of_b is not None and of_b.is_parameter:
+        strands, is_homogeneous = _product(notes, call, of_a, of_b, lambda t: _right(t, call)), True
+    elif of_a is not None and of_a.is_parameter:
+        strands, is_homogeneous = _product(notes, call, of_b, of_a, lambda t: _left(t, call)), True
+    else:
+        strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
+    if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices
+        strands = tuple(replace(s, kind="itself") for s in strands)
+    state = Followed(strands, is_homogeneous, is_parameter, score)
+    if call.name.startswith("add") or call.name == "baddbmm":
+        state = _with_added(notes, call, state)
+    notes.note(call.out, state)
+
+
+def _mixed(of_a: Followed | None, of_b: Followed | None) -> Score | None:
+    """Scores that a matrix mixes before their softmax (talking heads)."""
+    for one, other in ((of_a, of_b), (of_b, of_a)):
+        if one is not None and one.score is not None and not one.score.is_probability and (other is None or other.is_parameter):
+            return replace(one.score, problem="a matrix mixes products of queries and keys before the softmax")
+    return None
+
+
+def _product(
+    notes: Notes, call: Call, other: Followed | None, parameter: Followed, moved: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Strand, ...]:
+    if other is not None:
+        notes.use(other, call.name)
+        if other.is_parameter:
+            notes.meet(other, Meeting("factor"))
+    if other is None or not other.is_parameter:
+        notes.meet(parameter, Meeting("matrix"))
+    left, right = (call.args[i] for i in _FACTORS[call.name])
+    if parameter is call.state(left):
+        return survived(parameter, "weight", [-1], moved)
+    dims = [0] if _is_vector(call) else [-2] if right.ndim <= call.out.ndim else [0, -2]
+    return survived(parameter, "weight", dims, moved)
+
+
+def _is_vector(call: Call) -> bool:
+    return call.args[_FACTORS[call.name][1]].ndim == 1
+
+
+def _right(t: torch.Tensor, call: Call) -> torch.Tensor:
+    """A label of the right factor [..., k, m] as one of the product."""
+    if t.ndim == 1:
+        return t[0].expand(call.out.shape)
+    if t.ndim > call.out.ndim:  # groups of rows have matrices of their own
+        t = t[0]
+    return t.narrow(-2, 0, 1).expand(call.out.shape)
+
+
+def _left(t: torch.Tensor, call: Call) -> torch.Tensor:
+    """A label of the left factor [..., n, k] as one of the product."""
+    return t.select(-1, 0).expand(call.out.shape) if _is_vector(call) else t.narrow(-1, 0, 1).expand(call.out.shape)
+
+
+def _with_added(notes: Notes, call: Call, state: Followed) -> Followed:
+    """The state with that of the tensor that is added."""
+    beta = call.kwargs.get("beta", 1)
+    bias = call.state(call.args[0])
+    if bias is None:
+        return state if beta == 0 else replace(state, is_homogeneous=False)
+    spread = bias.mapped(lambda t: t.expand(call.out.shape))
+    if bias.is_parameter and any(s.kind == "weight" for s in state.strands):
+        notes.meet(bias, Meeting("bias"))
+        spread = replace(spread, strands=tuple(replace(s, kind="bias") for s in spread.strands))
+    return replace(
+        state, strands=added([state, spread]), is_homogeneous=state.is_homogeneous and bias.is_homogeneous and beta == 1
+    )
+
+
+Operand = tuple[torch.Tensor, Followed | None]
+
+
+def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score | None:
+    """A product of activations: scores of an attention, perhaps, or probabilities times values."""
+    of_a, of_b = a[1], b[1]
+    if of_a is not None and of_a.score is not None and of_a.score.is_probability and not of_a.score.problem:
+        uses = notes.use(of_b, "value")
+        for use, strand in zip(uses, of_b.strands if of_b is not None else (), strict=True):
+            use.heads = _heads(strand, b[0])
+        return None
+    uses_a, uses_b = notes.use(of_a, call.name), notes.use(of_b, call.name)
+    if of_a is None or of_b is None or call.name not in ("bmm", "mm", "baddbmm"):
+        return None
+    batched = (lambda t: t.unsqueeze(0)) if call.name == "mm" else (lambda t: t)
+    query, key = of_a.mapped(batched), of_b.mapped(lambda t: batched(t).mT)
+    ids = torch.arange(len(batched(call.out)), dtype=torch.int32).view(-1, 1, 1).expand(batched(call.out).shape)
+    is_raw = call.name != "baddbmm" or call.kwargs.get("beta", 1) == 0
+    raw = call.out if is_raw else call.out - call.kwargs.get("beta", 1) * call.args[0]
+    product = Product(query, key, (uses_a, uses_b))
+    return Score((product,), ids[0] if call.name == "mm" else ids, raw, is_raw)
+
+
+def _heads(strand: Strand, t: torch.Tensor) -> torch.Tensor | None:
+    """The heads of values [n, tokens, d]."""
+    if t.ndim != 3 or len(strand.axes) != 1:
+        return None
+    return head_rows([t[:, 0] for labels in strand.labels for t in labels.values()])
+
+
+def convolve(notes: Notes, call: Call) -> None:
+    """A convolution: its weight's axis of output channels has labels, and so has its bias."""
+    x, weight, bias = call.args[:3]
+    transposed, groups = call.args[6], call.args[8]
+    of_x, of_weight, of_bias = call.state(x), call.state(weight), call.state(bias)
+    notes.use(of_x, "convolution")
+    shape = [1, call.out.shape[1], *[1] * (call.out.ndim - 2)]
+    if of_weight is None or not of_weight.is_parameter:
+        notes.use(of_weight, "convolution")
+        return notes.note(call.out, Followed())
+    notes.meet(of_weight, Meeting("convolution", groups, int(transposed)))
+    others = [d for d in range(weight.ndim) if d != int(transposed)]
+
+    def channels(t: torch.Tensor) -> torch.Tensor:
+        for d in reversed(others):
+            t = t.select(d, 0)
+        return (t.repeat(groups) if transposed else t).view(shape).expand(call.out.shape)
+
+    strands = survived(of_weight, "weight", others, channels)
+    is_homogeneous = bias is None
+    if of_bias is not None and of_bias.is_parameter:
+        notes.meet(of_bias, Meeting("bias"))
+        strands += survived(of_bias, "bias", [], lambda t: t.view(shape).expand(call.out.shape))
+        is_homogeneous = True
+    notes.note(call.out, Followed(strands, is_homogeneous))
+
+
+def embed(notes: Notes, call: Call) -> None:
+    """Rows of a table."""
+    table, out = call.args[0], call.out[0] if isinstance(call.out, tuple) else call.out
+    state = call.state(table)
+    if state is None or not state.is_parameter:
+        return mix(notes, call)
+    notes.meet(state, Meeting("table"))
+    notes.note(out, Followed(survived(state, "table", [0], lambda t: t[0].expand(out.shape)), True))
+
+
+HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
+    **dict.fromkeys(_FACTORS, multiply),
+    "convolution": convolve,
+    "_convolution": convolve,
+    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"), embed),
+}

@@ -1,0 +1,272 @@
+"""Which entries of which parameters the entries of a tensor come from.
+
+A *strand* of a tensor is one parameter in it.  Its labels say, for each entry of the tensor, which index along an axis of the parameter it
+has: of ``y = x W^T`` the entry ``y[..., i]`` has index i along W's axis 0.  Where parts of a tensor were added (a rotary embedding adds two
+entries of a head), an entry has several.  Labels are tensors of the tensor's shape, mostly expanded ones, so they take little memory, and
+whatever moves the tensor's entries moves them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+Labels = dict[int, torch.Tensor]
+Kind = Literal["weight", "table", "bias", "gain", "itself"]
+NOTHING = -1  # the label of an entry that is not of the parameter
+MOST = 8  # strands of a tensor, and labels of a strand: sums of more are not followed
+
+
+@dataclass(frozen=True, eq=False)
+class Strand:
+    """One parameter in a tensor.
+
+    Attributes:
+        name: the parameter.
+        kind: how it came in: multiplied with activations, looked up, added to them, multiplied entry by entry, or it is the tensor.
+        labels: for each term of an entry, axis of the parameter -> index.
+    """
+
+    name: str
+    kind: Kind
+    labels: tuple[Labels, ...]
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The axes of the parameter that the tensor still has."""
+        return frozenset().union(*self.labels) if self.labels else frozenset()
+
+    def mapped(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Strand:
+        """The strand with every label moved."""
+        return replace(self, labels=tuple({axis: f(t) for axis, t in of_term.items()} for of_term in self.labels))
+
+    def rows(self, axis: int, size: int) -> torch.Tensor:
+        """Which of the indices along an axis occur, a mask."""
+        found = torch.zeros(size, dtype=torch.bool)
+        for of_term in self.labels:
+            label = varying(of_term[axis])
+            found[label[label >= 0].long()] = True
+        return found
+
+
+@dataclass(eq=False)
+class Use:
+    """What one operation takes of a parameter's product, or of the parameter.
+
+    Attributes:
+        name: the parameter.
+        op: the operation, or what it is for: "query", "key", "value", "gate", "gated", "output", "loss", ...
+        kind: how the parameter came in.
+        rows: axis -> which indices along it are taken.
+        heads: of an attention, for each head its indices along the one axis, in order: [heads, entries]; None if they are not one axis'.
+        is_sole: whether no other parameter's product was added.
+    """
+
+    name: str
+    op: str
+    kind: Kind
+    rows: dict[int, torch.Tensor]
+    heads: torch.Tensor | None = None
+    is_sole: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product of queries and keys.
+
+    Attributes:
+        query: what the queries [n, tokens, d] are.
+        key: what the keys [n, tokens, d] are.
+        uses: those of the queries and of the keys.
+    """
+
+    query: Followed
+    key: Followed
+    uses: tuple[list[Use], list[Use]]
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Products of queries and keys, on their way to a softmax; and its result.
+
+    Attributes:
+        products: the terms (latent attention may add two).
+        ids: for each entry its index n.
+        raw: their sum, times constants alone.
+        is_raw: whether the tensor is that itself.
+        is_probability: whether the softmax has been.
+        problem: why it is not known any more which head an entry is of, if so.
+    """
+
+    products: tuple[Product, ...]
+    ids: torch.Tensor
+    raw: torch.Tensor
+    is_raw: bool = True
+    is_probability: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """What is known of a tensor that depends on parameters or inputs.
+
+    Attributes:
+        strands: the parameters in it; none if it was mixed from many.
+        is_homogeneous: whether it is multiplied by c if those of kind weight, table and bias are.
+        is_parameter: whether it was made from parameters and constants alone.
+        score: if it is the scores of an attention.
+    """
+
+    strands: tuple[Strand, ...] = ()
+    is_homogeneous: bool = False
+    is_parameter: bool = False
+    score: Score | None = None
+
+    def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
+        """The state of the tensor that `f` moves the entries into."""
+        score = self.score
+        if score is not None and not score.problem:
+            moved = f(score.raw) if raw is None or not score.is_raw else raw
+            score = replace(score, ids=f(score.ids), raw=moved)
+        return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score)
+
+    def without(self, names: Iterable[str]) -> Followed:
+        """The state without some parameters."""
+        dropped = set(names)
+        return replace(self, strands=tuple(s for s in self.strands if s.name not in dropped))
+
+
+def of_parameter(name: str, shape: Sequence[int]) -> Followed:
+    """The state of a parameter."""
+    labels = {
+        axis: torch.arange(n, dtype=torch.int32).view([-1 if d == axis else 1 for d in range(len(shape))]).expand(list(shape))
+        for axis, n in enumerate(shape)
+    }
+    return Followed((Strand(name, "itself", (labels,)),), True, True)
+
+
+def varying(label: torch.Tensor) -> torch.Tensor:
+    """A label without the dimensions along which it is expanded."""
+    for d in range(label.ndim):
+        if label.shape[d] > 1 and label.stride(d) == 0:
+            label = label.narrow(d, 0, 1)
+    return label
+
+
+def is_constant_along(label: torch.Tensor, dim: int) -> bool:
+    """Whether a label is the same for all indices of a dimension."""
+    if label.shape[dim] < 2 or label.stride(dim) == 0:
+        return True
+    label = varying(label)
+    return bool((label == label.narrow(dim, 0, 1)).all())
+
+
+def added(states: Sequence[Followed]) -> tuple[Strand, ...]:
+    """The strands of a sum: those of one parameter become one with more terms."""
+    found: dict[Any, Strand] = {}
+    for strand in (s for state in states for s in state.strands):
+        key = strand.name, strand.kind, strand.axes
+        own = found.get(key)
+        found[key] = strand if own is None else replace(own, labels=_distinct((*own.labels, *strand.labels)))
+    return tuple(found.values())
+
+
+def _distinct(labels: Sequence[Labels]) -> tuple[Labels, ...]:
+    found: list[Labels] = []
+    for one in labels:
+        if not any(_equal(one, other) for other in found):
+            found.append(one)
+    return tuple(found)
+
+
+def _equal(one: Labels, other: Labels) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(varying(t), varying(other[axis])) for axis, t in one.items())
+
+
+def joined(
+    states: Sequence[Followed | None], shapes: Sequence[torch.Size], put: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> tuple[Strand, ...]:
+    """The strands of tensors put one beside the other; `put` does that with labels."""
+    found: dict[Any, list[Strand | None]] = {}
+    for i, state in enumerate(states):
+        for strand in () if state is None else state.strands:
+            found.setdefault((strand.name, strand.kind), [None] * len(states))[i] = strand
+    return tuple(_beside(strands, shapes, put) for strands in found.values())
+
+
+def _beside(strands: Sequence[Strand | None], shapes: Sequence[torch.Size], put: Callable) -> Strand:
+    some = [s for s in strands if s is not None]
+    axes = frozenset.intersection(*(s.axes for s in some))
+    terms = []
+    for term in range(max(len(s.labels) for s in some)):
+        terms.append(
+            {axis: put([_label(s, term, axis, shape) for s, shape in zip(strands, shapes, strict=True)]) for axis in axes}
+        )
+    return replace(some[0], labels=tuple(terms))
+
+
+def _label(strand: Strand | None, term: int, axis: int, shape: torch.Size) -> torch.Tensor:
+    if strand is None or term >= len(strand.labels):
+        return torch.full((), NOTHING, dtype=torch.int32).expand(shape)
+    return strand.labels[term][axis]
+
+
+def survived(
+    state: Followed, kind: Kind, dims: Sequence[int], moved: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Strand, ...]:
+    """The strands of what a tensor made of parameters is contracted to: axes that run along `dims` are gone, labels of others moved."""
+    found = []
+    for strand in state.strands:
+        terms = tuple(
+            {a: moved(t) for a, t in labels.items() if all(is_constant_along(t, d) for d in dims)} for labels in strand.labels
+        )
+        found.append(Strand(strand.name, kind, terms))
+    return tuple(found)
+
+
+def used(state: Followed, op: str, shapes: Mapping[str, torch.Size]) -> list[Use]:
+    """The uses that an operation makes of what is in a tensor."""
+    products = [s for s in state.strands if s.kind in ("weight", "table")]
+    return [
+        Use(s.name, op, s.kind, {axis: s.rows(axis, shapes[s.name][axis]) for axis in s.axes}, is_sole=len(products) <= 1)
+        for s in state.strands
+    ]
+
+
+def head_rows(at: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Different sets of indices: for each, in order of their first, all that are there; of terms [n, entries] with -1 for none.
+
+    None if there are no terms, or sets of different sizes.
+    """
+    if not at:
+        return None
+    found = {tuple(sorted({i for i in of_n if i >= 0})) for of_n in torch.unique(torch.cat(list(at), 1), dim=0).tolist()}
+    return torch.tensor(sorted(found)) if len({len(rows) for rows in found}) == 1 else None
+
+
+Written = tuple[int, torch.Size, tuple[int, ...], Followed]
+"""Offset, shape and strides of a part of a memory that was written, and what is there now."""
+
+
+def assembled(t: torch.Tensor, written: Sequence[Written]) -> Followed:
+    """What is known of a tensor from the parts of its memory that were written one by one."""
+    size = t.untyped_storage().nbytes() // t.element_size()
+    flat: dict[Any, torch.Tensor] = {}
+    for offset, shape, stride, state in written:
+        for strand in state.strands:
+            for term, labels in enumerate(strand.labels):
+                for axis, label in labels.items():
+                    key = strand.name, strand.kind, term, axis
+                    whole = flat.setdefault(key, torch.full((size,), NOTHING, dtype=torch.int32))
+                    whole.as_strided(shape, stride, offset).copy_(label)
+    terms: dict[Any, dict[int, Labels]] = {}
+    for (name, kind, term, axis), whole in flat.items():
+        label = whole.as_strided(t.shape, t.stride(), t.storage_offset())
+        terms.setdefault((name, kind), {}).setdefault(term, {})[axis] = label
+    strands = tuple(Strand(name, kind, tuple(of_terms.values())) for (name, kind), of_terms in terms.items())
+    is_all = sum(shape.numel() for _, shape, _, _ in written) >= t.numel()
+    states = [state for *_, state in written]
+    return Followed(strands, is_all and all(s.is_homogeneous for s in states), all(s.is_parameter for s in states))

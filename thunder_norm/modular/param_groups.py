@@ -1,0 +1,218 @@
+"""Groups of parameters for other people's optimizers: which of them are matrices, and where one is several, from the program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from thunder_norm.errors import GradientError, NormMismatchError, with_details
+from thunder_norm.modular.blocks import Block
+from thunder_norm.modular.roles import Role, Roles, find_roles
+from thunder_norm.modular.shards import is_spread
+from thunder_norm.modular.wrappers import unwrapped
+
+For = Literal["muon", "dion", "emerging", "scion", "adamw"]
+
+# role -> Scion's norm of it, and the number of dimensions that has
+_SCION: dict[str, tuple[str, dict[str, Any], int]] = {
+    "matrix": ("Spectral", {}, 2),
+    "stack": ("Spectral", {}, 2),
+    "head": ("Sign", {}, 2),
+    "tied": ("Sign", {}, 2),
+    "table": ("ColNorm", {"transpose": True}, 2),
+}
+
+
+def param_groups(
+    model: torch.nn.Module,
+    *example_args: Any,
+    for_: For = "muon",
+    split: bool = False,
+    roles: Roles | Mapping[str, Any] | None = None,
+    **example_kwargs: Any,
+) -> list[dict[str, Any]]:
+    """Groups of the parameters that require grad, for an optimizer that treats matrices apart.
+
+    Each group is a dict as optimizers of torch take it, with ``"params"``, and for each of these an entry of ``"param_names"``,
+    ``"roles"`` (see `Role`) and ``"blocks"`` (a list of dicts, the fields of `Block`; of what is not split, one).  ``"algorithm"`` says
+    whose it is.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> groups = param_groups(model, torch.randn(3, 4))
+    >>> [(g["algorithm"], g["param_names"]) for g in groups]
+    [('muon', ['0.weight']), ('adamw', ['2.weight']), ('adamw', ['0.bias', '2.bias'])]
+    >>> muon = torch.optim.Muon([g for g in groups if g["algorithm"] == "muon"], lr=0.02)
+    >>> adamw = torch.optim.AdamW([g for g in groups if g["algorithm"] == "adamw"], lr=1e-3)
+
+    Args:
+        model: any module; of a wrapped one, that inside.
+        *example_args: arguments that say shapes and dtypes, as for `find_roles`.
+        for_: "muon" (`torch.optim.Muon` for hidden matrices, AdamW for the rest), "dion" (microsoft/dion, one optimizer that reads
+            ``"algorithm"``), "emerging" (NVIDIA's emerging optimizers; as "muon"), "scion" (LIONS-EPFL/scion, one optimizer that reads
+            ``"norm"`` and ``"norm_kwargs"``), "adamw" (all; gains and biases without decay).
+        split: give matrices with several blocks, and stacks of matrices, as one leaf for each matrix, which shares memory with the
+            parameter and gets its part of the gradient in every backward.  Its first dimension has the outputs, also where the parameter
+            has them second.  Blocks that alternate cannot be views of two dimensions, and are refused.
+        roles: the table, or changes of it, as for `find_roles`.
+        **example_kwargs: as `example_args`, by name.
+
+    Raises:
+        NormMapKeyError: as `find_roles`.
+        NormMismatchError: as `find_roles`; `for_` is none of these; a parameter has other dimensions than the optimizer takes; `split` of
+            blocks that are no views, or of DTensors.
+        GradientError: (in a later backward, with `split`) gradients of a leaf were cleared and those of its parameter not, or the
+            parameter is elsewhere in memory.
+    """
+    if for_ not in get_args(For):
+        raise NormMismatchError(f"for_ must be one of {', '.join(map(repr, get_args(For)))}, got {for_!r}")
+    if isinstance(model, torch.nn.Module):
+        model, _ = unwrapped(model)
+    if not isinstance(roles, Roles):
+        roles = find_roles(model, *example_args, roles=roles, **example_kwargs)
+    members = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            leaves = _leaves(roles[name], p) if split else []
+            members += leaves or [_Member(name, p, roles[name], roles[name].blocks)]
+    grouped: dict[Any, list[_Member]] = {}
+    for member in members:
+        grouped.setdefault(tuple(sorted(_options(member, for_).items(), key=str)), []).append(member)
+    found = [_group(some, for_) for some in grouped.values()]
+    return sorted(found, key=lambda g: g["algorithm"] == "adamw")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Member:
+    """One tensor that an optimizer gets."""
+
+    name: str
+    tensor: torch.Tensor
+    role: Role
+    blocks: tuple[Block, ...]
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.role.role in ("matrix", "stack") and self.tensor.ndim == 2
+
+
+def _options(member: _Member, for_: For) -> dict[str, Any]:
+    """What is the same in a group, as strings and numbers."""
+    is_light = member.role.role in ("gain", "bias")
+    if for_ == "scion":
+        norm, kwargs = _of_scion(member)
+        return {"algorithm": "scion", "norm": norm, "norm_kwargs": tuple(kwargs.items())}
+    if member.is_matrix and for_ != "adamw":
+        return {"algorithm": "dion" if for_ == "dion" else "muon"}
+    return {"algorithm": "adamw"} | ({"weight_decay": 0.0} if is_light else {})
+
+
+def _of_scion(member: _Member) -> tuple[str, dict[str, Any]]:
+    role, ndim = member.role.role, member.tensor.ndim
+    if role in ("convolution", "depthwise"):
+        norm, kwargs, wanted = "SpectralConv", {}, ndim if ndim in (3, 4) else 4
+    else:
+        norm, kwargs, wanted = _SCION.get(role, ("BiasRMS", {}, 1))
+        wanted = ndim if role not in _SCION and ndim < 2 else wanted
+    if ndim != wanted:
+        raise NormMismatchError(
+            with_details(
+                f"Scion has no norm for {member.name!r}, a {role} of shape {list(member.tensor.shape)}: {norm} has {wanted} dimensions",
+                instead="split=True gives stacks matrix by matrix; another optimizer for it, and requires_grad=False here; or another role",
+            )
+        )
+    return norm, kwargs
+
+
+def _group(members: Sequence[_Member], for_: For) -> dict[str, Any]:
+    options = _options(members[0], for_)
+    if "norm_kwargs" in options:
+        options["norm_kwargs"] = dict(options["norm_kwargs"])
+    return {
+        "params": [m.tensor for m in members],
+        "param_names": [m.name for m in members],
+        "roles": [m.role.role for m in members],
+        "blocks": [[dataclasses.asdict(b) for b in m.blocks] for m in members],
+        **options,
+    }
+
+
+def _leaves(role: Role, p: torch.Tensor) -> list[_Member]:
+    """One leaf for each matrix of a parameter; none if the parameter is as good."""
+    if role.role not in ("matrix", "stack") or p.ndim > 3:
+        return []
+    axis = role.out_axis
+    if axis is None or p.ndim == 2 and not role.is_split and axis == 0:
+        return []
+    if is_spread(p):
+        raise NormMismatchError(
+            f"{role.name!r} is sharded: its blocks are no views; ModularOptimizer steps by blocks without them"
+        )
+    blocks = role.blocks or (None,)
+    alternating = [b for b in blocks if b is not None and b.period != b.length]
+    if alternating:
+        raise NormMismatchError(
+            with_details(
+                f"blocks of {role.name!r} alternate, so they are no views of two dimensions",
+                blocks=", ".join(map(str, blocks)),
+                instead="split=False, and an optimizer that reads the groups' blocks; ModularOptimizer does with blocks=True",
+            )
+        )
+    places = [_Place(block, index, axis) for index in ([None] if p.ndim == 2 else range(len(p))) for block in blocks]
+    leaves = [place(p.detach()).requires_grad_() for place in places]
+    p.register_post_accumulate_grad_hook(_HandsOn(role.name, leaves, places))
+    return [
+        _Member(role.name + place.suffix, leaf, role, () if place.block is None else (place.block,))
+        for leaf, place in zip(leaves, places, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where in a parameter a matrix is."""
+
+    block: Block | None
+    index: int | None
+    axis: int
+
+    @property
+    def suffix(self) -> str:
+        parts = [] if self.index is None else [str(self.index)]
+        if self.block is not None and self.block.num_indices < self.block.length:
+            parts.append(f"{self.block.start}:{self.block.start + self.block.size}")
+        return f"[{', '.join(parts)}]" if parts else ""
+
+    def __call__(self, t: torch.Tensor) -> torch.Tensor:
+        """The matrix in a tensor of the parameter's shape, outputs first: a view."""
+        part = t if self.block is None else self.block.view(t)
+        part = part if self.index is None else part[self.index]
+        return part.mT if self.axis == t.ndim - 1 else part
+
+
+class _HandsOn:
+    """Gives leaves their parts of a parameter's gradient, whenever it has been accumulated: views of it, so that clipping clips them."""
+
+    def __init__(self, name: str, leaves: Sequence[torch.Tensor], places: Sequence[Callable]):
+        self.name, self.leaves, self.places = name, list(leaves), list(places)
+        self.last: StorageWeakRef | None = None
+
+    def __call__(self, p: torch.Tensor) -> None:
+        grad = p.grad
+        assert grad is not None
+        if any(leaf.untyped_storage()._cdata != p.untyped_storage()._cdata for leaf in self.leaves):
+            raise GradientError(f"{self.name!r} has been moved or replaced since its groups were made: make them anew")
+        memory = StorageWeakRef(grad.untyped_storage())
+        is_same = self.last is not None and not self.last.expired() and self.last.cdata == memory.cdata
+        if is_same and any(leaf.grad is None for leaf in self.leaves):
+            raise GradientError(
+                with_details(
+                    f"the gradient of {self.name!r} has been added to one that its optimizer had cleared",
+                    instead="model.zero_grad(), which clears the parameter's: an optimizer of its blocks clears theirs alone",
+                )
+            )
+        self.last = memory
+        for leaf, place in zip(self.leaves, self.places, strict=True):
+            leaf.grad = place(grad)

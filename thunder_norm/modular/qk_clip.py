@@ -1,0 +1,225 @@
+"""QK-clip: heads whose attention logits grow too large have their queries and keys scaled down after a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm.core.tensors import describe
+from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.modular.following.heads import Entry, Head, Owners, axes_of, heads_of, powers
+from thunder_norm.modular.following.mode import follow, follow_with_data
+from thunder_norm.modular.following.notes import Notes
+from thunder_norm.modular.shards import is_spread
+from thunder_norm.modular.wrappers import unwrapped
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """A head that was clipped.
+
+    Attributes:
+        head: the parameters of its queries, and its number.
+        largest: its largest logit, as it was.
+        gamma: what its logits were multiplied by.
+    """
+
+    head: str
+    largest: float
+    gamma: float
+
+
+class QKClip:
+    """Keeps the attention logits of every head at or below tau, whatever the optimizer.
+
+    A head whose largest logit S exceeds tau has ``gamma = tau / S``, its queries are multiplied by ``gamma^alpha`` and its keys by
+    ``gamma^(1 - alpha)``, by multiplying the rows of weights and biases that they are made of.  Keys that several heads share (grouped
+    queries, the rotary part in latent attention) stay what they are, and the queries, there, are multiplied by gamma: logits of other heads
+    never change.  Which rows those are is found by following the program (see `find_roles`): rotary embeddings, fused projections of any
+    layout, biases and written-out softmaxes are understood.
+
+    >>> attention = torch.nn.MultiheadAttention(8, 2)
+    >>> x = torch.randn(3, 1, 8)
+    >>> clip = QKClip(attention, x, x, x, tau=0.01)
+    >>> clip.num_heads
+    2
+    >>> clipped = clip.step_(100 * x, 100 * x, x)
+    >>> bool(clip.largest_logits(100 * x, 100 * x, x).amax() < 0.010001)
+    True
+
+    Logits are those of queries and keys, scaled as the program scales them, where its masks let them count; what it adds to them (position
+    biases) or does with them then (soft caps) is left out.  To know them the model runs once without gradients, as it is, in the
+    mode it is in.
+
+    Args:
+        model: any module with attentions; of a wrapped one, the module inside.
+        *example_args: arguments that say shapes and dtypes, as for `find_roles`.
+        tau: the largest logit allowed; Kimi K2 has 100.
+        alpha: the queries' share.
+        process_group: ranks that hold the same parameters and get other inputs: they clip alike, by the largest logit of all.  By default
+            those of DistributedDataParallel, if the model is wrapped in it.
+        **example_kwargs: as `example_args`, by name.
+
+    Attributes:
+        tau: as given; it may be changed.
+        alpha: as given.
+        num_heads: how many different heads there are.
+
+    Raises:
+        NormMismatchError: no attention is found (kernels of one's own are not looked into), its heads are not known, they cannot be scaled
+            alone (normalized queries and keys, rows that are used elsewhere), tau or alpha is out of its range, or parameters are sharded.
+
+    Source: Kimi Team 2025, "Kimi K2: Open Agentic Intelligence", section 2.1.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *example_args: Any,
+        tau: float = 100.0,
+        alpha: float = 0.5,
+        process_group: Any = None,
+        **example_kwargs: Any,
+    ):
+        if not isinstance(model, torch.nn.Module):
+            raise NormMismatchError(f"QKClip needs a torch.nn.Module, got {describe(model)}")
+        for name, value, high in (("tau", tau, math.inf), ("alpha", alpha, 1.0)):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not (0 <= value <= high and math.isfinite(value)) or (name == "tau" and value == 0):
+                raise NormMismatchError(f"{name} must be a number {'> 0' if name == 'tau' else 'from 0 to 1'}, got {value!r}")
+        self._given = model
+        self._model, group = unwrapped(model)
+        self._group = group if process_group is None else process_group
+        self.tau, self.alpha = float(tau), float(alpha)
+        spread = [name for name, p in self._model.named_parameters() if is_spread(p)]
+        if spread:
+            raise NormMismatchError(f"QKClip needs whole parameters, and {spread[0]!r} is sharded")
+        tensors = [
+            x for x in (*tree_leaves((example_args, example_kwargs)), *self._model.parameters()) if isinstance(x, torch.Tensor)
+        ]
+        run = follow if any(t.is_meta for t in tensors) else follow_with_data
+        plan = _Plan.of(run(self._model, example_args, example_kwargs))
+        for h in range(len(plan.heads)):
+            plan.powers(h, self.alpha)
+        self.num_heads = len(plan.heads)
+        self._last: tuple[tuple, dict] | None = None
+
+    def largest_logits(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The largest logit of each head for these arguments, [num_heads], in float64; over all ranks.  Collective with a process group.
+
+        Raises:
+            NormMismatchError: as the class, for the program as it runs with these.
+        """
+        return self._run(args, kwargs)[1]
+
+    @torch.no_grad()
+    def step_(self, *args: Any, **kwargs: Any) -> list[Clipped]:
+        """Clip the heads whose logits exceed tau for these arguments, in place; which those are.
+
+        Args:
+            *args: the model's arguments; without any, those of its last call, once the clip is attached.
+            **kwargs: and by name.
+
+        Raises:
+            NormMismatchError: as the class; a logit is not finite, or there are no arguments.  Nothing was changed.
+        """
+        if not args and not kwargs:
+            if self._last is None:
+                raise NormMismatchError(
+                    "step_() needs the model's arguments, or attach(optimizer) and a call of the model before"
+                )
+            args, kwargs = self._last
+        plan, largest = self._run(args, kwargs)
+        if torch.isnan(largest).any() or (largest == math.inf).any():
+            bad = [head.name for head, s in zip(plan.heads, largest.tolist(), strict=True) if not s < math.inf]
+            raise NormMismatchError(f"logits that are NaN or infinite, of {bad[0]}: nothing can scale them down")
+        factors: dict[Entry, float] = {}
+        clipped = []
+        for h, (head, s) in enumerate(zip(plan.heads, largest.tolist(), strict=True)):
+            if s > self.tau:
+                gamma = self.tau / s
+                clipped.append(Clipped(head.name, s, gamma))
+                factors |= {entry: gamma**power for entry, power in plan.powers(h, self.alpha).items() if power}
+        _multiply(dict(self._model.named_parameters()), factors, plan.axes)
+        return clipped
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+        """Clip after every step of an optimizer, for the arguments of the model's last call in training; handles with `remove()`.
+
+        The model is called with its own `__call__`; the last arguments are kept.
+        """
+
+        def remember(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+            has_data = not any(isinstance(x, torch.Tensor) and x.is_meta for x in tree_leaves((args, kwargs)))
+            if module.training and has_data:  # others run it without, to learn something about it
+                self._last = args, kwargs
+
+        def clip(*_: Any) -> None:
+            if self._last is not None:
+                self.step_()
+
+        return [
+            self._given.register_forward_pre_hook(remember, with_kwargs=True),
+            optimizer.register_step_post_hook(clip),
+        ]
+
+    def _run(self, args: tuple, kwargs: dict) -> tuple[_Plan, torch.Tensor]:
+        """What the model does with arguments, and the largest logit of each head."""
+        notes = follow_with_data(self._model, args, kwargs)
+        plan = _Plan.of(notes)
+        of_each = [a.largest for a in notes.attentions if a.largest is not None]
+        if len(of_each) < len(notes.attentions):
+            raise NormMismatchError("the logits of an attention cannot be told from what is done with them before the softmax")
+        largest = torch.stack([torch.stack([of_each[a][i] for a, i in head.at]).amax() for head in plan.heads])
+        if self._group is not None:
+            device = next(self._model.parameters()).device
+            shared = largest.to(device)
+            dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._group)
+            largest = shared.cpu()
+        return plan, largest
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """The heads of a run, and who has which entries."""
+
+    heads: list[Head]
+    axes: dict[str, tuple[int, ...]]
+    owners: Owners
+
+    @staticmethod
+    def of(notes: Notes) -> _Plan:
+        if not notes.attentions:
+            raise NormMismatchError(
+                with_details(
+                    "no attention is found: no softmax of products of activations",
+                    instead="attentions of torch (scaled_dot_product_attention), or written out; kernels of one's own are not looked into",
+                )
+            )
+        heads, axes = heads_of(notes), axes_of(notes)
+        return _Plan(heads, axes, Owners.of(heads, notes, axes))
+
+    def powers(self, h: int, alpha: float) -> dict[Entry, float]:
+        return powers(h, self.heads[h], self.owners, alpha)
+
+
+def _multiply(
+    parameters: Mapping[str, torch.Tensor], factors: Mapping[Entry, float], axes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Multiply entries of parameters, all others stay to the last bit."""
+    of_each: dict[str, dict[int, float]] = {}
+    for (name, at), factor in factors.items():
+        of_each.setdefault(name, {})[at] = factor
+    for name, entries in of_each.items():
+        p = parameters[name]
+        shape = [size if d in axes[name] else 1 for d, size in enumerate(p.shape)]
+        flat = torch.ones(math.prod(shape), dtype=torch.float64)
+        flat[list(entries)] = torch.tensor(list(entries.values()), dtype=torch.float64)
+        factor = flat.view(shape).to(p.device)
+        p.copy_(torch.where(factor == 1, p, p * factor))
