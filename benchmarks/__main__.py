@@ -24,6 +24,7 @@ from benchmarks import (  # noqa: E402
     machine,
     models,
     modular,
+    monitor,
     normed,
     orthogonalization,
     other_sizes,
@@ -45,6 +46,7 @@ SUITES = {
     "profile": profile,
     "function_transforms": function_transforms,
     "bounds": bounds,
+    "monitor": monitor,
 }
 
 _QUICK = models.Options(
