@@ -26,6 +26,7 @@ from benchmarks import (  # noqa: E402
     margins,
     models,
     modular,
+    monitor,
     normed,
     orthogonalization,
     other_sizes,
@@ -51,6 +52,7 @@ SUITES = {
     "precision": precision,
     "margins": margins,
     "certified": certified,
+    "monitor": monitor,
 }
 
 _QUICK = models.Options(

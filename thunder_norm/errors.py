@@ -114,6 +114,14 @@ class VanishingTargetWarning(UserWarning):
     """Steps in the modular norm hardly move some parameters, or do not at all."""
 
 
+class DivergenceWarning(UserWarning):
+    """What a training monitor sees is not finite, or grows as it does before a run diverges."""
+
+
+class MissingBoundsWarning(UserWarning):
+    """A training monitor has no bounds on activations: a norm map of the model, or norms of its parameters, cannot be derived."""
+
+
 def with_details(headline: str, **details: object) -> str:
     """Format an error message: a headline, then one aligned line per detail.
 

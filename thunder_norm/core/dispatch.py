@@ -74,7 +74,7 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         return run_rule(op, func, args, kwargs)
     if isinstance(func, NormedOp) or not isinstance(key, str):
         raise missing_rule(func, args, kwargs)
-    body = _python_body(func)
+    body = python_body(func)
     if body is not None:
         with current_environment().inside_function():
             return body(*args, **kwargs)
@@ -109,7 +109,7 @@ _CHOOSE_KERNELS = ("_linear_cross_entropy_chunked_applies",)
 
 
 @functools.cache
-def _python_body(func: Callable) -> Callable | None:
+def python_body(func: Callable) -> Callable | None:
     """What a torch function written in Python does after it has asked for ``__torch_function__``; None for others.
 
     The torch functions it calls ask again and find their rules, which ATen's decomposition of them would not: `F.linear` has a

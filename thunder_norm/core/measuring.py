@@ -103,8 +103,8 @@ def _matrices(t: torch.Tensor, elem_dims: tuple[int, int], groups: int) -> torch
     return last if groups == 1 else last.unflatten(-2, (groups, last.shape[-2] // groups))
 
 
-def _stacked(t: torch.Tensor, elem_dims: tuple[int, int], groups: int) -> torch.Tensor:
-    """The same with one dimension before the last two."""
+def stacked(t: torch.Tensor, elem_dims: tuple[int, int], groups: int) -> torch.Tensor:
+    """The matrices [out, in] in `t`, one after the other, as `operator_norm` takes them: three dimensions."""
     matrices = _matrices(t, elem_dims, groups)
     return matrices.reshape(-1, *matrices.shape[-2:])
 
@@ -116,7 +116,7 @@ def _look_up(t: torch.Tensor, elem_dims: tuple[int, int], groups: int) -> _Measu
         if t.dtype is torch.float64:
             return _Measured(_by_decomposition(t, elem_dims, groups).item(), 0, None)
         start = None if before is None else before.vector
-        return _Measured(*spectral.largest_singular_value(_stacked(t, elem_dims, groups), start))
+        return _Measured(*spectral.largest_singular_value(stacked(t, elem_dims, groups), start))
 
     # a mode that watches calls (`TorchFunctionMode`) sees one operation, not what it consists of
     unwatched = torch._C.DisableTorchFunction()

@@ -1,7 +1,8 @@
-"""The modular norm of a model, and the duality maps of its parameters."""
+"""The modular norm of a model, the duality maps of its parameters, and a monitor of training by their norms."""
 
 from thunder_norm.modular.blocks import Block, split
 from thunder_norm.modular.duality import Ball, ball
+from thunder_norm.modular.monitoring import TrainingMonitor
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.optimizer import ModularOptimizer
 from thunder_norm.modular.orthogonal import orthogonalize
@@ -18,6 +19,7 @@ __all__ = [
     "QKClip",
     "Role",
     "Roles",
+    "TrainingMonitor",
     "ball",
     "find_roles",
     "orthogonalize",

@@ -29,17 +29,27 @@ from thunder_norm.trees import map_tensors
 
 
 @contextlib.contextmanager
-def module_hooks(enter: Callable, leave: Callable) -> Iterator[None]:
-    """Call ``enter(module, args)`` and ``leave(module, args, result)`` around the forward of every module, also of one that raises."""
+def module_hooks(enter: Callable, leave: Callable, *, with_kwargs: bool = False) -> Iterator[None]:
+    """Call ``enter(module, args)`` and ``leave(module, args, result)`` around the forward of every module, also of one that raises.
+
+    Args:
+        enter: called before.
+        leave: called after; the result of one that raises is None.
+        with_kwargs: ``leave(module, args, kwargs, result)`` instead; of one that raises torch gives no kwargs all the same.
+    """
+    module = torch.nn.modules.module
     handles = [
-        torch.nn.modules.module.register_module_forward_pre_hook(enter),
-        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        module.register_module_forward_pre_hook(enter),
+        module.register_module_forward_hook(leave, with_kwargs=with_kwargs, always_call=True),
     ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+            # torch forgets these two, and would take every module for one with hooks from then on
+            module._global_forward_hooks_always_called.pop(handle.id, None)
+            module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 @contextlib.contextmanager

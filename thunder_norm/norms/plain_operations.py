@@ -153,7 +153,7 @@ class Functions(TorchFunctionMode):
         if any(concerns) and has_rule:
             return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
         if any(concerns) and any(map(known.matters, tensors)):
-            body = dispatch._python_body(func)
+            body = dispatch.python_body(func)
             if body is not None:  # what it calls may have rules
                 with environment.inside_function():
                     return body(*args, **kwargs)
