@@ -148,25 +148,25 @@ def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, step
     margins = logits[target] - logits
     others = torch.arange(len(logits)) != target
 
-    def holds(radius: float) -> bool:
-        constants = _constants(model, x, rms, radius, "within")[target].detach().to(margins.device)
-        return bool((margins > radius * constants)[others].all())
+    def bounds(radius: float, sensitivity: str) -> torch.Tensor:
+        return _constants(model, x, rms, radius, sensitivity)[target].detach().to(margins.device)[others]
 
-    def first() -> float:
-        constants = _constants(model, x, rms, 0.0, "within")[target].detach().to(margins.device)
-        return (margins / constants)[others].amin().item()  # not reached: constants grow with the radius
-
-    if not (margins > 0)[others].all():
+    margins = margins[others]
+    if not (margins > 0).all():
         return 0.0
-    low, high = 0.0, first()
+    high = (margins / bounds(0.0, "within")).amin().item()  # not reached: constants grow with the radius
     if not math.isfinite(high):
-        high = 1.0
-        while holds(high) and high < 1e12:
-            low, high = high, 2 * high
+        high = _FAR
+    low = min((margins / bounds(high, "composed")).amin().item(), high) * (1 - 1e-9)  # what holds for all inputs holds here
     for _ in range(steps):
         middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        holds = bool((margins > middle * bounds(middle, "within")).all())
+        low, high = (middle, high) if holds else (low, middle)
     return low
+
+
+# A radius for labels that nothing near changes.
+_FAR = 1e12
 
 
 def _constants(model: torch.nn.Module, x: torch.Tensor, rms: torch.Tensor, radius: float, sensitivity: Any) -> torch.Tensor:
