@@ -5,6 +5,7 @@ Else Thunder would run those in the backward of a program that it differentiates
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -35,13 +36,17 @@ def _grad(result: TensorProxy, turn: TensorProxy) -> TensorProxy:
     return out
 
 
-register_grad(after_effects.id, _grad)
+@functools.cache
+def _have_gradient() -> None:
+    """Tell Thunder the gradient, on first use."""
+    register_grad(after_effects.id, _grad)
 
 
 def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
     """A lowered computation, one result of which waits for the last operation with effects."""
     if acquisition.turn is None:
         return trace
+    _have_gradient()
     turn = acquisition.fakes.current(acquisition.fakes.proxy_of(acquisition.turn))
     *body, returned = trace.bound_symbols
     (values,) = returned.args
