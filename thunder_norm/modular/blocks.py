@@ -82,7 +82,7 @@ def regular(rows: torch.Tensor, axis: int, role: str = "") -> Block | None:
     """
     length = len(rows)
     at = rows.nonzero().flatten().tolist()
-    starts = [i for i in at if i == 0 or not rows[i - 1]]
+    starts = [i for before, i in zip([-2, *at], at, strict=False) if i != before + 1]
     size = len(at) // len(starts)
     if len(starts) == 1:
         return Block(role, axis, length, starts[0], size, length)

@@ -258,6 +258,9 @@ def _blocks(shape: tuple[int, ...], uses: Sequence[Use]) -> tuple[int | None, tu
         return (axes[-1] if axes else None), ()
     axis = cut[0] if cut else axes[-1]
     takings = [u for u in uses if axis in u.rows]
+    if not cut:
+        every = torch.ones(shape[axis], dtype=torch.bool)
+        return axis, (_described(whole(axis, shape[axis]), every, takings),)
     masks = torch.unique(torch.stack([u.rows[axis] for u in takings]), dim=0)
     _, of_row = torch.unique(masks, dim=1, return_inverse=True)
     blocks = []

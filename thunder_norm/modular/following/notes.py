@@ -80,6 +80,7 @@ class Notes:
         self.shapes = {name: t.shape for name, t in parameters.items()}
         self._states: dict[Any, tuple[StorageWeakRef, Followed]] = {}
         self._memory: dict[Any, StorageWeakRef] = {}
+        self._next_look = 64
         self._written: dict[Any, list[Written]] = {}
         for t in inputs:
             if t.is_floating_point() or t.is_complex():
@@ -121,6 +122,9 @@ class Notes:
             state = replace(state, strands=())
         key, memory = _key(t), StorageWeakRef(t.untyped_storage())
         self._states[key], self._memory[key[0]] = (memory, state), memory
+        if len(self._states) > self._next_look:  # labels of tensors that are gone take memory
+            self._states = {k: held for k, held in self._states.items() if not held[0].expired()}
+            self._next_look = 2 * len(self._states) + 64
 
     def write(self, t: torch.Tensor, state: Followed) -> None:
         """A part of a buffer, of which nothing was known, is this from now on."""
