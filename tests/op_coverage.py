@@ -1,6 +1,6 @@
 """Which of torch's own operators run through `WrapperSubclass` in Thunder, and agree with eager.
 
-    python -m tests.op_coverage --write     measure all of them, one by one, and write tests/op_coverage.txt
+    python -m tests.op_coverage --write     measure all of them, one by one, and write tests/op_coverage.txt and its page
     python -m tests.op_coverage NAME ...    measure those whose name contains one of the words
 
 The first two sample inputs that torch's operator database has for an operator (CPU, float32) are taken, every tensor in them is
@@ -10,6 +10,7 @@ wrapped, and the program runs with gradients enabled, forward.  What eager itsel
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 import sys
@@ -28,6 +29,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from tests import op_coverage_page
 from tests.seeds import seeded
 from thunder_norm.audit.op_db import leave_unittest
 from thunder_norm.transforms import SubclassTransform
@@ -167,8 +169,13 @@ def check(several: list[Case], executors: Any = None) -> None:
         whatever the compilation raises.
     """
     function = program(several)
+    check_compiled(thunder.jit(function, transforms=[SubclassTransform()], executors=executors), function, several)
+
+
+def check_compiled(compiled: Callable, function: Callable, several: list[Case]) -> None:
+    """Compare a compiled program with eager: see `check`."""
     expected, expected_tensors = run(function, several)
-    results, tensors = run(thunder.jit(function, transforms=[SubclassTransform()], executors=executors), several)
+    results, tensors = run(compiled, several)
     for case, result, want in zip(several, results, expected, strict=True):
         try:
             compare(result, want, values="empty" not in case.name)
@@ -228,6 +235,17 @@ def measure(op: Any) -> tuple[str, str]:
     return "yes", ""
 
 
+def measure_compiled(op: Any) -> str:
+    """What torch.compile makes of an operator's samples: that of the first one that fails."""
+    for case in (c for c in cases(op) if runs_in_eager(c)):
+        function = program([case])
+        check_it = functools.partial(check_compiled, function=function, several=[case])
+        verdict = op_coverage_page.compiled(function, check_it)
+        if verdict != "yes":
+            return verdict
+    return "yes"
+
+
 def write(results: dict[str, tuple[str, str]]) -> None:
     """Write the list."""
     counted = {name: r for name, r in results.items() if r[0] != "skipped"}
@@ -263,6 +281,8 @@ def main() -> None:
     print(f"{sum(r[0] == 'yes' for r in counted)} of {len(counted)}")
     if options.write:
         write(results)
+        ops = {op_name(op): op for op in op_db}
+        op_coverage_page.write(results, {name: measure_compiled(ops[name]) for name, r in results.items() if r[0] == "no"})
 
 
 if __name__ == "__main__":

@@ -190,3 +190,19 @@ def test_both_transforms_together():
     x = two(3, 4)
     jf = thunder.jit(lambda x: x.relu() + 1, transforms=[SubclassTransform(), NormTransform()])
     assert_same(jf(x), x.relu() + 1)
+
+
+def test_hooks_with_keywords_on_the_jitted_module_itself():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    model.register_forward_pre_hook(lambda module, args, kwargs: ((args[0] * 2,), kwargs), with_kwargs=True)
+    model.register_forward_hook(lambda module, args, kwargs, output: output + 1, with_kwargs=True)
+    jm = thunder.jit(model, transforms=[SubclassTransform()])
+    x = torch.randn(2, 3)
+    for _ in range(2):
+        torch.testing.assert_close(jm(x), model(x))
+    assert (thunder.cache_misses(jm), thunder.cache_hits(jm)) == (1, 1)
+
+
+def test_shapes_of_wrappers_given_to_factories():
+    jf = thunder.jit(lambda x: torch.ones(x.shape, dtype=torch.int64), transforms=[SubclassTransform()])
+    assert torch.equal(jf(two(3, 4)), torch.ones(3, 4, dtype=torch.int64))

@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode, current_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, with_details
+from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.norms import norm_map_trace
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.dynamic_shapes import DynamicDims, parse_dynamic_shapes
@@ -60,16 +60,30 @@ def build_norm_map(
 
     Raises:
         NormMismatchError: dynamic_shapes do not fit the arguments, or an unknown mode or policy.
+        UnsupportedOpError: parameters of the model are DTensors, of which each rank has a part.
         NormMapKeyError: `parameters` or an annotation names a parameter the model does not have.
     """
     leaves, spec = tree_flatten((example_args, example_kwargs))
     if isinstance(model, torch.nn.Module):
         named_annotations(model)  # mistakes in them are errors now
+        _check_whole(model)
     dims = parse_dynamic_shapes(model, example_args, example_kwargs, dynamic_shapes, leaves)
     policy = None if parameters is None else check_policy(parameters)
     if isinstance(policy, Mapping):
         check_names(policy, model, "build_norm_map(parameters=...)")
     return NormMap(model, leaves, spec, dims, policy, check_mode(mode))
+
+
+def _check_whole(model: torch.nn.Module) -> None:
+    spread = [name for name, p in model.named_parameters() if hasattr(p, "device_mesh")]
+    if spread:
+        raise UnsupportedOpError(
+            with_details(
+                f"a norm map of a model whose parameters are DTensors ({', '.join(spread[:3])}{', ...' if spread[3:] else ''})",
+                why="the norm of a parameter is that of the whole one, of which each rank has a part",
+                instead="build it before the model is sharded, or of a copy on the meta device, and give sizes of whole parameters",
+            )
+        )
 
 
 @dataclass

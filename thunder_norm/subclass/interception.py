@@ -191,18 +191,21 @@ def _wrappers_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[tor
 
 
 def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...]) -> Any:
-    """Let an operation keep copies of lists of numbers: Thunder's trace would see the program change them afterwards."""
+    """Let an operation keep copies of lists of numbers, which the program may change afterwards, and tuples for shapes of wrappers.
+
+    Thunder's trace prints a ``torch.Size`` as an object by a name that nobody defines.
+    """
     if not callable(found) or operations.torch_callable(fn) is None or not any(_is_list_of_ints(a) for a in args):
         return found
     return lambda *args, **kwargs: found(*(_copied(a) if _is_list_of_ints(a) else a for a in args), **kwargs)
 
 
 def _is_list_of_ints(a: WrappedValue) -> bool:
-    return type(a.value) is list and all(type(v) is int for v in a.value)
+    return type(a.value) in (list, torch.Size) and all(type(v) is int for v in a.value)
 
 
 def _copied(a: WrappedValue) -> WrappedValue:
-    return wrap(list(a.value), provenance=a.provenance)
+    return wrap(list(a.value) if type(a.value) is list else tuple(a.value), provenance=a.provenance)
 
 
 _OWN_CODE = frozenset({types.FunctionType, types.MethodType})
