@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and docs/bounds.md: what stands between markers is written from the results, by the command that measures.
+"""docs/benchmarks.md, bounds.md and monitor.md: what stands between markers is written from the results, by the command that measures.
 
 A part begins with ``<!-- results: SUITE -->`` and ends with ``<!-- end -->``; the text around is written by hand and has no figures.
 """
@@ -15,7 +15,7 @@ from benchmarks.parts import exchanged
 from benchmarks.timing import duration
 
 RESULTS = Path(__file__).parent / "results"
-PAGES = tuple(Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("benchmarks", "bounds"))
+PAGES = tuple(Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("benchmarks", "bounds", "monitor"))
 BEGIN = re.compile(r"<!-- results: (\w+) -->")
 
 Row = Mapping[str, Any]
@@ -283,6 +283,15 @@ def _bounds(cases: Cases) -> list[str]:
     return [_table(heads, lines)]
 
 
+def _monitor(cases: Cases) -> list[str]:
+    lines = []
+    for case, rows in cases.items():
+        sampled, plain = rows["sampled"], rows["without"]
+        lines.append([case, _time(plain), _time(sampled), f"{100 * sampled['cost']:.1f} %", _ratio(rows["not sampled"])])
+    heads = ["", "a step without", "a sampled step", "cost of one in 50", "other steps, to those without"]
+    return [_table(heads, lines)]
+
+
 def _figure(value: float) -> str:
     return f"{value:.4g}"
 
@@ -298,4 +307,5 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "orthogonalization": _against_a_peer,
     "function_transforms": _function_transforms,
     "bounds": _bounds,
+    "monitor": _monitor,
 }
