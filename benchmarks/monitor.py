@@ -30,14 +30,13 @@ def run(options: models.Options) -> list[dict[str, Any]]:
         cases |= {
             "GPT-2, width 256, 4 blocks, 8 x 128 tokens": lambda: _gpt2(256, 8),
             "GPT-2, width 256, 4 blocks, 32 x 128 tokens": lambda: _gpt2(256, 32),
-            "convolutions, 64 channels, 32 images of 32 x 32": _convolutions,
         }
     return [row for name, make in cases.items() for row in _rows(name, make)]
 
 
 def _rows(case: str, make: Callable[[], Any]) -> list[dict[str, Any]]:
     candidates = {PEER: _loop(make, None), "sampled": _loop(make, 1), "not sampled": _loop(make, 1_000_000)}
-    measured = timing.in_turns(candidates, 7, seconds=0, warm_up=2)
+    measured = timing.in_turns(candidates, 5, seconds=0, warm_up=1)
     rows = timing.rows(case, measured, PEER)
     return [{**row, "cost": (row["ratio"] - 1) / EVERY} if row["candidate"] == "sampled" else row for row in rows]
 
@@ -73,13 +72,6 @@ def _gpt2(width: int, samples: int) -> tuple[nn.Module, torch.Tensor, Callable[[
 def _perceptron() -> tuple[nn.Module, torch.Tensor, Callable[[Any], torch.Tensor]]:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     return model, torch.randn(256, 784), _square
-
-
-def _convolutions() -> tuple[nn.Module, torch.Tensor, Callable[[Any], torch.Tensor]]:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1)]
-    for _ in range(3):
-        layers += [nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 32 * 32, 10)), torch.randn(32, 3, 32, 32), _square
 
 
 def _square(y: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, bounds.md and reports.md: what stands between markers is written from the results, by the command that measures.
+"""docs/benchmarks.md and other pages: what stands between markers is written from the results, by the command that measures.
 
 A part begins with ``<!-- results: SUITE -->`` and ends with ``<!-- end -->``; the text around is written by hand and has no figures.
 """
@@ -15,7 +15,7 @@ from benchmarks.parts import exchanged
 from benchmarks.timing import duration
 
 RESULTS = Path(__file__).parent / "results"
-PAGES = tuple(Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("benchmarks", "bounds", "reports"))
+PAGES = tuple(Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("benchmarks", "bounds", "monitor", "reports"))
 BEGIN = re.compile(r"<!-- results: (\w+) -->")
 
 Row = Mapping[str, Any]
@@ -314,6 +314,15 @@ def _certified(cases: Cases) -> list[str]:
     return [_table(["", "by", "mean radius", "certified at 0.25", "time of an image"], lines)]
 
 
+def _monitor(cases: Cases) -> list[str]:
+    lines = []
+    for case, rows in cases.items():
+        sampled, plain = rows["sampled"], rows["without"]
+        lines.append([case, _time(plain), _time(sampled), f"{100 * sampled['cost']:.1f} %", _ratio(rows["not sampled"])])
+    heads = ["", "a step without", "a sampled step", "cost of one in 50", "other steps, to those without"]
+    return [_table(heads, lines)]
+
+
 def _figure(value: float) -> str:
     return f"{value:.4g}"
 
@@ -332,4 +341,5 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "precision": _precision,
     "margins": _margins,
     "certified": _certified,
+    "monitor": _monitor,
 }

@@ -3,6 +3,7 @@
 from thunder_norm.modular.blocks import Block, split
 from thunder_norm.modular.duality import Ball, ball
 from thunder_norm.modular.monitoring import TrainingMonitor
+from thunder_norm.modular.mup import mup_scales
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.optimizer import ModularOptimizer
 from thunder_norm.modular.orthogonal import orthogonalize
@@ -22,6 +23,7 @@ __all__ = [
     "TrainingMonitor",
     "ball",
     "find_roles",
+    "mup_scales",
     "orthogonalize",
     "param_groups",
     "split",
