@@ -147,6 +147,24 @@ def test_gradients_are_eager_s(f):
     check(f, two(), is_differentiated=True)
 
 
+@pytest.mark.parametrize("f", [g for g in PROGRAMS if g not in (made_inside, split, written_twice)], ids=lambda f: f.__name__)
+def test_inner_tensors_are_differentiated_as_plain_ones_are(f):
+    def loss(x):
+        y = f(x)
+        y = y[0] if isinstance(y, tuple) else y
+        return (y * y).sum()
+
+    def of_two(a, b):
+        z = loss(TwoTensor(a, b))
+        return z.a + 2 * z.b
+
+    torch.manual_seed(seeded(0))
+    a, b = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    expected = torch.autograd.grad(loss(a) + 2 * loss(b), (a, b))
+    found = torch.autograd.grad(thunder.jit(of_two, transforms=[SubclassTransform()])(a, b), (a, b))
+    assert_same(found, expected)
+
+
 def input_written(x):
     before = x * 1
     x[0] = 1.0

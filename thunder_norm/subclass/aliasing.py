@@ -49,7 +49,9 @@ def with_written(
     base: torch.Tensor, dims: tuple[int, ...], value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     """The elements of a storage after a tensor in it has become `value`."""
-    return torch.as_strided_scatter(elements(base, dims), value, shape, stride, offset)
+    result = elements(base, dims)
+    result.as_strided(shape, stride, offset).copy_(value)  # torch 2.11's gradient of as_strided_scatter keeps the wrong elements
+    return result
 
 
 def taken_out(all_elements: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
