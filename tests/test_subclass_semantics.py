@@ -100,13 +100,19 @@ def ask_for_data(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [(change_part, "a view of"), (ask_for_changed, "the value of a tensor"), (ask_for_data, "the value of a tensor")],
-    ids=["change_part", "ask_for_changed", "ask_for_data"],
+    [(ask_for_changed, "the value of a tensor"), (ask_for_data, "the value of a tensor")],
+    ids=["ask_for_changed", "ask_for_data"],
 )
 def test_a_dispatch_may_not(body: Callable, message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Holder, "neg", staticmethod(body), raising=False)
     with pytest.raises(UnsupportedOpError, match=message):
         jit(lambda x: -x)(Holder(torch.randn(2, 3)))
+
+
+def test_a_dispatch_may_change_a_part_of_what_it_has_made(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Holder, "neg", staticmethod(change_part), raising=False)
+    x = Holder(torch.randn(2, 3))
+    assert_same(jit(lambda x: -x)(x), -x)
 
 
 @pytest.mark.parametrize("transpose", [False, True], ids=["rows", "columns"])

@@ -105,6 +105,18 @@ def _():
     return f, (two(3, 4),)
 
 
+@case("TwoTensor, slices assigned and views changed in place", INPUT, RETURNED, backward=True)
+def _():
+    def f(x):
+        y = x * 2
+        y[0] = 1.0
+        y[:, 1:3].copy_(x[:, :2])
+        y.t()[3].add_(x[:, 0])
+        return y * x
+
+    return f, (two(3, 4, requires_grad=True),)
+
+
 @case("WrapperSubclass, elementwise", INPUT, RETURNED, backward=True)
 def _():
     return lambda x: (x * x).cos().sum(-1), (wrapped(3, 4, requires_grad=True),)

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.aliasing import elements, is_reshaped, order, place, taken_out, whole, with_written
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
@@ -182,7 +183,7 @@ class Recorder(TorchDispatchMode):
         with self.paused():
             holder.turn = turn = before.clone()
             result = run()
-        aliases = {id(t): self._aliases_in_log(t) for t in written}
+        aliases = {id(t): self._aliases(t) for t in written}
         returned = [t for t in flat_tensors(result) if all(t is not w for w in written)]
         outputs = (turn, *returned, *written)
         self.log.append(Recorded(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written)))
@@ -238,7 +239,7 @@ class Recorder(TorchDispatchMode):
         with self.paused():
             value = functional(*args, **kwargs)
             result = func(*args, **kwargs)
-        aliases = self._aliases_in_log(target)
+        aliases = self._aliases(target)
         if (value.dtype, value.shape) == (target.dtype, target.shape):
             self.log.append(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
         else:  # the target keeps its dtype
@@ -248,24 +249,37 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-        """The same elements as those of `target` in another shape: they have changed too."""
+        """Record what tensors became that share memory with `target`, which was changed."""
         for alias in aliases:
-            self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
+            if is_reshaped(alias, target):
+                self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
+        others = [alias for alias in aliases if not is_reshaped(alias, target)]
+        if not others:
+            return
+        base = whole((target, *aliases))
+        assert base is not None, "checked before"
+        with torch.no_grad():
+            if base is target or is_reshaped(base, target):
+                found = self.call(elements, (base, order(base)), {})
+            else:
+                found = self.call(with_written, (base, order(base), target, *place(target)), {})
+        for alias in others:
+            self.log.append(Recorded(taken_out, (found, *place(alias)), {}, (alias,), alias, is_in_place=True))
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None
-        is_input = not isinstance(target, FakeTensor) or self.acquisition.fakes.is_given(target)
-        if is_input and not self.acquisition.may_write_back(target):
-            is_inner = id(target) in self.acquisition.fakes.inner
-            why = "it is an input of the jitted function" + (", and the program is differentiated" if is_inner else "")
-        elif self.acquisition.fakes.is_held(target) and not self.acquisition.may_replace():
-            why = "the program also holds it as a plain tensor"
-        elif (
-            self.acquisition.has_view(target)
-            or self.acquisition.fakes.shares_storage_with_another(target)
-            or not all(_is_reshaped(alias, target) for alias in self._aliases_in_log(target))
-        ):
-            why = "another tensor is a view of it, or it is a view of another tensor"
+        fakes, aliases = self.acquisition.fakes, self._aliases(target)
+        for t in (target, *aliases):
+            if (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self.acquisition.may_write_back(t):
+                what = "it" if t is target else "it is a view of what"
+                why = f"{what} is an input of the jitted function"
+                why += ", and the program is differentiated" if id(t) in fakes.inner else ""
+            elif fakes.is_held(t) and not self.acquisition.may_replace():
+                why = "the program also holds it as a plain tensor"
+            elif self.acquisition.has_view(t):
+                why = "another tensor is a view of it, or it is a view of another tensor"
+        if why is None and not all(is_reshaped(t, target) for t in aliases) and whole((target, *aliases)) is None:
+            why = "it is a view of another tensor, and it is not known of which"
         if why is not None:
             raise UnsupportedOpError(
                 with_details(
@@ -275,9 +289,11 @@ class Recorder(TorchDispatchMode):
                 )
             )
 
-    def _aliases_in_log(self, target: torch.Tensor) -> list[torch.Tensor]:
+    def _aliases(self, target: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors known by now that share memory with `target`."""
         storage = target.untyped_storage()._cdata
-        tensors = (t for r in self.log for t in (*r.inputs, *r.outputs))
+        in_log = (t for r in self.log for t in (*r.inputs, *r.outputs))
+        tensors = itertools.chain((fake for fake, _ in self.acquisition.fakes.pairs()), in_log)
         return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
 
 
@@ -301,13 +317,6 @@ def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
                 needed="torch.library.register_fake for it",
             )
         ) from e
-
-
-def _is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether two tensors in one storage are the same elements in the same order."""
-    if not (alias.is_contiguous() and target.is_contiguous()):
-        return False
-    return (alias.dtype, alias.numel(), alias.storage_offset()) == (target.dtype, target.numel(), target.storage_offset())
 
 
 def _with_defaults(func: Any, args: tuple, kwargs: dict) -> tuple:

@@ -145,7 +145,7 @@ def write(
     mutated = [x for x, leaves in before.values() if _leaf_ids(x) != tuple(i for i, _ in leaves)]
     returned = [x for x in flat_tensors(result) if id(x) not in before or not is_wrapper(x)]
     outputs = _unique(leaf for x in [*returned, *mutated, *(x for x, _ in before.values())] for leaf in _leaves(x))
-    outputs += [t for r in log if r.is_in_place for t in r.outputs if acquisition.fakes.is_held(t)]
+    outputs += [t for r in log if r.is_in_place for t in r.outputs if acquisition.fakes.proxy_of(t) is not None]
     if any(is_effect(r.func) for r in log):
         outputs.append(acquisition.turn)
     emit_composite(acquisition, operation, log, _unique(outputs), [t for x in flat_tensors(arguments) for t in _leaves(x)])

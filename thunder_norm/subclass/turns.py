@@ -14,6 +14,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import register_grad
 
@@ -26,27 +27,24 @@ def _meta(result: TensorProxy, turn: TensorProxy) -> TensorProxy:
     return TensorProxy(like=result)
 
 
-after_effects = fallback_executor.register_operator("after_effects", meta=_meta, fn=_run, tags=(prims.OpTags.DONT_DCE,))
-
-
-def _grad(result: TensorProxy, turn: TensorProxy) -> TensorProxy:
-    out = after_effects(result, turn)
-    if dtypes.is_inexact_dtype(result.dtype):
-        prims.put_grad(result, prims.get_grad(out))
-    return out
-
-
 @functools.cache
-def _have_gradient() -> None:
-    """Tell Thunder the gradient, on first use."""
-    register_grad(after_effects.id, _grad)
+def _after_effects() -> Symbol:
+    symbol = fallback_executor.register_operator("after_effects", meta=_meta, fn=_run, tags=(prims.OpTags.DONT_DCE,))
+
+    def grad(result: TensorProxy, turn: TensorProxy) -> TensorProxy:
+        out = symbol(result, turn)
+        if dtypes.is_inexact_dtype(result.dtype):
+            prims.put_grad(result, prims.get_grad(out))
+        return out
+
+    register_grad(symbol.id, grad)  # here, as an import of ours changes nothing of Thunder
+    return symbol
 
 
 def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
     """A lowered computation, one result of which waits for the last operation with effects."""
     if acquisition.turn is None:
         return trace
-    _have_gradient()
     turn = acquisition.fakes.current(acquisition.fakes.proxy_of(acquisition.turn))
     *body, returned = trace.bound_symbols
     (values,) = returned.args
@@ -58,7 +56,7 @@ def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
     with tracectx(new):
         new.bound_symbols = list(body)
         new.push_scope(waiting := [])
-        later = after_effects(found, turn)
+        later = _after_effects()(found, turn)
         new.pop_scope()
     output: Any = type(values["output"])(later if p is found else p for p in values["output"])
     new.bound_symbols = [*body, *waiting, returned.from_bsym(args=({**values, "output": output},))]
