@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from thunder_norm.core.context import Mode, setting
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.norms.autocast import keeping_autocast
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.normed_mode import NormAcquisition
@@ -397,4 +398,9 @@ def capture(jitted: Callable, run: Callable[[], Any], plan: Callable[[], Plan]) 
         run()
     finally:
         cache[-1] = entry
+    entry = entry._replace(
+        computation_fn=keeping_autocast(entry.computation_fn),
+        backward_fn=entry.backward_fn and keeping_autocast(entry.backward_fn),
+        epilogue_fn=keeping_autocast(entry.epilogue_fn),
+    )
     return entry, seen[0][: len(seen[0]) - plan().num_results]

@@ -77,8 +77,7 @@ class LayerBounds:
             x if spec is None else spec.kind(x, elem_dims=spec.elem_dims) for x, spec in zip(leaves, self._norms, strict=True)
         ]
         args, kwargs = tree_unflatten([x.detach() if _is_data(x) else x for x in normed], self._structure)
-        # Thunder asks whether there is autocast, and leaves it otherwise than it found it
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), _watched(norm_map.model):
+        with torch.no_grad(), _watched(norm_map.model):
             results = norm_map(*args, **kwargs)
         return [(name, y) for path, result in results for name, y in output_names(path, result) if isinstance(y, NormedTensor)]
 

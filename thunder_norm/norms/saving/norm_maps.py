@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, SavedFileError, ThunderNormError, with_details
+from thunder_norm.norms.autocast import keeping_autocast
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.norm_map_trace import OfArgument, OfModel, OutputShape, Plan, Source
 from thunder_norm.norms.outputs import NormOutput, PlainOutput, SavedEpilogue, described
@@ -51,12 +52,12 @@ class SavedEntry:
     @functools.cached_property
     def computation_fn(self) -> Callable:
         """The computation."""
-        return self.computation_traces[-1].python_callable()
+        return keeping_autocast(self.computation_traces[-1].python_callable())
 
     @functools.cached_property
     def backward_fn(self) -> Callable | None:
         """Its backward, if it has one."""
-        return self.backward_traces[-1].python_callable() if self.backward_traces else None
+        return keeping_autocast(self.backward_traces[-1].python_callable()) if self.backward_traces else None
 
 
 def encode_program(entry: Any, plan: Plan, static: tuple) -> dict:
