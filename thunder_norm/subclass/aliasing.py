@@ -50,7 +50,7 @@ def with_written(
 ) -> torch.Tensor:
     """The elements of a storage after a tensor in it has become `value`."""
     result = elements(base, dims)
-    result.as_strided(shape, stride, offset).copy_(value)  # torch 2.11's gradient of as_strided_scatter keeps the wrong elements
+    result.as_strided(shape, stride, offset).copy_(value)  # torch's gradient of as_strided_scatter keeps the wrong elements
     return result
 
 
