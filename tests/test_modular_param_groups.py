@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from tests.seeds import seeded
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
 from thunder_norm.modular import find_roles, param_groups
 
@@ -56,7 +57,7 @@ def _optimizers(groups):
 
 
 def _train(model, optimizers, accumulate=1):
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seeded(0))
     for _ in range(4):
         model.zero_grad()
         for _ in range(accumulate):
@@ -70,7 +71,7 @@ def _train(model, optimizers, accumulate=1):
 @pytest.mark.parametrize("projection", [nn.Linear, Conv1D])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_muon_of_blocks_is_muon_of_separate_matrices(projection, accumulate):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     fused = Fused(projection).to(D)
     separate = Separate(fused).to(D)
     groups = param_groups(fused, torch.randn(5, 7, 6), split=True)
@@ -87,7 +88,7 @@ def test_muon_of_blocks_is_muon_of_separate_matrices(projection, accumulate):
 
 def test_muon_of_the_whole_is_another():
     """What a split changes: orthogonalized as one, the queries' part of an update is no orthogonal matrix."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     fused = Fused().to(D)
     before = fused.qkv.weight.detach().clone()
     (muon, _) = _optimizers(param_groups(fused, torch.randn(5, 7, 6)))

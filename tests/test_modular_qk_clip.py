@@ -24,7 +24,7 @@ class Of:
     make: Any
     key: str
     of_key: float
-    args: tuple = (torch.randn(2, 5, 6, dtype=D, generator=torch.Generator().manual_seed(1)) * 3,)
+    args: tuple = (torch.randn(2, 5, 6, dtype=D, generator=torch.Generator().manual_seed(seeded(1))) * 3,)
 
 
 def _hf(model: str, config: str, options: dict, **more):

@@ -9,6 +9,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
+from tests.seeds import seeded
 from thunder_norm import wrapper_classes
 from thunder_norm.errors import TransformError, UnsupportedSubclassError
 from thunder_norm.transforms import SubclassTransform, register_flatten
@@ -54,7 +55,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chunks(unit: str = "m", sizes: tuple[int, ...] = (2, 3), requires_grad: bool = False) -> Chunks:
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     return Chunks([torch.randn(n, 4) for n in sizes], unit).requires_grad_(requires_grad)
 
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from tests.dtensor_programs import compare_all, fully_sharded, jit, mlp, own, placed
 from tests.ranks import run_ranks
+from tests.seeds import seeded
 from thunder_norm import build_norm_map
 from thunder_norm.errors import UnsupportedOpError
 import thunder
@@ -67,12 +68,12 @@ def _trained() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     mesh = init_device_mesh("cpu", (2,))
     found = []
     for is_ours in (True, False):
-        torch.manual_seed(0)
+        torch.manual_seed(seeded(0))
         model = fully_sharded(mlp(), mesh, each=True)
         call = jit(model) if is_ours else model
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for step in range(4):
-            torch.manual_seed(10 * step + dist.get_rank())
+            torch.manual_seed(seeded(10 * step + dist.get_rank()))
             call(torch.randn(4, 6)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
