@@ -154,11 +154,16 @@ class Acquisition:
     @property
     def intercepts_plain(self) -> bool:
         """Whether operations on plain tensors may be taken over (`wants` says which)."""
+        return self._follows_plain
+
+    @property
+    def _follows_plain(self) -> bool:
+        """Whether plain tensors have more to them than Thunder knows: gradients of wrappers, or a value that was replaced."""
         return self.autograd.is_running or bool(self.fakes.replaced)
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
-        if not self.intercepts_plain:
+        if not self._follows_plain:
             return False
         values = tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0]
         proxies = [v for v in values if isinstance(v, TensorProxy)]

@@ -238,6 +238,8 @@ class Recorder(TorchDispatchMode):
         args = _with_defaults(func, args, kwargs)
         with self.paused():
             value = functional(*args, **kwargs)
+            if not torch.can_cast(value.dtype, target.dtype):  # torch's words; fakes are not asked by all operations
+                raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
             result = func(*args, **kwargs)
         aliases = self._aliases(target)
         if (value.dtype, value.shape) == (target.dtype, target.shape):
