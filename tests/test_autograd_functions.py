@@ -186,3 +186,45 @@ def test_a_function_without_backward_runs_forwards():
 def test_a_function_that_changes_its_argument_is_refused():
     with pytest.raises(UnsupportedOpError, match="in place|mul_"):
         thunder.jit(lambda x: InPlace.apply(x * 1), transforms=[SubclassTransform()])(torch.ones(2))
+
+
+SHOWN: list = []
+
+
+@torch.library.custom_op("thunder_norm_tests::shown_in_function", mutates_args=())
+def shown(x: torch.Tensor) -> None:
+    SHOWN.append(x.clone())
+
+
+shown.register_fake(lambda x: None)
+
+
+class ShowsForward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        shown(x * 2)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+class ShowsBackward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, g):
+        shown(g)
+        return g * 3
+
+
+def test_operators_that_return_nothing_are_refused_inside_of_a_function():
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(UnsupportedOpError, match="shown_in_function"):
+        thunder.jit(lambda x: ShowsForward.apply(x), transforms=[SubclassTransform()])(x)
+    result = thunder.jit(lambda x: ShowsBackward.apply(x).sum(), transforms=[SubclassTransform()])(x)
+    with pytest.raises(UnsupportedOpError, match="ShowsBackward"):
+        result.backward()

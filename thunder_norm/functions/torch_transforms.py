@@ -233,6 +233,7 @@ class _FunctionCall:
         self.leaves, self.spec = tree_flatten((args, kwargs))
         self.proxies = list({v.name: v for v in self.leaves if isinstance(v, TensorProxy)}.values())
         self.acquisition = Acquisition()  # of the fakes of this call alone
+        self.acquisition.num_levels = 1  # what has effects, or changes what the program holds, is no part of one operation
         self.fakes = {p.name: self._fake(p) for p in self.proxies}
         self.inputs = [self.fakes[p.name] for p in self.proxies]
         self.backward: list[Recorded] = []
