@@ -359,3 +359,16 @@ def test_a_failing_operator_fails_when_it_is_run():
 def test_unknown_operators_say_what_they_need():
     with pytest.raises(UnsupportedOpError, match="register_fake"):
         thunder.jit(lambda x: unknown(x), transforms=[SubclassTransform()])(two(requires_grad=False)())
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_a_differentiated_program_that_computes_no_result_is_refused(transform):
+    def f(x):
+        log(x.sum() * 2, "seen")
+        return x
+
+    heard.clear()
+    assert torch.equal(thunder.jit(f, transforms=[transform()])(torch.ones(3)), torch.ones(3))
+    assert heard == [("seen", 6.0)]
+    with pytest.raises(UnsupportedOpError, match="returns no tensor it has computed"):
+        thunder.jit(f, transforms=[transform()])(torch.ones(3, requires_grad=True))

@@ -260,3 +260,20 @@ def test_what_is_refused():
     refused(lambda x: attend(x, x, is_causal=True), x, match="causal")  # by torch too
     refused(lambda x: x if x.sum() > 0 else x * 2, x, match="used as a condition")
     assert_same(jit(lambda x: x * 2)(x), x * 2)
+
+
+def _set(o):
+    o[1] = 1
+
+
+@pytest.mark.parametrize("change", [_set, lambda o: o.copy_(torch.tensor([0, 1, 5])), lambda o: o[1:2].sub_(1)])
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+def test_lengths_that_the_program_has_changed_are_not_asked_for(change, is_after):
+    def program(values, offsets):
+        x = nested_tensor_from_jagged(values, offsets) if is_after else None
+        change(offsets)
+        x = x if is_after else nested_tensor_from_jagged(values, offsets)
+        return [part.sum() for part in x.unbind()]
+
+    with pytest.raises(UnsupportedOpError, match="value of a tensor"):
+        thunder.jit(program, transforms=[SubclassTransform()])(torch.ones(5, 2), torch.tensor([0, 2, 5]))

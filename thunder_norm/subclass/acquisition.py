@@ -26,6 +26,7 @@ from thunder_norm.subclass.refused import Refused
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -259,6 +260,12 @@ class Acquisition:
         """Whether the program changed a plain tensor in place so far: its proxy stands for another value since then."""
         trace = self.finished_trace if self.is_finished else get_jit_ctx().computation_trace
         return trace is None or any(_is_inplace_op(b) for b in trace.bound_symbols)
+
+    def has_changed_integers(self) -> bool:
+        """Whether one of these has no floating-point numbers: what was known of its values does not hold any more."""
+        trace = get_jit_ctx().computation_trace
+        changed = [p for b in trace.bound_symbols if _is_inplace_op(b) for p in b.flat_proxy_outs]
+        return any(isinstance(p, TensorProxy) and not dtypes.is_inexact_dtype(p.dtype) for p in changed)
 
     def refuse(self, error: Exception) -> Exception:
         """Remember that this program cannot be traced; returns the error, with the user's line."""

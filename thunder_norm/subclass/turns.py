@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder.core import dtypes, prims
@@ -41,6 +42,22 @@ def _after_effects() -> Symbol:
     return symbol
 
 
+def _check_is_forward(trace: TraceCtx) -> None:
+    """Refuse a program of which no result waits for its operations with effects, if Thunder is to split it.
+
+    Raises:
+        UnsupportedOpError: it is differentiated.
+    """
+    if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in trace.args):
+        raise UnsupportedOpError(
+            with_details(
+                "an operator that returns nothing, or writes into its arguments, in a program that returns no tensor it has computed",
+                why="the program has inputs that require grad, and Thunder runs in its forward what its results need alone",
+                instead="return a result that is computed, or call the program under torch.no_grad()",
+            )
+        )
+
+
 def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
     """A lowered computation, one result of which waits for the last operation with effects."""
     if acquisition.turn is None:
@@ -51,6 +68,7 @@ def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
     given = {p.name for p in trace.args}
     found = next((p for p in values["output"] if isinstance(p, TensorProxy) and p.name not in given), None)
     if found is None:
+        _check_is_forward(trace)
         return trace
     new = from_trace(trace)
     with tracectx(new):
