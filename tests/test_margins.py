@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import LipschitzMargin, certified_radii
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.errors import NormMismatchError, UnsupportedOpError
 
 
 class Residual(nn.Module):
@@ -193,3 +193,93 @@ def test_the_model_is_as_it_was():
 def test_mistakes_are_refused(make, words):
     with pytest.raises(NormMismatchError, match=words):
         make(nn.Linear(8, 4), torch.randn(3, 8))
+
+
+class Fn(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.forward = f
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: 10 * x * (x > 0).to(x.dtype),
+        lambda x: x * (x > 0.05),
+        lambda x: x.masked_fill(x > 0, 5.0),
+        lambda x: x if x[0, 0] < 0 else x.flip(1),
+        lambda x: torch.stack([x, x.flip(1)], 1)[torch.arange(1), (x[:, 0] > 0).long()],
+        lambda x: x * 0.001 + F.one_hot(x.argmax(1), 2),
+        lambda x: x + ((x > 0).double() - x).detach(),
+    ],
+)
+@pytest.mark.parametrize(
+    "certify", [lambda m, x, t: certified_radii(m, x, t), lambda m, x, t: LipschitzMargin(m, x, 0.1).radii(m(x), t)]
+)
+def test_models_that_decide_by_values_are_refused(f, certify):
+    x = torch.tensor([[-0.1, 0.5]], dtype=torch.float64)
+    with pytest.raises(NormMismatchError, match="decides by"):
+        certify(Fn(f), x, torch.tensor([1]))
+
+
+def test_indices_that_nobody_uses_do_no_harm():
+    x = torch.randn(2, 4, 8, dtype=torch.float64)
+    head = nn.Linear(8, 3).double()
+    assert (certified_radii(Fn(lambda x: head(x.max(1)[0])), x, head(x.max(1)[0]).argmax(1)) > 0).all()
+
+
+def test_constants_that_depend_on_the_norm_say_nothing_further_away():
+    model = Fn(lambda x: x * x * torch.tensor([1.0, 0.0]) + torch.tensor([0.0, 1.0]))
+    x, target = torch.tensor([[0.1, 0.1]]), torch.tensor([1])
+    margin = LipschitzMargin(model, x, 0.1)
+    assert margin.radii(model(x), target).item() == pytest.approx(0.1)
+    assert margin.certified(model(x), target).all()
+    assert model(torch.tensor([[1.0 + 1e-3, 0.1]])).argmax() == 0
+    assert certified_radii(model, x, target).item() <= 0.9
+
+
+def test_what_a_model_counts_and_changes_is_as_it_was():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.k, self.head, self.seen = 0, nn.Linear(8, 3), []
+            self.register_buffer("n", torch.zeros(()))
+
+        def forward(self, x):
+            self.k += 1
+            self.n += 1
+            self.seen.append(1)
+            return self.head(x * 2)
+
+    model, x = Counts(), torch.randn(3, 8)
+    before = x.clone()
+    certified_radii(model, x, torch.tensor([0, 1, 2]))
+    LipschitzMargin(model, x, 0.1).constants()
+    assert torch.equal(x, before)
+    assert (model.k, model.n.item(), model.seen) == (0, 0.0, [])
+    with pytest.raises(UnsupportedOpError, match="in-place"):
+        certified_radii(Fn(lambda x: model.head(x.sub_(0.5))), x, torch.tensor([0, 1, 2]))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (torch.tensor([0, 1]), "each of 3 inputs"),
+        (torch.tensor([0.0, 1.0, 2.0]), "integers"),
+        (torch.tensor([0, 1, 7]), "class 7"),
+        (torch.tensor([0, 1, -100]), ">= 0"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused(target, words):
+    model, x = nn.Linear(8, 4), torch.randn(3, 8)
+    for call in (lambda: certified_radii(model, x, target), lambda: LipschitzMargin(model, x, 0.1)(model(x), target)):
+        with pytest.raises(NormMismatchError, match=words):
+            call()
+
+
+def test_what_is_no_plain_classifier_is_refused():
+    x, target = torch.randn(3, 8), torch.tensor([0, 1, 0])
+    for model in (lambda x: x, torch.compile(nn.Linear(8, 4)), Fn(lambda x: {"z": x}), nn.Linear(8, 1), Fn(lambda x: x.sum(1))):
+        with pytest.raises(NormMismatchError, match="Lipschitz margins"):
+            certified_radii(model, x, target)

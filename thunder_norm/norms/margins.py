@@ -16,7 +16,10 @@ from thunder_norm.core.context import norm_mode, norm_sensitivity, perturbations
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.tensors import NormedTensor, describe
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.norms.decisions import NoDecisions
 from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
+from thunder_norm.norms.undisturbed import Surroundings
+from thunder.core.module import ThunderModule
 
 Scope = Literal["composed", "global"]
 
@@ -30,7 +33,9 @@ class LipschitzMargin(torch.nn.Module):
     label is certified: no input within r has another one (Tsuzuku, Sato and Sugiyama, "Lipschitz-Margin Training", NeurIPS 2018).
 
     The constants are those of the model in eval mode, for all inputs of at most the norm of the example's, and r more.  They are bounds
-    of real numbers: what floating point adds to the logits is not in them.
+    of real numbers: what floating point adds to the logits is not in them.  Their derivatives are those of a valid bound with the
+    multipliers of its ellipsoids held fixed, which are chosen anew in each call.  A model that decides by values (masks of comparisons,
+    indices, conditions) has no such constants and is refused.
 
     Args:
         model: from inputs [batch, ...] to logits [batch, classes].
@@ -41,7 +46,8 @@ class LipschitzMargin(torch.nn.Module):
             in; or "global": sqrt(2) times the product of norms, the same for all pairs.
 
     Raises:
-        NormMismatchError: a negative radius, no such sensitivity; later, logits that are not [batch, classes] or cannot be bounded.
+        NormMismatchError: a negative radius, no such sensitivity, no plain module; later, logits that are not [batch, classes] or cannot
+            be bounded, targets that are no classes, a model that decides by values.
     """
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, radius: float, *, sensitivity: Scope = "composed"):
@@ -50,6 +56,7 @@ class LipschitzMargin(torch.nn.Module):
             raise NormMismatchError(f'sensitivity must be "composed" or "global", which hold for all inputs, got {sensitivity!r}')
         if not radius >= 0:
             raise NormMismatchError(f"radius must be a length >= 0, got {radius}")
+        _check_model(model)
         _check_example(example)
         self._model = (model,)  # in a tuple: its parameters are not this module's
         self.example = example[:1].detach()
@@ -77,20 +84,33 @@ class LipschitzMargin(torch.nn.Module):
             logits: of the model in eval mode, [batch, classes].
             target: the class of each, [batch].
         """
-        return self.radii(logits, target) > self.radius
+        return self._distances(logits, target) > self.radius
 
-    @torch.no_grad()
     def radii(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """How far each input may move before its label may be another than the target, [batch]; not positive if it is another now.
 
+        At most `radius` for a model whose constants depend on the norm of the input (products, attention): further away they are
+        others.
+
         Args:
-            logits: of the model in eval mode, [batch, classes].
+            logits: of the model in eval mode, [batch, classes], for inputs of at most the norm of the example's.
             target: the class of each, [batch].
         """
-        constants = self._of(logits)[target].to(logits)
+        found = self._distances(logits, target)
+        return found if self._hold_everywhere() else found.clamp(max=self.radius)
+
+    @torch.no_grad()
+    def _distances(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        constants = self._of(logits, target)[target].to(logits)
         margins = logits.gather(-1, target[:, None]) - logits
         is_other = ~F.one_hot(target, logits.shape[-1]).bool()
         return torch.where(is_other, margins / constants, torch.inf).amin(-1)
+
+    @torch.no_grad()
+    def _hold_everywhere(self) -> bool:
+        """Whether the constants are those of inputs of any norm."""
+        larger = _constants(self.model, self.example, 2 * self._rms + 1, self.radius, self.sensitivity)
+        return torch.allclose(larger, self.constants(), rtol=1e-9, atol=0.0)
 
     def constants(self) -> torch.Tensor:
         """K_cj: how far the logit of j moves at most, relative to that of c, when the input moves by a Euclidean length of 1.
@@ -100,8 +120,9 @@ class LipschitzMargin(torch.nn.Module):
         """
         return _constants(self.model, self.example, self._rms, self.radius, self.sensitivity)
 
-    def _of(self, logits: torch.Tensor) -> torch.Tensor:
+    def _of(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         found = self.constants()
+        _check_target(target, len(logits) if logits.ndim else 0)
         if logits.ndim != 2 or logits.shape[-1] != len(found):
             raise NormMismatchError(
                 with_details(
@@ -110,10 +131,12 @@ class LipschitzMargin(torch.nn.Module):
                     instead="what the model returns, [batch, classes]",
                 )
             )
+        if target.numel() and target.max() >= len(found):
+            raise NormMismatchError(f"a target is class {int(target.max())}, and the model has {len(found)}")
         return found
 
     def _worst(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return logits + self.radius * self._of(logits)[target].to(logits)
+        return logits + self.radius * self._of(logits, target)[target].to(logits)
 
 
 def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tensor, *, steps: int = 10) -> torch.Tensor:
@@ -134,17 +157,22 @@ def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tenso
         [batch] float64; 0 where the label is another already.
 
     Raises:
-        NormMismatchError: inputs of no floating-point numbers, or logits that are not [batch, classes] or cannot be bounded.
+        NormMismatchError: no plain module, inputs of no floating-point numbers, targets that are no classes, logits that are not [batch,
+            classes] or cannot be bounded, a model that decides by values.
     """
+    _check_model(model)
     _check_example(x)
+    _check_target(target, len(x))
     found = [_certified_radius(model, x[i : i + 1].detach(), int(c), steps) for i, c in enumerate(target)]
     return torch.tensor(found, dtype=torch.float64)
 
 
 def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, steps: int) -> float:
     rms = RMSTensor.of(x, tuple(range(1 - x.ndim, 0))).norm_size
-    with torch.no_grad(), _in_eval_mode(model):
-        logits = model(x)[0].double()
+    with torch.no_grad(), _undisturbed(model, x):
+        logits = _check_logits(model(x.clone()))[0].double()
+    if not target < len(logits):
+        raise NormMismatchError(f"a target is class {target}, and the model has {len(logits)}")
     margins = logits[target] - logits
     others = torch.arange(len(logits)) != target
 
@@ -177,11 +205,12 @@ def _constants(model: torch.nn.Module, x: torch.Tensor, rms: torch.Tensor, radiu
     """
     count = x[0].numel()
     moved = radius / math.sqrt(count)
-    with _in_eval_mode(model), norm_mode("bound"), norm_sensitivity(sensitivity):
-        given = with_perturbation(RMSTensor._wrap(x, rms + moved, None, tuple(range(1 - x.ndim, 0))), moved)
-        y = model(given)
-    if not isinstance(y, NormedTensor) or y.ndim != 2:
-        raise NormMismatchError(f"Lipschitz margins are of a model that returns logits [batch, classes], got {describe(y)}")
+    with _undisturbed(model, x), norm_mode("bound"), norm_sensitivity(sensitivity):
+        given = with_perturbation(RMSTensor._wrap(x.clone(), rms + moved, None, tuple(range(1 - x.ndim, 0))), moved)
+        with NoDecisions():
+            y = model(given)
+    if not isinstance(_check_logits(y), NormedTensor):
+        raise NormMismatchError(f"Lipschitz margins are of a model whose logits depend on its input, got {describe(y)}")
     pairs = None if sensitivity == "global" else _of_pairs(y, given)
     if pairs is None:
         pairs = _of_all(y, given)
@@ -243,12 +272,30 @@ def _entry(y: NormedTensor) -> float:
 
 
 @contextlib.contextmanager
-def _in_eval_mode(model: Any) -> Iterator[None]:
-    training = [m for m in model.modules() if m.training]
-    for m in training:
-        m.training = False
-    try:
+def _undisturbed(model: torch.nn.Module, x: torch.Tensor) -> Iterator[None]:
+    """In eval mode, and what the model writes on the way (counters, caches, statistics) is undone."""
+    with Surroundings(model, x).undisturbed():
+        for m in model.modules():
+            m.training = False
         yield
-    finally:
-        for m in training:
-            m.training = True
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch._dynamo.OptimizedModule | ThunderModule):
+        raise NormMismatchError(
+            f"Lipschitz margins are of a plain nn.Module, got {type(model).__name__}: the module that was compiled"
+        )
+
+
+def _check_logits(logits: Any) -> torch.Tensor:
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or logits.shape[-1] < 2:
+        raise NormMismatchError(f"Lipschitz margins are of a model that returns logits [batch, classes], got {describe(logits)}")
+    return logits
+
+
+def _check_target(target: Any, batch: int) -> None:
+    is_fine = isinstance(target, torch.Tensor) and target.dtype in (torch.int64, torch.int32) and tuple(target.shape) == (batch,)
+    if not is_fine or target.numel() and target.min() < 0:
+        raise NormMismatchError(
+            f"the target is the class of each of {batch} inputs, integers [batch] >= 0, got {describe(target)}"
+        )
