@@ -328,3 +328,25 @@ def test_where_there_are_no_roundings_it_is_refused():
         norm_report(jitted(mlp().to("meta")), RMSTensor(1.0, backing=x.to("meta")), precision=torch.bfloat16)
     with pytest.raises(NormMismatchError, match="precision"):
         norm_report(jitted(mlp()), RMSTensor.of(x), precision=torch.bfloat16, sensitivity="composed")
+
+
+def test_what_no_rule_follows_is_not_said_to_do_nothing():
+    x = torch.randn(16, 64) + 50
+
+    def written_out(x):
+        return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1e-5)
+
+    found = norm_report(jitted(written_out), RMSTensor.of(x), precision=torch.bfloat16).precision
+    assert found.measured <= found.bound
+    assert is_near(found)
+
+
+def test_what_is_too_small_for_the_format_becomes_0():
+    x = torch.rand(8, 16) + 0.5
+    found = norm_report(jitted(lambda x: (x * 1e-9) * 1e9), RMSTensor.of(x), precision=torch.float16).precision
+    assert is_near(found)
+
+
+def test_models_of_low_precision_are_refused():
+    with pytest.raises(NormMismatchError, match=r"float32 \(model.float"):
+        norm_report(jitted(mlp().bfloat16()), RMSTensor.of(torch.randn(4, 24).bfloat16()), precision=torch.float16)

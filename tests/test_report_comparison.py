@@ -100,3 +100,14 @@ def test_mistakes_are_refused(model, x):
         report(model, x).compare(model)
     with pytest.raises(NormMismatchError, match="max_rows"):
         report(model, x).compare(report(model, x)).table(max_rows=-1)
+
+
+def test_what_is_done_once_more_is_compared_with_the_first(x):
+    found = report(lambda x: x.relu(), x).compare(report(lambda x: (x.relu() * 2).relu(), x))
+    assert [d.name for d in found.operations] == ["relu #1"]
+    assert found.only_after == ("mul", "relu #2")
+
+
+def test_reports_of_other_radii_are_not_compared(model, x):
+    with pytest.raises(NormMismatchError, match="scopes"):
+        report(model, x, radius=0.1).compare(report(model, x, radius=1.0))

@@ -163,13 +163,14 @@ def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tenso
     _check_model(model)
     _check_example(x)
     _check_target(target, len(x))
-    found = [_certified_radius(model, x[i : i + 1].detach(), int(c), steps) for i, c in enumerate(target)]
+    around = Surroundings(model, x)  # nothing changes between the runs
+    found = [_certified_radius(model, x[i : i + 1].detach(), int(c), steps, around) for i, c in enumerate(target)]
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, steps: int) -> float:
+def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, steps: int, around: Surroundings) -> float:
     rms = RMSTensor.of(x, tuple(range(1 - x.ndim, 0))).norm_size
-    with torch.no_grad(), _undisturbed(model, x):
+    with torch.no_grad(), _in_eval_mode(model, around):
         logits = _check_logits(model(x.clone()))[0].double()
     if not target < len(logits):
         raise NormMismatchError(f"a target is class {target}, and the model has {len(logits)}")
@@ -177,7 +178,7 @@ def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, step
     others = torch.arange(len(logits)) != target
 
     def bounds(radius: float, sensitivity: str) -> torch.Tensor:
-        return _constants(model, x, rms, radius, sensitivity)[target].detach().to(margins.device)[others]
+        return _constants(model, x, rms, radius, sensitivity, around)[target].detach().to(margins.device)[others]
 
     margins = margins[others]
     if not (margins > 0).all():
@@ -197,7 +198,14 @@ def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, step
 _FAR = 1e12
 
 
-def _constants(model: torch.nn.Module, x: torch.Tensor, rms: torch.Tensor, radius: float, sensitivity: Any) -> torch.Tensor:
+def _constants(
+    model: torch.nn.Module,
+    x: torch.Tensor,
+    rms: torch.Tensor,
+    radius: float,
+    sensitivity: Any,
+    around: Surroundings | None = None,
+) -> torch.Tensor:
     """See `LipschitzMargin.constants`; for inputs of at most this RMS, and `radius` more.
 
     Raises:
@@ -205,7 +213,7 @@ def _constants(model: torch.nn.Module, x: torch.Tensor, rms: torch.Tensor, radiu
     """
     count = x[0].numel()
     moved = radius / math.sqrt(count)
-    with _undisturbed(model, x), norm_mode("bound"), norm_sensitivity(sensitivity):
+    with _in_eval_mode(model, around or Surroundings(model, x)), norm_mode("bound"), norm_sensitivity(sensitivity):
         given = with_perturbation(RMSTensor._wrap(x.clone(), rms + moved, None, tuple(range(1 - x.ndim, 0))), moved)
         with NoDecisions():
             y = model(given)
@@ -272,9 +280,9 @@ def _entry(y: NormedTensor) -> float:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: torch.nn.Module, x: torch.Tensor) -> Iterator[None]:
+def _in_eval_mode(model: torch.nn.Module, around: Surroundings) -> Iterator[None]:
     """In eval mode, and what the model writes on the way (counters, caches, statistics) is undone."""
-    with Surroundings(model, x).undisturbed():
+    with around.undisturbed():
         for m in model.modules():
             m.training = False
         yield

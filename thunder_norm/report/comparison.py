@@ -43,9 +43,9 @@ class Difference:
         before, after = getattr(self.before, what), getattr(self.after, what)
         if before is None or after is None or not self.is_of_one_kind:
             return math.nan
-        if before == after:
+        if before == after or math.isnan(before) and math.isnan(after):
             return 1.0
-        return after / before if before else math.inf
+        return math.nan if math.isnan(after) else after / before if before else math.inf
 
     @property
     def change(self) -> float:
@@ -144,15 +144,17 @@ class Comparison:
 
 def compared(before: Findings, after: Findings) -> Comparison:
     """See `NormReport.compare`."""
-    if before.scope != after.scope:
+    scopes = [f"{r.scope!r}" + ("" if r.radius is None else f" {r.radius}") for r in (before, after)]
+    if scopes[0] != scopes[1]:
         raise NormMismatchError(
             with_details(
-                f"reports of different scopes: {before.scope!r} and {after.scope!r}",
+                f"reports of different scopes: {scopes[0]} and {scopes[1]}",
                 why="their sensitivities are of different things",
                 instead="norm_report(..., sensitivity=...) with the same one for both",
             )
         )
-    first, second = _named(before.rows), _named(after.rows)
+    counts = Counter((r.module, r.op) for r in before.rows) | Counter((r.module, r.op) for r in after.rows)
+    first, second = _named(before.rows, counts), _named(after.rows, counts)
     return Comparison(
         tuple(Difference(name, row, second[name]) for name, row in first.items() if name in second),
         {n: Difference(n, row, after.parameters[n]) for n, row in before.parameters.items() if n in after.parameters},
@@ -165,10 +167,8 @@ def _lacking(one: tuple[Mapping, Mapping], other: tuple[Mapping, Mapping]) -> tu
     return tuple(name for mine, theirs in zip(one, other, strict=True) for name in mine if name not in theirs)
 
 
-def _named(rows: Iterable[ReportRow]) -> dict[str, ReportRow]:
-    """Operations by module, name and how often the module has done that before."""
-    rows = list(rows)
-    total = Counter((r.module, r.op) for r in rows)
+def _named(rows: Iterable[ReportRow], total: Counter) -> dict[str, ReportRow]:
+    """Operations by module, name and how often the module has done that before, where one of the reports has several."""
     met: Counter = Counter()
     found = {}
     for row in rows:

@@ -53,6 +53,8 @@ def shares(
         added = max(sizes, default=math.nan)
         # beyond the largest number nothing is of first order
         arriving = sum((s * g if g or math.isfinite(s) else s for s, g in zip(sizes, sensitivities, strict=True)), start=0.0)
+        if arriving == 0 and variance > 0:  # inside of what is known as a whole (a normalization written out) no rule follows it
+            arriving = math.inf
         typical = point.error.double().square().mean().sqrt().item() * TYPICAL
         name = str(point.dtype).removeprefix("torch.")
         found.setdefault(place_of(point), []).append((name, added, typical, arriving, variance))

@@ -52,6 +52,7 @@ class Format:
         info = torch.finfo(self.dtype)
         exponent = torch.frexp(size.clamp_min(info.smallest_normal)).exponent
         found = torch.ldexp(torch.ones_like(size), exponent - 1 - self.digits) * scale
+        found = torch.minimum(found, size * scale)  # what is below the smallest number becomes 0
         return torch.where(self.rounded(t).isfinite() | ~t.isfinite(), found, torch.inf)
 
     def _scale(self, t: torch.Tensor) -> torch.Tensor | float:
