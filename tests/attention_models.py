@@ -117,14 +117,17 @@ class Einsum(nn.Module):
 
 
 class Torch(nn.Module):
-    def __init__(self):
+    def __init__(self, **options):
         super().__init__()
-        self.attention = nn.MultiheadAttention(6, 3, batch_first=True)
+        self.attention = nn.MultiheadAttention(6, 3, batch_first=True, **options)
 
     def forward(self, x):
         return self.attention(x, x, x, need_weights=False)[0]
 
     def logits(self, x):
         y = nn.functional.linear(x, self.attention.in_proj_weight, self.attention.in_proj_bias)
-        q, k, _ = (t.unflatten(-1, (3, 2)).transpose(1, 2) for t in y.chunk(3, -1))
+        q, k, _ = y.chunk(3, -1)
+        if self.attention.bias_k is not None:  # a last key
+            k = torch.cat([k, self.attention.bias_k.expand(len(x), 1, -1)], 1)
+        q, k = (t.unflatten(-1, (3, 2)).transpose(1, 2) for t in (q, k))
         return q @ k.mT / 2**0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -180,6 +181,98 @@ def test_scion_gets_norms_by_role():
     assert table["param_names"] == ["0.weight"] and table["norm_kwargs"] == {"transpose": True}
 
 
+class Routed(nn.Module):
+    """Experts with fused gates, of which a call may leave all but one out."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 8) for _ in range(2))
+        self.down, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x, only=None):
+        gated = (e(x).chunk(2, -1) for i, e in enumerate(self.experts) if only in (None, i))
+        return self.head(self.down(sum(torch.sigmoid(a) * b for a, b in gated)))
+
+
+def _routed():
+    model, x = Routed(), torch.randn(5, 4)
+    muon, _ = _optimizers(param_groups(model, x, split=True))
+    leaves = dict(zip(muon.param_groups[0]["param_names"], muon.param_groups[0]["params"], strict=True))
+    assert list(leaves)[:2] == ["experts.0.weight[0:4]", "experts.0.weight[4:8]"]
+    model(x, 0).sum().backward()
+    muon.step()
+    return model, x, muon, leaves["experts.0.weight[0:4]"]
+
+
+@pytest.mark.parametrize("how", ["step", "closure", "by name", "nothing reached"])
+def test_what_a_backward_leaves_out_is_not_stepped(how):
+    model, x, muon, _ = _routed()
+    before = [e.weight.detach().clone() for e in model.experts]
+
+    def closure():
+        model.zero_grad()
+        loss = model(x, 1).sum() if how != "nothing reached" else model.head(x).sum()
+        loss.backward()
+        return loss
+
+    if how in ("closure", "nothing reached"):
+        muon.step(closure)
+    elif how == "by name":
+        muon.step(closure=closure)
+    else:
+        closure()
+        muon.step()
+    assert model.experts[0].weight.grad is None
+    assert torch.equal(model.experts[0].weight, before[0])
+    assert torch.equal(model.experts[1].weight, before[1]) == (how == "nothing reached")
+
+
+def test_blocks_have_the_gradient_of_their_parameter_after_a_backward_and_in_a_step():
+    """Clipping and GradScaler read gradients before the step: an overflow that stayed would have it skip all steps."""
+    model, x, muon, leaf = _routed()
+    leaf.grad.fill_(torch.inf)
+    model.zero_grad()
+    model(x, 1).sum().backward()
+    assert leaf.grad is None
+    model(x, 0).sum().backward()
+    p, given = model.get_parameter("experts.0.weight"), leaf.grad
+    assert p.grad is not None
+    p.grad = p.grad / 2
+    muon.step()
+    assert torch.equal(leaf.grad, torch.div(given, 2))
+    muon.zero_grad()
+    muon.step()
+    assert leaf.grad is None and p.grad is not None
+    leaf.grad = own = torch.ones_like(leaf)
+    model.zero_grad()
+    muon.step()
+    assert leaf.grad is own
+
+
+def test_groups_that_are_garbage_leave_nothing_behind():
+    from torch.optim import optimizer
+
+    model, x = Routed(), torch.randn(5, 4)
+    gc.collect()
+    hooks = set(optimizer._global_optimizer_pre_hooks)
+    groups = param_groups(model, x, split=True)
+    assert len(optimizer._global_optimizer_pre_hooks) >= len(hooks)
+    model(x).sum().backward()
+    del groups
+    gc.collect()
+    p = model.experts[0].weight
+    assert not p._post_accumulate_grad_hooks and not p._backward_hooks
+    assert set(optimizer._global_optimizer_pre_hooks) <= hooks
+    model.to(D)
+    model.zero_grad()
+    groups = param_groups(model, x.to(D), split=True)  # the old ones' hooks would say that it has been moved
+    model(x.to(D)).sum().backward()
+    assert all(leaf.grad is not None for g in groups for leaf in g["params"])
+    del model, p
+    gc.collect()
+    assert set(optimizer._global_optimizer_pre_hooks) <= hooks
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +293,21 @@ def test_clearing_blocks_alone_is_noticed():
     fused.zero_grad()
     with pytest.raises(GradientError, match="moved or replaced since its groups were made"):
         fused(x.to(D)).sum().backward()
+
+
+def test_clearing_blocks_alone_is_noticed_where_gradients_have_graphs():
+    """Their sums are new tensors."""
+    fused, x = Fused(), torch.randn(2, 3, 6)
+    muon, _ = _optimizers(param_groups(fused, x, split=True))
+    for _ in range(2):
+        fused(x).sum().backward(create_graph=True)
+    muon.zero_grad()
+    with pytest.raises(GradientError, match="'qkv.weight' has been added to one that its optimizer had cleared"):
+        fused(x).sum().backward(create_graph=True)
+    fused.zero_grad()
+    fused(x).sum().backward(create_graph=True)
+    torch.autograd.grad(fused(x).sum(), fused.qkv.weight)
+    assert torch.equal(muon.param_groups[0]["params"][0].grad, fused.qkv.weight.grad[:8])
 
 
 def test_what_cannot_be_grouped_is_refused():

@@ -46,6 +46,7 @@ MODELS = {
     "two terms": Of(Latent, "k_rope.weight", 0.0),
     "einsum": Of(Einsum, "k", 0.5),
     "nn.MultiheadAttention": Of(Torch, "attention.in_proj_weight", 0.5),
+    "learned key": Of(lambda: Torch(add_bias_kv=True), "attention.in_proj_weight", 0.0),
     "GPT-2": Of(_hf("GPT2LMHeadModel", "GPT2Config", {k: v for k, v in _NAMES.items() if k != "n_layer"}), "", 0.5, (TOKENS,)),
     "Llama": Of(_hf("LlamaForCausalLM", "LlamaConfig", _GROUPED), "model.layers.0.self_attn.k_proj.weight", 0.0, (TOKENS,)),
     "Phi-3": Of(_hf("Phi3ForCausalLM", "Phi3Config", _GROUPED), "", 0.0, (TOKENS,)),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from thunder_norm.errors import GradientError, NormMismatchError, with_details
+from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.modular.blocks import Block
+from thunder_norm.modular.leaves import hand_on_gradients
 from thunder_norm.modular.roles import Role, Roles, find_roles
 from thunder_norm.modular.shards import is_spread
 from thunder_norm.modular.wrappers import unwrapped
@@ -163,7 +163,7 @@ def _leaves(role: Role, p: torch.Tensor) -> list[_Member]:
         )
     places = [_Place(block, index, axis) for index in ([None] if p.ndim == 2 else range(len(p))) for block in blocks]
     leaves = [place(p.detach()).requires_grad_() for place in places]
-    p.register_post_accumulate_grad_hook(_HandsOn(role.name, leaves, places))
+    hand_on_gradients(role.name, p, leaves, places)
     return [
         _Member(role.name + place.suffix, leaf, role, () if place.block is None else (place.block,))
         for leaf, place in zip(leaves, places, strict=True)
@@ -190,29 +190,3 @@ class _Place:
         part = t if self.block is None else self.block.view(t)
         part = part if self.index is None else part[self.index]
         return part.mT if self.axis == t.ndim - 1 else part
-
-
-class _HandsOn:
-    """Gives leaves their parts of a parameter's gradient, whenever it has been accumulated: views of it, so that clipping clips them."""
-
-    def __init__(self, name: str, leaves: Sequence[torch.Tensor], places: Sequence[Callable]):
-        self.name, self.leaves, self.places = name, list(leaves), list(places)
-        self.last: StorageWeakRef | None = None
-
-    def __call__(self, p: torch.Tensor) -> None:
-        grad = p.grad
-        assert grad is not None
-        if any(leaf.untyped_storage()._cdata != p.untyped_storage()._cdata for leaf in self.leaves):
-            raise GradientError(f"{self.name!r} has been moved or replaced since its groups were made: make them anew")
-        memory = StorageWeakRef(grad.untyped_storage())
-        is_same = self.last is not None and not self.last.expired() and self.last.cdata == memory.cdata
-        if is_same and any(leaf.grad is None for leaf in self.leaves):
-            raise GradientError(
-                with_details(
-                    f"the gradient of {self.name!r} has been added to one that its optimizer had cleared",
-                    instead="model.zero_grad(), which clears the parameter's: an optimizer of its blocks clears theirs alone",
-                )
-            )
-        self.last = memory
-        for leaf, place in zip(self.leaves, self.places, strict=True):
-            leaf.grad = place(grad)

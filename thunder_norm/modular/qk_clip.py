@@ -40,8 +40,8 @@ class QKClip:
 
     A head whose largest logit S exceeds tau has ``gamma = tau / S``, its queries are multiplied by ``gamma^alpha`` and its keys by
     ``gamma^(1 - alpha)``, by multiplying the rows of weights and biases that they are made of.  Keys that several heads share (grouped
-    queries, the rotary part in latent attention) stay what they are, and the queries, there, are multiplied by gamma: logits of other heads
-    never change.  Which rows those are is found by following the program (see `find_roles`): rotary embeddings, fused projections of any
+    queries, the rotary part in latent attention) stay what they are, as those with a parameter among their tokens (``add_bias_kv``), and the
+    queries, there, are multiplied by gamma: logits of other heads never change.  Which rows those are is found by following the program (see `find_roles`): rotary embeddings, fused projections of any
     layout, biases and written-out softmaxes are understood.
 
     >>> attention = torch.nn.MultiheadAttention(8, 2)

@@ -58,7 +58,7 @@ def heads_of(notes: Notes) -> list[Head]:
             )
         for number in range(attention.num_heads):
             query, key = (_entries(side, number, notes) for side in (attention.query, attention.key))
-            can = attention.query.is_homogeneous, attention.key.is_homogeneous
+            can = _can_scale(attention.query), _can_scale(attention.key)
             new = Head(f"{_names(attention)}, head {number}", query, key, can, [])
             found.setdefault((query, key, can), new).at.append((position, number))
     return list(found.values())
@@ -66,6 +66,11 @@ def heads_of(notes: Notes) -> list[Head]:
 
 def _names(attention: Attention) -> str:
     return ", ".join(dict.fromkeys(p.name for p in attention.query.parts if p.kind == "weight"))
+
+
+def _can_scale(side: Side) -> bool:
+    """Whether queries, or keys, are multiplied as their entries are; tokens that are parameters themselves (``bias_k``) have none of these."""
+    return side.is_homogeneous and not any(p.kind == "itself" for p in side.parts)
 
 
 def _entries(side: Side, number: int, notes: Notes) -> tuple[frozenset[Entry], ...]:
@@ -142,7 +147,7 @@ def powers(h: int, head: Head, owners: Owners, alpha: float) -> dict[Entry, floa
     found: dict[Entry, float] = {}
     for group in _linked(head):
         sides = [frozenset().union(*(entries[j] for j in group)) for entries in (head.query, head.key)]
-        if not all(sides):  # a product with 0: constants are in neither, where sides are homogeneous
+        if any(can and not entries for can, entries in zip(head.can_scale, sides, strict=True)):  # a product with 0
             continue
         free = [head.can_scale[side] and all(owners.of_each.get(e) == (h, side) for e in sides[side]) for side in (0, 1)]
         if not any(free):
@@ -160,7 +165,7 @@ def powers(h: int, head: Head, owners: Owners, alpha: float) -> dict[Entry, floa
 
 def _why_not(h: int, head: Head, owners: Owners, entries: frozenset[Entry], side: int) -> str:
     if not head.can_scale[side]:
-        return "they are not multiplied by what their projection is multiplied by: normalized, or constants are added"
+        return "they are not multiplied by what their projection is multiplied by: normalized, or constants are added, or tokens are parameters"
     names = sorted({e[0] for e in entries if owners.of_each.get(e) != (h, side)})
     return f"entries of {', '.join(names)} are also another head's, or taken elsewhere"
 
