@@ -61,6 +61,18 @@ def fill_all_(xs: list[torch.Tensor], maybe: torch.Tensor | None = None) -> None
         maybe.fill_(7)
 
 
+@torch.library.custom_op("effects::add_to_both_", mutates_args={"a", "b"})
+def add_to_both_(a: torch.Tensor, b: torch.Tensor, k: float = 1.0) -> None:
+    a.add_(k)
+    b.mul_(a)
+
+
+@torch.library.custom_op("effects::add_", mutates_args={"a"})
+def add_(a: torch.Tensor, b: torch.Tensor) -> None:
+    a.add_(1)
+    a.add_(b)
+
+
 @torch.library.custom_op("effects::unknown", mutates_args=())
 def unknown(x: torch.Tensor) -> torch.Tensor:
     return x * 2
@@ -175,6 +187,32 @@ def test_lists_and_optional_arguments_are_written_into():
         return a, b, c, d
 
     check(f, plain(3), plain(3))
+
+
+def given_twice(x):
+    y = x * 2
+    add_to_both_(y, y)
+    torch.ops.effects.add_to_both_(b=y, a=y, k=3.0)
+    add_(y, y)
+    return y + 1, y
+
+
+def given_twice_in_a_list(x):
+    y, z = x * 2, x + 1
+    fill_all_([y, z, y], y)
+    torch.ops.aten._foreach_add_.Scalar([z, y, z], 1.0)
+    return y, z
+
+
+@pytest.mark.parametrize("make", [plain(), two(requires_grad=False)], ids=["plain", "TwoTensor"])
+@pytest.mark.parametrize("f", [given_twice, given_twice_in_a_list], ids=lambda f: f.__name__)
+def test_a_tensor_given_twice_is_one_tensor(f, make):
+    check(f, make)
+
+
+def test_a_tensor_given_twice_keeps_its_history_and_may_be_an_input():
+    check(lambda x: given_twice(x)[1] * x, plain(requires_grad=True), is_differentiated=True)
+    check(lambda x: (add_to_both_(x, x), x * 1)[1], plain())
 
 
 def test_torch_s_own_operators_on_lists_are_written_down():

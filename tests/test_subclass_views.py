@@ -176,6 +176,74 @@ def test_a_view_of_an_input_is_written_into():
     check(input_written, two(requires_grad=False))
 
 
+def inner_row(x):
+    y = x * 2
+    y.a[0].zero_()
+    return y
+
+
+def inner_columns(x):
+    y = x * 2
+    y.a[:, 1:].mul_(3)
+    y.b.T[0].copy_(y.a[:, 1].detach()[:3])
+    return y
+
+
+def inner_assigned(x):
+    y = x * 2
+    v = y.a
+    v[0] = 0
+    y.b.view(-1)[0] = 0
+    return y
+
+
+def inner_without_grad(x):
+    y = x * 2
+    v = y.a.detach()
+    with torch.no_grad():
+        v[0].zero_()
+        y.b.type_as(y.a)[1].add_(1)
+    return y
+
+
+def inner_activated(x):
+    y = x * 2
+    torch.nn.functional.relu(y.a[0], inplace=True)
+    return y
+
+
+def inner_written_after_use(x):
+    y = x * 2
+    v = y.a[0]
+    z = y * 3
+    v.exp_()
+    y.add_(1)
+    return z, y, v
+
+
+INNER = [inner_row, inner_columns, inner_assigned, inner_without_grad, inner_activated, inner_written_after_use]
+
+
+@pytest.mark.parametrize("f", INNER, ids=lambda f: f.__name__)
+def test_views_of_inner_tensors_of_what_is_differentiated_are_written_into(f):
+    check(f, two(), is_differentiated=True)
+    make, jf = two(), thunder.jit(f, transforms=[SubclassTransform()])
+    x = make()
+    assert_same(jf(x), f(x))  # also before the backward
+
+
+def test_a_view_taken_before_there_was_a_wrapper_is_refused():
+    def f(x):
+        p = x.b.detach() * 1
+        v = p[0]
+        y = TwoTensor(p, p + 1) * x
+        v.zero_()
+        return TwoTensor(p, p + 1) * y
+
+    with pytest.raises(ThunderNormError, match="(?s)zero_.*a view of an inner tensor"):
+        thunder.jit(f, transforms=[SubclassTransform()])(two()())
+
+
 def masked() -> torch.Tensor:
     return masked_tensor(torch.randn(3, 4), torch.ones(3, 4).bool())
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.subclass.aliasing import may_share_memory
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
 from thunder_norm.subclass.equality import Equality
 from thunder_norm.subclass.fakes import Fakes, Wrappers
@@ -174,6 +175,8 @@ class Acquisition:
             return True
         if not self.autograd.is_running:
             return False
+        if may_share_memory(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # a view that may be written into
+            return True
         return is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:

@@ -6,9 +6,34 @@ and written into, the elements of that memory in order (`elements`), whatever st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
+
+from thunder.torch import _syms_returning_views, _syms_that_may_return_views, _torch_to_thunder_function_map
+
+
+def may_share_memory(fn: Callable) -> bool:
+    """Whether what a function of torch's returns may lie in the memory of its first argument, by its name or for Thunder."""
+    name = getattr(fn, "__name__", "")
+    if name in ("__getitem__", "__iter__", "__get__", "type_as", "type") or "inplace" in getattr(
+        getattr(fn, "__code__", None), "co_varnames", ()
+    ):
+        return True
+    return _torch_to_thunder_function_map.get(fn) in _views() or _is_view(name)
+
+
+@functools.cache
+def _views() -> frozenset:
+    return frozenset(_syms_returning_views | _syms_that_may_return_views)
+
+
+@functools.cache
+def _is_view(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    schemas = () if packet is None else [getattr(packet, overload)._schema for overload in packet.overloads()]
+    return any(r.alias_info is not None and not r.alias_info.is_write for schema in schemas for r in schema.returns)
 
 
 def is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:

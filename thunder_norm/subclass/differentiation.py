@@ -25,6 +25,7 @@ from thunder_norm.subclass.aten import captured
 from thunder_norm.subclass.effects import is_effect
 from thunder_norm.subclass.fallback import fallback
 from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
+from thunder_norm.subclass.mutations import check_newest
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
 from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
@@ -191,6 +192,7 @@ class Joint:
 
         operation = executor.register_operator("torch_autograd", like=forward)
         executor.register_implementation(operation, execution_transform=forward, grad_transform=grad)
+        check_newest(trace, [*anchored, *anchors, *saved])
         with tracectx(trace), scope(trace) as written:
             results = operation(*anchored, *anchors, *saved)
         trace.bound_symbols.extend(written)

@@ -64,14 +64,11 @@ class OfOperator(Effect):
         places = [i if i < len(args) else names[i] for i in self.written]
         return [(p, args[p] if isinstance(p, int) else kwargs.get(p)) for p in places]
 
-    def _with_copies(self, args: tuple, kwargs: dict) -> tuple[list, dict, list[torch.Tensor]]:
-        own_args, own_kwargs, copies = list(args), dict(kwargs), []
-        for place, value in self._written(args, kwargs):
-            own = [None if t is None else t.clone() for t in _listed(value)]
-            copies.extend(t for t in own if t is not None)
-            holder: Any = own_args if isinstance(place, int) else own_kwargs
-            holder[place] = own if isinstance(value, list | tuple) else own[0]
-        return own_args, own_kwargs, copies
+    def _with_copies(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, list[torch.Tensor]]:
+        # a tensor given twice has one copy: the operator may read in one place what it wrote in the other
+        copies = {id(t): t.clone() for t in self.written_tensors(args, kwargs)}
+        own_args, own_kwargs = tree_map(lambda v: copies.get(id(v), v), (args, kwargs))
+        return own_args, own_kwargs, list(copies.values())
 
 
 def _listed(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.effects import OfOperator, is_effect
@@ -109,7 +109,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     With `written` it is a composite of other operations.
     """
     name = _fallback_name(func) + _which(func, used)
-    infer = ltorch.meta_adaptor(func)
+    infer = functools.partial(_infer_once_each, func) if is_effect(func) else ltorch.meta_adaptor(func)
 
     def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
         return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
@@ -209,12 +209,26 @@ def _effect_vjp(
     cotangents: Sequence,
 ) -> list[TensorProxy]:
     """Gradients as torch's autograd has them, which knows nothing of what an operator writes: a tensor keeps its history."""
-    written = [p.name for p in func.written_tensors(args[1:], kwargs)]
+    written = list(dict.fromkeys(p.name for p in func.written_tensors(args[1:], kwargs)))
     if len(results) != 1 + len(written):
         raise UnsupportedOpError(f"{func.func} returns a tensor that is to be differentiated, and has no gradient")
     of = {p.name: g for p, g in zip(_differentiable(results), cotangents, strict=True)}
     gradients = dict(zip(written, (of.get(p.name) for p in results[1:]), strict=True))
-    return [g if (g := gradients.get(p.name)) is not None else ltorch.zeros_like(p) for p in inputs]
+    # `pop`: gradients to a tensor that was given twice add up
+    return [g if (g := gradients.pop(p.name, None)) is not None else ltorch.zeros_like(p) for p in inputs]
+
+
+def _infer_once_each(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """What `func` returns, as proxies; a tensor given twice is one tensor for it, as it is when the program runs."""
+    leaves, spec = tree_flatten((args, kwargs))
+    first: dict[str, int] = {}
+    places = [first.setdefault(v.name, i) if isinstance(v, TensorProxy) else i for i, v in enumerate(leaves)]
+
+    def of_leaves(*given: Any) -> Any:
+        own_args, own_kwargs = tree_unflatten([given[i] for i in places], spec)
+        return func(*own_args, **own_kwargs)
+
+    return ltorch.meta_adaptor(of_leaves)(*leaves)
 
 
 def _which(func: Callable, used: tuple[bool, ...]) -> str:

@@ -37,6 +37,29 @@ def check_mutations(trace: TraceCtx) -> None:
                 _refuse(bsym)
 
 
+def check_newest(trace: TraceCtx, taken: Sequence[TensorProxy]) -> None:
+    """Refuse in-place operations that change what a name in `taken` stands for: what takes it would not wait for them.
+
+    Raises:
+        UnsupportedOpError: there is one.
+    """
+    family: dict[str, set[str]] = {}  # the names of tensors in one memory
+    made: dict[str, int] = {}
+    written: list[tuple[int, str, BoundSymbol]] = []
+    for position, bsym in enumerate(trace.bound_symbols):
+        made |= {p.name: position for p in bsym.flat_proxy_outs}
+        related = [[old.name, new.name] for _, old, new in _copies(bsym)]
+        written += [(position, old, bsym) for old, _ in related]
+        if bsym.sym.id == prims.PrimIDs.UPDATE_ALIASES:
+            related = [[p.name for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)]]
+        for names in related:
+            together = set(names).union(*(family.get(name, ()) for name in names))
+            family |= dict.fromkeys(together, together)
+    for position, name, bsym in written:
+        if any(p.name in family[name] and made.get(p.name, -1) < position for p in taken):
+            _refuse(bsym, "it is a view of an inner tensor, taken where that was not known", "use the out-of-place operation")
+
+
 def _copies(bsym: BoundSymbol) -> Iterator[tuple[TensorProxy, TensorProxy, TensorProxy]]:
     """(new value, target, result) of each copy into a tensor inside `bsym`."""
     if bsym.sym.id == prims.PrimIDs.COPY_:
@@ -69,12 +92,16 @@ def _is_used(names: set[str], later: Sequence[BoundSymbol]) -> bool:
     return False
 
 
-def _refuse(bsym: BoundSymbol) -> None:
+def _refuse(
+    bsym: BoundSymbol,
+    why: str = "Thunder's gradients of in-place operations are not reliable",
+    instead: str = "use the out-of-place operation, or torch.no_grad()",
+) -> None:
     raise UnsupportedOpError(
         with_details(
             f"in-place {bsym.sym.name} on a plain tensor, in a differentiated program with wrapper subclasses",
             at=location_of(bsym),
-            why="Thunder's gradients of in-place operations are not reliable",
-            instead="use the out-of-place operation, or torch.no_grad()",
+            why=why,
+            instead=instead,
         )
     )
