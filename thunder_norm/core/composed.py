@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
 from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, Scaled, sum_of
@@ -289,7 +290,8 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
     """
     if rule is None or not call.moving or not all(moves(y) for y in call.results):
         return
-    made = rule(call)
+    with _disable_current_modes():  # they are about the program, and this is thousands of operations on matrices of ours
+        made = rule(call)
     if made is None:
         return
     known = {id(t.x) for m in made if m is not None for t in m.terms}
@@ -297,9 +299,10 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
     left = rest.of(call.given, known) if known >= {id(x) for x in call.moving} else None
     if left is None:
         return
-    for y, m, by_others in zip(call.results, made, left, strict=True):
-        if m is not None:
-            _attach(y, m, by_others)
+    with _disable_current_modes():
+        for y, m, by_others in zip(call.results, made, left, strict=True):
+            if m is not None:
+                _attach(y, m, by_others)
 
 
 def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:

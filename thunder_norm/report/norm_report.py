@@ -265,6 +265,13 @@ def _check_precision(program: Program, has_data: bool) -> None:
         raise NormMismatchError(
             'precision is about roundings of data: it needs data, mode "bound", and sensitivity "local" or "global"'
         )
+    given = tree_flatten((program.args, program.kwargs, program.tensors))[0]
+    found = {t.dtype for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()} - {torch.float32, torch.float64}
+    if found:
+        raise NormMismatchError(
+            f"precision compares with a program in float32 or float64, and this one has tensors of {', '.join(sorted(map(str, found)))}: "
+            "give it the model and the inputs in float32 (model.float())"
+        )
 
 
 def _scope(sensitivity: Sensitivity | None, radius: float | None) -> Sensitivity | None:
