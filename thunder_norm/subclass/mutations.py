@@ -12,7 +12,7 @@ from thunder_norm.subclass.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, BoundSymbolInterface
 from thunder.core.trace import TraceCtx
 
 
@@ -45,7 +45,7 @@ def check_newest(trace: TraceCtx, taken: Sequence[TensorProxy]) -> None:
     """
     family: dict[str, set[str]] = {}  # the names of tensors in one memory
     made: dict[str, int] = {}
-    written: list[tuple[int, str, BoundSymbol]] = []
+    written: list[tuple[int, str, BoundSymbolInterface]] = []
     for position, bsym in enumerate(trace.bound_symbols):
         made |= {p.name: position for p in bsym.flat_proxy_outs}
         related = [[old.name, new.name] for _, old, new in _copies(bsym)]
