@@ -266,9 +266,9 @@ class Acquisition:
 
     def has_changed_integers(self) -> bool:
         """Whether one of these has no floating-point numbers: what was known of its values does not hold any more."""
-        trace = get_jit_ctx().computation_trace
-        changed = [p for b in trace.bound_symbols if _is_inplace_op(b) for p in b.flat_proxy_outs]
-        return any(isinstance(p, TensorProxy) and not dtypes.is_inexact_dtype(p.dtype) for p in changed)
+        trace = self.finished_trace if self.is_finished else get_jit_ctx().computation_trace
+        changed = [p for b in trace.bound_symbols if _is_inplace_op(b) for p in b.flat_proxy_outs] if trace else []
+        return trace is None or any(isinstance(p, TensorProxy) and not dtypes.is_inexact_dtype(p.dtype) for p in changed)
 
     def refuse(self, error: Exception) -> Exception:
         """Remember that this program cannot be traced; returns the error, with the user's line."""
