@@ -77,6 +77,7 @@ class LipschitzMargin(torch.nn.Module):
         """
         return F.cross_entropy(self._worst(logits, target), target)
 
+    @torch.no_grad()
     def certified(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Which inputs have the target's label, and so has every input within the radius: booleans [batch].
 
@@ -84,8 +85,9 @@ class LipschitzMargin(torch.nn.Module):
             logits: of the model in eval mode, [batch, classes].
             target: the class of each, [batch].
         """
-        return self._distances(logits, target) > self.radius
+        return _distances(self._of(logits, target), logits, target) > self.radius
 
+    @torch.no_grad()
     def radii(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """How far each input may move before its label may be another than the target, [batch]; not positive if it is another now.
 
@@ -96,21 +98,11 @@ class LipschitzMargin(torch.nn.Module):
             logits: of the model in eval mode, [batch, classes], for inputs of at most the norm of the example's.
             target: the class of each, [batch].
         """
-        found = self._distances(logits, target)
-        return found if self._hold_everywhere() else found.clamp(max=self.radius)
-
-    @torch.no_grad()
-    def _distances(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        constants = self._of(logits, target)[target].to(logits)
-        margins = logits.gather(-1, target[:, None]) - logits
-        is_other = ~F.one_hot(target, logits.shape[-1]).bool()
-        return torch.where(is_other, margins / constants, torch.inf).amin(-1)
-
-    @torch.no_grad()
-    def _hold_everywhere(self) -> bool:
-        """Whether the constants are those of inputs of any norm."""
+        constants = self._of(logits, target)
+        found = _distances(constants, logits, target)
+        # the same for inputs of another norm: they hold everywhere
         larger = _constants(self.model, self.example, 2 * self._rms + 1, self.radius, self.sensitivity)
-        return torch.allclose(larger, self.constants(), rtol=1e-9, atol=0.0)
+        return found if torch.allclose(larger, constants, rtol=1e-9, atol=0.0) else found.clamp(max=self.radius)
 
     def constants(self) -> torch.Tensor:
         """K_cj: how far the logit of j moves at most, relative to that of c, when the input moves by a Euclidean length of 1.
@@ -196,6 +188,13 @@ def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, step
 
 # A radius for labels that nothing near changes.
 _FAR = 1e12
+
+
+def _distances(constants: torch.Tensor, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """How far each input may move before another logit may be larger than the target's, [batch]."""
+    margins = logits.gather(-1, target[:, None]) - logits
+    is_other = ~F.one_hot(target, logits.shape[-1]).bool()
+    return torch.where(is_other, margins / constants[target].to(logits), torch.inf).amin(-1)
 
 
 def _constants(

@@ -12,7 +12,7 @@ from thunder_norm.norms.eager_environment import EagerEnvironment
 from thunder_norm.report.precision.roundings import TYPICAL, Point, Recorder
 from thunder_norm.report.rows import Rounding
 
-# Random directions in the space of the results: the variance that is estimated is within a factor of 2 with 8 of them.
+# Random directions in the space of the results, of which the variance is estimated.
 _DIRECTIONS = 16
 
 
