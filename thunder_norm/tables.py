@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from thunder_norm.errors import NormMismatchError
 
@@ -30,3 +31,15 @@ def short_location(location: str) -> str:
     """``model.py:41`` of ``/path/to/model.py:41:  text``."""
     path, _, rest = location.partition(":")
     return f"{Path(path).name}:{rest.partition(':')[0]}" if location else ""
+
+
+def pandas_for(method: str) -> Any:
+    """The module pandas, which the extra `dataframe` installs.
+
+    Raises:
+        ImportError: it is not installed, and `method` needs it.
+    """
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as e:
+        raise ImportError(f"{method} needs pandas: pip install 'thunder_norm[dataframe]'") from e

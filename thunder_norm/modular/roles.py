@@ -7,7 +7,6 @@ The program runs once, without data if it can, and every parameter is followed t
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,6 +21,7 @@ from thunder_norm.modular.following.notes import Notes
 from thunder_norm.modular.following.strands import Use
 from thunder_norm.modular.wrappers import unwrapped
 from thunder_norm.norms.parameters import tied_names
+from thunder_norm.tables import pandas_for
 
 RoleName = Literal["matrix", "head", "table", "tied", "stack", "convolution", "depthwise", "gain", "bias", "other", "unused"]
 
@@ -114,10 +114,7 @@ class Roles:
         Raises:
             ImportError: there is no pandas.
         """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as e:
-            raise ImportError("Roles.to_dataframe needs pandas: pip install 'thunder_norm[dataframe]'") from e
+        pandas = pandas_for("Roles.to_dataframe")
         fields = [f.name for f in dataclasses.fields(Role)]
         return pandas.DataFrame({name: [getattr(row, name) for row in self.rows] for name in fields})
 

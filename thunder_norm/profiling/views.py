@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any
 
 from thunder_norm.errors import ProfileError
 from thunder_norm.profiling.rows import ProfileRow
 from thunder_norm.profiling.totals import Measured
-from thunder_norm.tables import short_location, shortened
+from thunder_norm.tables import pandas_for, short_location, shortened
 
 # Columns of the table, and how wide a console must be to have them: no number is cut.
 _TEXTS = {"module": 0, "op": 0, "line": 110, "shape": 140, "dtype": 200}
@@ -108,10 +107,7 @@ def _scaled(n: int, base: int, units: tuple[str, ...]) -> str:
 
 def dataframe(report: Measured) -> Any:
     """See `Profile.to_dataframe`."""
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError as e:
-        raise ImportError("Profile.to_dataframe needs pandas: pip install 'thunder_norm[dataframe]'") from e
+    pandas = pandas_for("Profile.to_dataframe")
     columns = [f.name for f in dataclasses.fields(ProfileRow) if f.name != "kernels"]
     rows = report.schedule
     data = {name: [getattr(row, name) for row in rows] for name in columns}

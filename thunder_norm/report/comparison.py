@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.report.rows import Findings, ReportRow
-from thunder_norm.tables import shortened
+from thunder_norm.tables import pandas_for, shortened
 
 _COMPARED = ("norm_size", "sensitivity", "actual")
 _HEADS = ("norm", "sensitivity", "actual")
@@ -129,10 +128,7 @@ class Comparison:
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as e:
-            raise ImportError("Comparison.to_dataframe needs pandas: pip install 'thunder_norm[dataframe]'") from e
+        pandas = pandas_for("Comparison.to_dataframe")
         found = [*self.operations, *self.parameters.values()]
         columns: dict[str, list[Any]] = {"name": [d.name for d in found]}
         for what in _COMPARED:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from typing import Any
 
 from thunder_norm.core.context import COMPOSED
 from thunder_norm.report.rows import Findings, ReportRow, is_infinite, is_nan
-from thunder_norm.tables import short_location, shortened
+from thunder_norm.tables import pandas_for, short_location, shortened
 
 
 def nonfinite(report: Findings) -> list[str]:
@@ -100,10 +99,7 @@ _OF_ROUNDING = ("added", "added_typical", "arriving", "arriving_typical")
 
 def dataframe(report: Findings) -> Any:
     """See `NormReport.to_dataframe`."""
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError as e:
-        raise ImportError("NormReport.to_dataframe needs pandas: pip install 'thunder_norm[dataframe]'") from e
+    pandas = pandas_for("NormReport.to_dataframe")
     columns = [f.name for f in dataclasses.fields(ReportRow) if f.name not in ("rule", "arguments", "rounding")]
     data = {name: [getattr(row, name) for row in report.rows] for name in columns}
     if report.precision is not None:

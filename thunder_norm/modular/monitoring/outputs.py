@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from thunder_norm import progress
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.tables import pandas_for
 
 Record = dict[str, Any]
 Log = Callable[[dict[str, float], int], None]
@@ -62,10 +62,7 @@ def dataframe(records: Sequence[Record]) -> Any:
     Raises:
         ImportError: pandas is not installed.
     """
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError as e:
-        raise ImportError("TrainingMonitor.dataframe needs pandas: pip install 'thunder_norm[dataframe]'") from e
+    pandas = pandas_for("TrainingMonitor.dataframe")
     index = pandas.Index([r["step"] for r in records], name="step", dtype="int64")
     return pandas.DataFrame([flat(r) for r in records], index=index)
 
