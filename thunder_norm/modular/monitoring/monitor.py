@@ -28,6 +28,7 @@ from thunder_norm.modular.monitoring.parameters import (
 )
 from thunder_norm.modular.monitoring.steps import Steps, Tensors
 from thunder_norm.modular.unit_norms import UnitNorms
+from thunder_norm.modular.wrappers import layers
 from thunder_norm.norms.inference import NormSpec
 from thunder.core.module import ThunderModule
 
@@ -325,15 +326,8 @@ def _plain(model: Any, activations: bool) -> tuple[torch.nn.Module, torch.nn.Mod
     """
     if not isinstance(model, torch.nn.Module):
         raise NormMismatchError(f"TrainingMonitor needs a torch.nn.Module, got {describe(model)}")
-    compiled: torch.nn.Module | None = None
-    while True:
-        if isinstance(model, ThunderModule | OptimizedModule):
-            compiled = model if compiled is None else compiled
-            model = model._model if isinstance(model, ThunderModule) else model._orig_mod
-        elif isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            model = model.module
-        else:
-            break
+    *outside, model = layers(model)
+    compiled = next((m for m in outside if isinstance(m, ThunderModule | OptimizedModule)), None)
     inside = [name for name, m in model.named_modules() if _is_compiled(m)]
     if activations and inside:
         raise NormMismatchError(
