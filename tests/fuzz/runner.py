@@ -23,7 +23,7 @@ from typing import Any
 
 from .program import BAD, KINDS, Outcome, Program, run, shrunk
 
-SUBJECTS = ("derivatives", "op_db", "modules", "wrappers")
+SUBJECTS = ("derivatives", "op_db", "modules", "wrappers", "changes")
 PROGRAMS_OF_A_PROCESS = 150  # Thunder keeps what it compiled: a process grows by some MiB a program
 
 

@@ -31,7 +31,7 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
 from thunder_norm.tracing import known_values, lookasides
 from thunder_norm.tracing.bindable import guard
-from thunder_norm.tracing.guards import GuardError
+from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import WrappedValue

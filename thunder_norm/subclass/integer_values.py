@@ -20,7 +20,7 @@ from thunder_norm.subclass import jagged
 from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.guards import GuardError
+from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.trees import flat_tensors
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx

@@ -10,7 +10,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.opaque_objects import ID, OpaqueProxy, check_apart, stride_of
 from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.guards import GuardError
+from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy

@@ -17,7 +17,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import address_refused, from_user, wrapped_result
 from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.guards import GuardError
+from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (

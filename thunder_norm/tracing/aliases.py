@@ -18,7 +18,7 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.guards import GuardError
+from thunder_norm.tracing.conditions import GuardError
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy

@@ -9,30 +9,39 @@ that a module sets on itself: each gave silently another result, or another stat
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
+from thunder_norm.tracing import guards
+from thunder_norm.tracing.classes import MISSING as _nothing
+from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.snapshots import same_as
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import AnyProxy, Proxy
 
-_nothing = object()
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 # what holds no attributes that a program computes or assigns, or says of itself what they are
 _SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
+_HOLDS_NO_CODE = (ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
 _PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
 _CONTAINERS = (list, dict, set, deque)
+_CONSTANTS = (bool, int, float, complex, str, bytes)
 _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute of what was there before it
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it reads or sets an attribute in a way that Thunder has not; None to leave it to Thunder."""
     if fn is getattr and len(args) >= 2:
-        return _read(*args[:2])
+        if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):
+            guards.note_attribute(args[0], args[1].value)
+        return _of_tensor if _is_users(*args[:2]) else _read(*args[:2])
+    if fn is hasattr and len(args) == 2 and _is_users(*args):
+        return _tensor_has
     if fn is object.__getattribute__ and len(args) == 2:
         return _by_object
     if (fn is setattr or fn is object.__setattr__) and len(args) == 3:
@@ -64,6 +73,31 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
         return _computed if has_changed else None
     _forget_if_changed(obj, name.value)
     return None
+
+
+def _is_users(obj: WrappedValue, name: WrappedValue) -> bool:
+    """Whether it is an attribute that a user may have given to a tensor of torch's, of which Thunder's proxies know nothing."""
+    tensor = obj.original_value
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or type(name.value) is not str:
+        return False
+    return name.value not in obj.attribute_wrappers and not hasattr(type(tensor), name.value) and guards.is_guarded(obj)
+
+
+def _of_tensor(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    found = vars(obj.original_value).get(name.value, _nothing)
+    guards.note(obj, "has", name.value, found is not _nothing)
+    if found is _nothing:
+        return default[0] if default else do_raise(AttributeError(f"'Tensor' object has no attribute {name.value!r}"))
+    if isinstance(found, torch.Tensor):
+        return thunders.wrap_attribute(found, obj, name)
+    guards.note(obj, "own attribute", name.value, same_as(found))
+    return wrap_const(found)
+
+
+def _tensor_has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
+    is_there = name.value in vars(obj.original_value)
+    guards.note(obj, "has", name.value, is_there)
+    return wrap_const(is_there)
 
 
 def _forget_if_changed(obj: WrappedValue, name: str) -> None:
@@ -99,11 +133,6 @@ def _forget_if_other(obj: WrappedValue, name: str, now: Any) -> None:
     if cached is None or now is _nothing or cached.value is now or cached.original_value is now:
         return
     del obj.attribute_wrappers[name]
-
-
-def in_classes(mro: Sequence[type], name: str, default: Any = _nothing) -> Any:
-    """What the first of some classes that has `name` has under it, as it stands there."""
-    return next((vars(base)[name] for base in mro if name in vars(base)), default)
 
 
 def _of_class(value: Any, name: str) -> Any:
@@ -176,6 +205,9 @@ def _by_object(obj: WrappedValue, name: WrappedValue) -> Any:
         return result
     if cached is not None and not _is_same(cached, result):
         del obj.attribute_wrappers[name.value]
+    if type(result) in _CONSTANTS and isinstance(type(obj.value).__getattribute__, FunctionType):
+        guards.note(obj, "own attribute", name.value, same_as(result))  # to a prologue the object would say something else
+        return wrap_const(result)
     found = thunders.wrap_attribute(result, obj, name)
     if isinstance(obj.value, torch.nn.Module) and name.value in jit_ext.MODULE_MEMBER_DICT_ATTRS:
         found.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from thunder_norm.tracing.guards import GuardError, check_in_prologue
+from thunder_norm.tracing.conditions import GuardError
+from thunder_norm.tracing.guards import check_in_prologue
 from thunder.core import prims
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.extend import OperatorExecutor

@@ -14,6 +14,7 @@ from typing import Any
 from thunder_norm.tracing import guards
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement, Replacements
+from thunder_norm.tracing.snapshots import same_as
 from thunder.core import interpreter
 from thunder.core.interpreter import MutMappingWrapperMethods, SequenceIter, WrappedValue
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -40,6 +41,14 @@ def _copied(x: Any) -> Any:
 KEPT = Replacements((Replacement(Symbol, "bind", _bind, "Symbol.__call__: bsym = self.bind(*args, **kwargs, output=result"),))
 
 
+@instead_of(vars)
+def _vars(*objects: WrappedValue) -> Any:
+    """``vars(obj)``: Thunder calls it natively, so that nothing guards what is in it."""
+    if not objects:
+        return interpreter._interpret_call(locals)
+    return interpreter._interpret_call(getattr, objects[0], interpreter.wrap_const("__dict__"))
+
+
 @instead_of(dict.__getitem__)
 def _item(mapping: WrappedValue, key: WrappedValue) -> Any:
     """``super().__getitem__(key)`` in the ``__getitem__`` of a dict's subclass: Thunder calls that once more, and not as a program.
@@ -55,7 +64,7 @@ def _item(mapping: WrappedValue, key: WrappedValue) -> Any:
         return interpreter.do_raise(e)
     if not _is_constant(value):
         return _thunders_item(mapping, key)
-    guards.note(mapping, "own item", key.value, _copied(value))
+    guards.note(mapping, "own item", key.value, same_as(value))
     return interpreter.wrap_const(value)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import contextvars
 import enum
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,12 +34,16 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing import snapshots
+from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.conditions import compiled, holds
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
+from thunder_norm.tracing.surroundings import Surroundings
 from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
-from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue
+from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, PseudoInst, WrappedValue
 from thunder.core.trace import get_tracectx
 
 _ROOTS = {PseudoInst.INPUT_ARGS: "args", PseudoInst.INPUT_KWARGS: "kwargs", PseudoInst.INPUT_FN: "fn"}
@@ -72,16 +75,20 @@ _LOOK_INTO_NOTHING = frozenset(
 )
 # what it is is guarded wherever it stands
 _STAND_ANYWHERE = (*_IDENTICAL, *_GUARDED_BY_THUNDER, bytes, CodeType, CellType)
+_BY_KEY = (dict.get, dict.__getitem__)
+_NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
+_OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
 _MOST_KEYS = 256
 
 
 @dataclass
 class Guards:
-    """What one acquisition has looked at: for each way, what was there, and which ways led to one object (in order, as keys)."""
+    """What one acquisition has looked at: for each way, what was there, and of two ways whether they led to one object."""
 
     roots: dict[str, Any]
     conditions: dict[tuple[Path, str, Any], Any] = field(default_factory=dict)
-    meetings: dict[tuple[Path, Path], None] = field(default_factory=dict)
+    meetings: dict[tuple[Path, Path], bool] = field(default_factory=dict)
+    surroundings: Surroundings = field(default_factory=Surroundings)
 
 
 _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
@@ -126,13 +133,20 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
     result = _original_wrap_callback(wrapped)  # it writes m.__dict__["a"] as m.a
     if isinstance(value, _IDENTICAL):
         note(wrapped, "is", None, value)
+    elif isinstance(value, float | complex):
+        if value == 0 or value != value:  # Thunder compares it: 0.0 and -0.0 are equal, and nan is not
+            note(wrapped, "written", None, repr(value))
     elif isinstance(value, torch.nn.Module):
         note(wrapped, "type", None, type(value))
-    elif isinstance(value, MethodType) and isinstance(value.__self__, torch.nn.Module):
+    elif isinstance(value, MethodType):
         _note_method(wrapped, value)
+    elif isinstance(value, snapshots.DATA):
+        path = _path(wrapped.provenance)
+        if path is not None and path[-1][1] not in _OF_MODULES:
+            note(wrapped, "same", None, snapshots.same_as(value))
     elif not isinstance(value, _GUARDED_BY_THUNDER):
         path = _path(wrapped.provenance)
-        if path is not None and path[0][0] != "fn":  # of its own surroundings a program knows the types
+        if path is not None and (path[0][0] != "fn" or type(value) not in _CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))
     return result
 
@@ -143,13 +157,57 @@ def is_guarded(wrapped: WrappedValue) -> bool:
 
 
 def _note_method(wrapped: WrappedValue, method: MethodType) -> None:
-    """A module's method is its class's; one that is given to the object itself later goes before it."""
+    """An object's method is its class's; one that is given to the object itself later goes before it."""
     path, guards = _path(wrapped.provenance), _current.get()
     if guards is not None and path is not None and path[-1][0] == "attribute":
         name = path[-1][1]
         is_everybodys = method.__func__ is getattr(torch.nn.Module, name, None)
-        if not is_everybodys and name not in vars(method.__self__):
+        if not is_everybodys and name not in getattr(method.__self__, "__dict__", (name,)):
             guards.conditions.setdefault((path[:-1], "not own", name), None)
+
+
+def note_attribute(owner: WrappedValue, name: str) -> None:
+    """Note that an attribute is read: what a class says of it, and what its own ``__getattr__`` does, holds while nothing else does."""
+    guards, value = _current.get(), owner.value
+    if guards is None:
+        return
+    kind = value if isinstance(value, type) else type(value)
+    guards.surroundings.note_attribute(kind, name)
+    if kind is value or name in getattr(value, "__dict__", (name,)) or not is_guarded(owner):
+        return
+    if in_classes(kind.__mro__, name, None) is None:
+        is_answered = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
+        if is_answered:
+            note(owner, "not own", name, None)
+        elif not hasattr(value, name):
+            note(owner, "has", name, False)
+
+
+def note_identity(a: WrappedValue, b: WrappedValue, is_one: bool) -> None:
+    """Note what ``a is b`` says."""
+    guards, path, other = _current.get(), _path(a.provenance), _path(b.provenance)
+    if guards is None or isinstance(a.value, _NUMBERS) or isinstance(b.value, _NUMBERS):
+        return
+    if path is not None and other is not None:
+        if path != other:
+            guards.meetings.setdefault((path, other), is_one)
+    elif path is not None or other is not None:
+        known, constant = (a, b) if other is None else (b, a)
+        if constant.value is None and known.value is not None:  # what is None is guarded as such
+            note(known, "is none", None, is_one)
+
+
+def note_none(asked: WrappedValue) -> None:
+    """Note that it matters whether something is None."""
+    if asked.value is not None:  # what is None is guarded as such
+        note(asked, "is none", None, False)
+
+
+def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: Any, **kwargs: Any) -> Any:
+    guards = _current.get()
+    if guards is not None:
+        guards.surroundings.note_function(fn.value, args)
+    return _original_run_function(compilectx, runtimectx, fn, *args, **kwargs)
 
 
 def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
@@ -160,7 +218,7 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
         path, other = _path(provenance), _path(found.provenance)
         if guards is not None and path is not None and other is not None and path != other:
             if isinstance(value, _CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
-                guards.meetings[path, other] = None
+                guards.meetings[path, other] = True
     return found
 
 
@@ -173,11 +231,6 @@ def _populate_item_wrappers(obj: WrappedValue) -> None:
         elif len(obj.value) <= _MOST_KEYS:
             note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
     _original_populate(obj)
-
-
-def _compare_op(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
-    look_into((stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)))
-    return _original_compare_op(inst, stack=stack, **state)
 
 
 def look_into(args: tuple[Any, ...]) -> None:
@@ -195,10 +248,15 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         is_special = thunders.DUNDER_PATTERN.match(args[1].value)  # the interpreter itself asks for those
         if not is_special and not isinstance(obj, (torch.Tensor, jit_ext.Proxy)) and _path(args[0].provenance) is not None:
             note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
-    elif fn is dict.get and len(args) >= 2 and type(args[0].value) is dict and type(args[1].value) in (str, int):
-        note(args[0], "contains", args[1].value, args[1].value in args[0].value)
-    elif isinstance(fn, _OPAQUE) and any(type(a.value) in _CONTAINERS for a in args):
-        if not _looks_into_nothing(fn) and not is_known(fn):
+    elif fn in _BY_KEY and len(args) >= 2 and isinstance(args[0].value, dict) and type(args[1].value) in (str, int):
+        is_there = args[1].value in args[0].value
+        if fn is dict.get or not is_there:
+            note(args[0], "contains", args[1].value, is_there)
+    elif isinstance(fn, _OPAQUE):
+        guards = _current.get()
+        if guards is not None:
+            guards.surroundings.note_call(fn, args)
+        if any(type(a.value) in _CONTAINERS for a in args) and not _looks_into_nothing(fn) and not is_known(fn):
             look_into(args)
 
 
@@ -218,7 +276,7 @@ def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> 
     if guards is None:
         return
     ways = Ways(guards.roots)
-    check = _compiled(ways, _kept(guards, ways), _still_meeting(guards, ways))
+    check = compiled(ways, _kept(guards, ways), _still_meeting(guards, ways), guards.surroundings)
     if check is None:
         return
     check_in_prologue(ctx, bind(check))
@@ -241,109 +299,25 @@ def _kept(guards: Guards, ways: Ways) -> list[tuple[Path, str, Any, Any]]:
     for (path, kind, detail), expected in guards.conditions.items():
         is_code = kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum))
         found = ways.end_of_code(path) if is_code else ways.end(path)
-        if found is not LEFT_OUT and _holds(found, kind, detail, expected):
+        if found is not LEFT_OUT and holds(found, kind, detail, expected):
             kept.append((path, kind, detail, expected))
     return kept
 
 
-def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path]]:
-    """The ways that lead to one object after the acquisition too."""
-    found = [(pair, [ways.end(path) for path in pair]) for pair in guards.meetings]
-    return [pair for pair, (one, other) in found if one is other and one is not LEFT_OUT]
+def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:
+    """The pairs of ways of which the same can be said after the acquisition."""
+    found = [(*pair, is_one, *(ways.end(path) for path in pair)) for pair, is_one in guards.meetings.items()]
+    return [
+        (a, b, is_one)
+        for a, b, is_one, one, other in found
+        if one is not LEFT_OUT and other is not LEFT_OUT and (one is other) is is_one
+    ]
 
 
-# What is checked, of a value, what was noted of it, and an attribute or key.
-_CONDITIONS = {
-    "is": "{value} is {expected}",
-    "type": "type({value}) is {expected}",
-    "length": "type({value}) is {expected}[0] and len({value}) == {expected}[1]",
-    "keys": "type({value}) is {expected}[0] and tuple({value}) == {expected}[1]",
-    "no keys": "type({value}) is {expected} and not {value}",
-    "contains": "({detail!r} in {value}) is {expected}",
-    "own item": "dict.__getitem__({value}, {detail!r}) == {expected}",
-    "not own": "{detail!r} not in {value}.__dict__",
-    "has": "hasattr({value}, {detail!r}) is {expected}",
-}
-
-
-@functools.cache
-def _code(kind: str, detail: Any) -> CodeType:
-    return compile(_CONDITIONS[kind].format(value="value", expected="expected", detail=detail), "<condition>", "eval")
-
-
-def _holds(value: Any, kind: str, detail: Any, expected: Any) -> bool:
-    return eval(_code(kind, detail), {"value": value, "expected": expected})  # noqa: S307 - of names and literals alone
-
-
-def _compiled(
-    ways: Ways, conditions: list[tuple[Path, str, Any, Any]], meetings: list[tuple[Path, Path]]
-) -> Callable[[tuple, dict], None] | None:
-    """A function that raises a GuardError if a condition does not hold, or two ways lead to two objects."""
-    if not conditions and not meetings:
-        return None
-    names: dict[Path, str] = {}
-    constants: dict[str, Any] = {"fn": ways.roots["fn"], "_GuardError": GuardError}
-    lines: list[str] = []
-
-    def place(path: Path) -> str:
-        if len(path) == 1:
-            return path[0][0]
-        if path not in names:
-            before, (step, key) = place(path[:-1]), path[-1]
-            if step == "attribute" and _is_of_instance(ways.end(path[:-1]), key):
-                before, step = entries(path[:-1], before), "item"
-            names[path] = name = f"v{len(names)}"
-            lines.append(f"{name} = {before}[{key!r}]" if step == "item" else f"{name} = {_attribute(before, key)}")
-        return names[path]
-
-    def entries(path: Path, owner: str) -> str:
-        of_owner = (*path, ("attribute", "__dict__"))
-        if of_owner not in names:
-            names[of_owner] = f"v{len(names)}"
-            lines.append(f"{names[of_owner]} = {owner}.__dict__")
-        return names[of_owner]
-
-    for path, kind, detail, expected in conditions:
-        value, constant = place(path), f"c{len(constants)}"
-        constants[constant] = expected
-        condition = _CONDITIONS[kind].format(value=value, expected=constant, detail=detail)
-        lines.append(f"if not ({condition}): raise _GuardError({_described(path)!r})")
-    for path, other in meetings:
-        lines.append(f"if {place(path)} is not {place(other)}: raise _GuardError({_described(path)!r})")
-    source = "def check(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
-    exec(compile(source, "<guards of thunder_norm>", "exec"), constants)  # noqa: S102 - of names and literals alone
-    return constants["check"]
-
-
-def _is_of_instance(owner: Any, key: str) -> bool:
-    """Whether an attribute of a module stands in its ``__dict__`` and nowhere else: reading it there is three times as fast."""
-    cls = type(owner)
-    return (
-        isinstance(owner, torch.nn.Module)
-        and cls.__getattribute__ is object.__getattribute__
-        and key in vars(owner)
-        and not hasattr(cls, key)
-    )
-
-
-def _attribute(value: str, key: str) -> str:
-    return f"{value}.{key}" if key.isidentifier() and not key.startswith("__") else f"getattr({value}, {key!r})"
-
-
-def _described(path: Path) -> str:
-    parts = [f"[{key!r}]" if step == "item" else f".{key}" for step, key in path[1:]]
-    return f"{path[0][0]}{''.join(parts)} is not what it was when the trace was acquired"
-
-
-class GuardError(Exception):
-    """What the program runs with is other than what its trace was acquired with: another trace is needed."""
-
-
-_handlers = thunders._default_opcode_handler_map
 _original_wrap_callback = jit_ext._general_jit_wrap_callback
 _original_populate = thunders.populate_item_wrappers
 _original_wrap = thunders.wrap
-_original_compare_op = _handlers["COMPARE_OP"]
+_original_run_function = thunders._setup_frame_and_run_python_function
 
 REPLACEMENTS = Replacements(
     (
@@ -354,6 +328,11 @@ REPLACEMENTS = Replacements(
             thunders, "populate_item_wrappers", _populate_item_wrappers, "populate_item_wrappers, which looks into a container"
         ),
         Replacement(thunders, "wrap", _wrap, "wrap, which finds the wrapper of an object that it has seen elsewhere"),
-        Replacement(_handlers, "COMPARE_OP", _compare_op, "_compare_op_handler, which compares values natively"),
+        Replacement(
+            thunders,
+            "_setup_frame_and_run_python_function",
+            _run_function,
+            "the same, which takes code and defaults of a function for what they are",
+        ),
     )
 )

@@ -6,7 +6,8 @@ Torch's code works that out with the values of parameters, of which a trace has 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
-from thunder.core.interpreter import WrappedValue, do_raise, interpreter_needs_wrap, unwrap
+from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, interpreter_needs_wrap, unwrap, wrap_const
 from thunder.core.proxies import Proxy
 
 
@@ -34,6 +35,41 @@ def _apply(module: WrappedValue, fn: WrappedValue, recurse: WrappedValue | None 
             )
         )
     )
+
+
+@instead_of(torch.nn.Module.named_parameters)
+def _named_parameters(module: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """In the order that torch has: Thunder goes through a set of names, whose order is another in each process."""
+    return _named_members(module, "named_parameters", "_parameters", args, kwargs)
+
+
+@instead_of(torch.nn.Module.named_buffers)
+def _named_buffers(module: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    return _named_members(module, "named_buffers", "_buffers", args, kwargs)
+
+
+def _named_members(module: WrappedValue, method: str, table: str, args: tuple, kwargs: dict[str, WrappedValue]) -> Any:
+    given = inspect.signature(getattr(torch.nn.Module, method)).bind(module.value, *map(unwrap, args), **_unwrapped(kwargs))
+    given.apply_defaults()
+    _, prefix, recurse, remove_duplicate = given.args
+    names = frozenset(name for name, _ in getattr(module.value, method)(*given.args[1:]))
+    return _interpret_call(_members, module, *map(wrap_const, (table, prefix, recurse, remove_duplicate, names)))
+
+
+def _members(
+    module: torch.nn.Module, table: str, prefix: str, recurse: bool, remove_duplicate: bool, names: frozenset[str]
+) -> Iterator[tuple[str, Any]]:
+    """``Module._named_members``, interpreted; which members are there twice is in `names`: torch keeps a set of tensors."""
+    modules = module.named_modules(prefix=prefix, remove_duplicate=remove_duplicate) if recurse else [(prefix, module)]
+    for before, inner in modules:
+        for key, value in getattr(inner, table).items():
+            name = before + ("." if before else "") + key
+            if name in names:
+                yield name, value
+
+
+def _unwrapped(kwargs: dict[str, WrappedValue]) -> dict[str, Any]:
+    return {unwrap(name): unwrap(value) for name, value in kwargs.items()}
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ import thunder.torch as ltorch
 from thunder.core import dtypes, utils
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, interpreter_needs_wrap, wrap
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 from thunder.core.symbol import Symbol
 
 _AS_TORCH: dict[Callable, Callable] = {}
@@ -67,6 +67,15 @@ def _instead_of(*functions: Callable) -> Callable[[Callable], Callable]:
         return own
 
     return enter
+
+
+@_instead_of(torch.tensor)
+def _tensor(data: Any, **options: Any) -> Any:
+    """Thunder's has float32 of a float whatever the default dtype, and complex64 of a complex."""
+    if options.get("dtype") is None and isinstance(pyval(data) if isinstance(data, NumberProxy) else data, float | complex):
+        default = torch.get_default_dtype()
+        options["dtype"] = default if isinstance(data, float) else default.to_complex()
+    return ltorch.tensor(data, **options)
 
 
 # -- other arguments --------------------------------------------------------------------------------------------------

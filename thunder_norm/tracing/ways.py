@@ -7,6 +7,8 @@ import sys
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+import torch
+
 Path = tuple[tuple[str, Any], ...]
 
 LEFT_OUT = object()
@@ -58,9 +60,9 @@ def _item(value: Any, key: Any) -> Any:
 def _attribute(value: Any, key: str, length: int, *, is_last: bool, is_code: bool) -> Any:
     """An attribute; its way has `length` steps with the root."""
     if (
-        key == "__dict__"
+        (key == "__dict__" and isinstance(value, torch.nn.Module))
         or (key == "__func__" and is_last)
-        or (length > 2 and isinstance(value, FunctionType) and _is_of_others(value.__globals__))
+        or (length > 2 and isinstance(value, FunctionType) and is_of_others(value.__globals__))
     ):
         return LEFT_OUT  # what is read of a __dict__ has a shorter way; code that others wrote stays as it is
     found = inspect.getattr_static(type(value), key, None)
@@ -73,7 +75,7 @@ def _attribute(value: Any, key: str, length: int, *, is_last: bool, is_code: boo
         return LEFT_OUT
 
 
-def _is_of_others(names: dict[str, Any]) -> bool:
+def is_of_others(names: dict[str, Any]) -> bool:
     """Whether the globals of a function are those of a library."""
     file = names.get("__file__") or ""
     return names.get("__name__", "").partition(".")[0] in _OF_OTHERS or "site-packages" in file

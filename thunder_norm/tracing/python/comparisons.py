@@ -1,0 +1,128 @@
+"""Comparisons: by methods that the program's classes have for it, and of objects that a proxy stands for.
+
+Thunder compares what it has natively: ``==`` of a class that the user wrote is not interpreted, so that nothing guards what it reads; and
+two proxies are two objects, also where they stand for one tensor.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from types import FunctionType
+from typing import Any
+
+from thunder_norm.tracing import guards
+from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.replacement import Replacement
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
+from thunder.core.proxies import Proxy
+
+_handlers = thunders._default_opcode_handler_map
+_thunders_compare_op = _handlers["COMPARE_OP"]
+_METHODS = {
+    "<": ("__lt__", "__gt__"),
+    "<=": ("__le__", "__ge__"),
+    "==": ("__eq__", "__eq__"),
+    "!=": ("__ne__", "__ne__"),
+    ">": ("__gt__", "__lt__"),
+    ">=": ("__ge__", "__le__"),
+}
+_OPERATION_BITS = 5 if sys.version_info >= (3, 13) else 4 if sys.version_info >= (3, 12) else 0  # beside the operation's number
+_WANTS_BOOL = 16  # from Python 3.13 on
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_LIBRARIES = frozenset({"torch", "thunder", "thunder_norm", "numpy", *sys.stdlib_module_names} - {"__main__"})
+
+
+def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
+    b, a = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
+    guards.look_into((b, a))
+    assert inst.arg is not None
+    operation = dis.cmp_op[inst.arg >> _OPERATION_BITS]
+    if not _has_own(a, operation) and not _has_own(b, operation):
+        return _thunders_compare_op(inst, stack=stack, **state)
+    stack.pop_wrapped()
+    stack.pop_wrapped()
+    result = _compared(a, b, operation)
+    if result is not _EXCEPTION_RAISED and sys.version_info >= (3, 13) and inst.arg & _WANTS_BOOL:
+        result = thunders._interpret_call(bool, result)
+    return result if result is _EXCEPTION_RAISED else stack.append(result)
+
+
+def _has_own(x: WrappedValue, operation: str) -> bool:
+    """Whether a class that a user wrote says what the operation is."""
+    kind = type(x.value)
+    if isinstance(x.value, Proxy | type) or kind.__module__.partition(".")[0] in _LIBRARIES:
+        return False
+    names = (*_METHODS[operation], "__eq__") if operation == "!=" else _METHODS[operation]
+    return any(isinstance(in_classes(kind.__mro__, name, None), FunctionType) for name in names)
+
+
+def _compared(a: WrappedValue, b: WrappedValue, operation: str) -> Any:
+    """``a == b`` and the like: the method of the left, that of the right reflected, identity (Python's data model, 3.3.1)."""
+    name, reflected = _METHODS[operation]
+    asked = [(a, b, name), (b, a, reflected)]
+    kind, base = type(b.value), type(a.value)
+    if kind is not base and issubclass(kind, base):
+        asked.reverse()
+    for left, right, method in asked:
+        result = _asked(left, right, method)
+        if result is _EXCEPTION_RAISED or result.value is not NotImplemented:
+            return result
+    if operation in ("==", "!="):
+        return _wrapped(_is_one(a, b) is (operation == "=="), a, b)
+    kinds = f"{base.__name__!r} and {kind.__name__!r}"
+    return do_raise(TypeError(f"{operation!r} not supported between instances of {kinds}"))
+
+
+def _asked(left: WrappedValue, right: WrappedValue, method: str) -> Any:
+    found = in_classes(type(left.value).__mro__, method, None)
+    if method == "__ne__" and found is object.__ne__:  # what == says, turned round
+        result = _asked(left, right, "__eq__")
+        if result is _EXCEPTION_RAISED or result.value is NotImplemented:
+            return result
+        return thunders._interpret_call(lambda x: not x, result)
+    guards.note_attribute(left, method)
+    return wrap_const(NotImplemented) if found is None else thunders._interpret_call(wrap_const(found), left, right)
+
+
+def _is_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> None:
+    b, a = stack.pop_wrapped(), stack.pop_wrapped()
+    is_one = _is_one(a, b)
+    guards.note_identity(a, b, is_one)
+    stack.append(is_one is not bool(inst.arg))
+
+
+def _noting_none(opname: str) -> Any:
+    """The handler of a jump that asks whether something is None, which is how ``is None`` is compiled."""
+    jump = _handlers[opname]
+
+    def handler(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
+        guards.note_none(stack.getitem_wrapped(-1))
+        return jump(inst, stack=stack, **state)
+
+    return handler
+
+
+def _is_one(a: WrappedValue, b: WrappedValue) -> bool:
+    """Whether two values are one object, or stand for one."""
+    return a.value is b.value or _behind(a) is _behind(b)
+
+
+def _behind(x: WrappedValue) -> Any:
+    return x.value if x.original_value is x.nothing else x.original_value
+
+
+def _wrapped(result: bool, *of: WrappedValue) -> WrappedValue:
+    return wrap(result, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[x.provenance for x in of]))
+
+
+REPLACEMENTS = (
+    Replacement(_handlers, "COMPARE_OP", _compare_op, "_compare_op_handler, which compares values natively"),
+    Replacement(_handlers, "IS_OP", _is_op, "_is_op_handler: a is b, of what stands for values"),
+    *(
+        Replacement(_handlers, name, _noting_none(name), "_pop_jump_forward_if_none_handler_3_11 and its likes: tos is None")
+        for name in _handlers
+        if name.endswith(("_IF_NONE", "_IF_NOT_NONE"))
+    ),
+)

@@ -1,0 +1,74 @@
+"""What a value that is read natively was: Thunder knows nothing of sets, ranges, arrays and partials, and looks into none of them."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import fractions
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+# Of these no one looks into the items one by one, and what is in them may change.
+_COLLECTIONS = (set, frozenset, collections.deque)
+# Equal values of one of these types are the same.
+_DATA = (bytes, range, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, np.generic)
+DATA = (*_COLLECTIONS, *_DATA, np.ndarray, functools.partial)
+
+
+def same_as(value: Any) -> Callable[[Any], bool]:
+    """A function that says whether a value is what `value` is now, with all that is in it.
+
+    Numbers that are equal are not the same if one has another sign (0.0 and -0.0) or another type (1 and True); anything that is no
+    container and no data is the same only if it is the same object.
+    """
+    kind = type(value)
+    if kind in (int, str, bool):
+        return functools.partial(_is_equal, kind, value)
+    if kind in (float, complex):
+        return functools.partial(_is_written_alike, kind, repr(value))
+    if kind in (set, frozenset):
+        return functools.partial(_is_equal, kind, frozenset(value))
+    if kind in (tuple, list, collections.deque):
+        return functools.partial(_has_items, kind, [same_as(v) for v in value])
+    if isinstance(value, dict):
+        return functools.partial(_has_entries, kind, tuple(value), [same_as(v) for v in value.values()])
+    if isinstance(value, functools.partial):
+        parts = (value.func, same_as(value.args), same_as(value.keywords))
+        return functools.partial(_calls, kind, *parts)
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return functools.partial(_has_bytes, kind, value.dtype, value.shape, value.tobytes())
+    if isinstance(value, _DATA):
+        return functools.partial(_is_equal, kind, value)
+    return functools.partial(_is, value)
+
+
+def _is(then: Any, now: Any) -> bool:
+    return now is then
+
+
+def _is_equal(kind: type, then: Any, now: Any) -> bool:
+    return type(now) is kind and now == then
+
+
+def _is_written_alike(kind: type, then: str, now: Any) -> bool:
+    return type(now) is kind and repr(now) == then
+
+
+def _has_items(kind: type, then: Sequence[Callable[[Any], bool]], now: Any) -> bool:
+    return type(now) is kind and len(now) == len(then) and all(is_same(v) for is_same, v in zip(then, now, strict=True))
+
+
+def _has_entries(kind: type, keys: tuple, then: Sequence[Callable[[Any], bool]], now: Any) -> bool:
+    return type(now) is kind and tuple(now) == keys and all(is_same(v) for is_same, v in zip(then, now.values(), strict=True))
+
+
+def _calls(kind: type, function: Any, args: Callable[[Any], bool], keywords: Callable[[Any], bool], now: Any) -> bool:
+    return type(now) is kind and now.func is function and args(now.args) and keywords(now.keywords)
+
+
+def _has_bytes(kind: type, dtype: np.dtype, shape: tuple[int, ...], then: bytes, now: Any) -> bool:
+    return type(now) is kind and now.dtype == dtype and now.shape == shape and now.tobytes() == then
