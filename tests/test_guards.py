@@ -3,12 +3,15 @@
 import collections
 import enum
 import functools
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from thunder_norm.errors import AcquiredAnewWarning
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad
 import thunder
 
@@ -269,3 +272,103 @@ def test_a_plain_compilation_is_left_to_thunder():
     jitted = thunder.jit(lambda x, m: x if m is None else x * m)
     jitted(X, None)
     assert "check_surroundings" not in str(thunder.last_prologue_traces(jitted)[0])
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(
+    "draw",
+    [random.random, lambda: random.randint(0, 10**6), lambda: float(np.random.rand()), lambda: random.choice(range(10**6))],
+    ids=["random", "randint", "numpy", "choice"],
+)
+def test_random_numbers_of_python_are_drawn_in_each_call(transform, draw):
+    def f(x):
+        return x * draw()
+
+    def three(g):
+        random.seed(5)
+        np.random.seed(5)
+        return [g(torch.ones(2)) for _ in range(3)]
+
+    jitted = thunder.jit(f, transforms=[transform()])
+    with pytest.warns(AcquiredAnewWarning, match="acquired anew in each call") as warned:
+        found = three(jitted)
+    texts = [str(w.message) for w in warned if w.category is AcquiredAnewWarning]
+    assert len(texts) == 3 and all(".py:" in text for text in texts)  # one for each acquisition, with its line
+    torch.testing.assert_close(found, three(f))
+    assert len(thunder.compile_stats(jitted).interpreter_cache) == 0  # nothing is kept that no call can use
+
+
+def test_a_generator_that_the_program_makes_says_the_same_each_time():
+    def f(x):
+        return x * random.Random(3).random()
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    torch.testing.assert_close([jitted(X), jitted(X)], [f(X), f(X)])
+    assert thunder.cache_misses(jitted) == 1
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+        self.tied = self.layers[0]
+        self.layers[2].bias = self.layers[0].bias
+        self.layers[2].register_parameter("absent", None)
+
+    def forward(self, kwargs):
+        names = [[name for name, _ in members(**kwargs)] for members in (self.named_parameters, self.named_buffers)]
+        return names, [p * 1 for p in self.parameters()], [b * 1 for b in self.layers.buffers()]
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, {"prefix": "layers"}, {"recurse": False}, {"remove_duplicate": False}, {"prefix": "q", "remove_duplicate": False}],
+    ids=str,
+)
+def test_parameters_and_buffers_come_in_torchs_order(kwargs):
+    model = Named()
+    names, *tensors = thunder.jit(model, transforms=[SubclassTransform()])(kwargs)
+    expected, *expected_tensors = model(kwargs)
+    assert names == expected
+    torch.testing.assert_close(tensors, expected_tensors, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])
+def test_numbers_become_tensors_of_the_default_dtype(dtype):
+    def f(x):
+        made = (
+            torch.tensor(1.5),
+            torch.tensor(2),
+            torch.tensor(True),
+            torch.tensor([0.5]),
+            torch.tensor(1.0, dtype=torch.float16),
+        )
+        return (*made, torch.as_tensor(0.5), x + torch.tensor(1.5))
+
+    torch.set_default_dtype(dtype)
+    try:
+        found, expected = thunder.jit(f, transforms=[SubclassTransform()])(X), f(X)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected)
+    assert [t.dtype for t in found] == [t.dtype for t in expected]
+
+
+def test_attributes_of_a_users_on_a_parameter():
+    model = nn.Linear(2, 2)
+    model.weight.mask, model.weight.factor = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 2.0
+
+    def f(x):
+        weight = model.weight * model.weight.mask * getattr(model.weight, "factor", 5.0)
+        return x @ weight if hasattr(model.bias, "factor") else x @ weight + 1
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for change in (
+        "pass",
+        "model.weight.factor = 3.0",
+        "model.weight.mask = torch.ones(2, 2)",
+        "del model.weight.factor",
+        "model.bias.factor = 1",
+    ):
+        exec(change, {"model": model, "torch": torch})
+        torch.testing.assert_close(jitted(X), f(X), msg=change)

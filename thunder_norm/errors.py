@@ -118,6 +118,10 @@ class DivergenceWarning(UserWarning):
     """What a training monitor sees is not finite, or grows as it does before a run diverges."""
 
 
+class AcquiredAnewWarning(UserWarning):
+    """A jitted program draws Python's or NumPy's random numbers, or reads a clock: no call can use the trace of another."""
+
+
 class MissingBoundsWarning(UserWarning):
     """A training monitor has no bounds on activations: a norm map of the model, or norms of its parameters, cannot be derived."""
 

@@ -23,9 +23,14 @@ import torch
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
-from .changing_parts import PARTS, Part
+from .changing_calls import CALLS
+from .changing_code import CODE
+from .changing_modules import MODULES
+from .changing_parts import Part
+from .changing_values import CONTAINERS, NUMBERS
 from .program import Outcome, outcome_of
 
+PARTS = (*NUMBERS, *CONTAINERS, *CODE, *MODULES, *CALLS)
 TRANSFORMS = {
     "NormTransform()": lambda: NormTransform(),
     "SubclassTransform()": lambda: SubclassTransform(),
@@ -62,6 +67,10 @@ class Same:
     def __call__(self, x): return x * self.v
     def times(self, x): return x * self.v
     def named(self): return self.v
+    def each(self):
+        for i in range(2): yield self.v + i
+
+def add(x, u=1, v=1): return x * u + v
 
 class Doubled(Same):
     def named(self): return self.v * 2

@@ -26,6 +26,7 @@ each program is drawn from its subject, the seed and its number alone.
 - **op_db**: second derivatives of each differentiable operator of torch's database in float64, first ones in complex128.
 - **modules**: random modules with norms: bounds against actual norms, reached parameters against torch's gradients, the model untouched.
 - **wrappers**: random programs with tensor subclasses, against eager mode.
+- **changes**: modules of which something changes between two calls (an attribute, a default, a hook, a dtype, a mode), against eager mode.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

@@ -32,6 +32,7 @@ _CONDITIONS = {
     "contains": "({detail!r} in {value}) is {expected}",
     "own item": "{expected}(dict.__getitem__({value}, {detail!r}))",
     "own attribute": "{expected}(object.__getattribute__({value}, {detail!r}))",
+    "own state": "{expected}(vars({value}))",
     "not own": "{detail!r} not in {value}.__dict__",
     "has": "hasattr({value}, {detail!r}) is {expected}",
 }

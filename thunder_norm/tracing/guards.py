@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import enum
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ _ROOTS = {PseudoInst.INPUT_ARGS: "args", PseudoInst.INPUT_KWARGS: "kwargs", Pseu
 _STEPS = {PseudoInst.LOAD_ATTR: "attribute", PseudoInst.BINARY_SUBSCR: "item"}
 _OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
 _IDENTICAL = (type(None), type, torch.dtype, enum.Enum, FunctionType, BuiltinFunctionType, torch.Generator)
+_CODE = (type, FunctionType, BuiltinFunctionType)  # one may stand at many places, each of which may get another
 _GUARDED_BY_THUNDER = (
     torch.Tensor,
     torch.nn.Module,
@@ -76,6 +78,8 @@ _LOOK_INTO_NOTHING = frozenset(
 # what it is is guarded wherever it stands
 _STAND_ANYWHERE = (*_IDENTICAL, *_GUARDED_BY_THUNDER, bytes, CodeType, CellType)
 _BY_KEY = (dict.get, dict.__getitem__)
+_ASK_FOR_TYPES = (isinstance, type, callable)
+_OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
 _NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
 _MOST_KEYS = 256
@@ -171,9 +175,15 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
     guards, value = _current.get(), owner.value
     if guards is None:
         return
+    if type(value) is super:
+        above = value.__self_class__.__mro__ if value.__self_class__ is not None else ()
+        above = above[above.index(value.__thisclass__) + 1 :] if value.__thisclass__ in above else ()
+        guards.surroundings.note_attribute(next((base for base in above if name in vars(base)), object), name)
+        return
     kind = value if isinstance(value, type) else type(value)
     guards.surroundings.note_attribute(kind, name)
-    if kind is value or name in getattr(value, "__dict__", (name,)) or not is_guarded(owner):
+    own = getattr(value, "__dict__", None)
+    if kind is value or type(own) is not dict or name in own or not is_guarded(owner):
         return
     if in_classes(kind.__mro__, name, None) is None:
         is_answered = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
@@ -213,8 +223,14 @@ def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: 
 def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
     """Note where one object stands at two places: the program would look at only one of them."""
     found = _original_wrap(value, provenance=provenance)
-    if found is not value and found.provenance is not provenance and not isinstance(value, _STAND_ANYWHERE):
-        guards = _current.get()
+    if found is value or found.provenance is provenance:
+        return found
+    guards = _current.get()
+    if guards is not None and isinstance(value, _CODE):
+        path = _path(provenance)
+        if path is not None:
+            guards.conditions.setdefault((path, "is", None), value)
+    elif not isinstance(value, _STAND_ANYWHERE):
         path, other = _path(provenance), _path(found.provenance)
         if guards is not None and path is not None and other is not None and path != other:
             if isinstance(value, _CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
@@ -249,15 +265,41 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         if not is_special and not isinstance(obj, (torch.Tensor, jit_ext.Proxy)) and _path(args[0].provenance) is not None:
             note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
     elif fn in _BY_KEY and len(args) >= 2 and isinstance(args[0].value, dict) and type(args[1].value) in (str, int):
-        is_there = args[1].value in args[0].value
-        if fn is dict.get or not is_there:
-            note(args[0], "contains", args[1].value, is_there)
-    elif isinstance(fn, _OPAQUE):
-        guards = _current.get()
-        if guards is not None:
-            guards.surroundings.note_call(fn, args)
-        if any(type(a.value) in _CONTAINERS for a in args) and not _looks_into_nothing(fn) and not is_known(fn):
-            look_into(args)
+        _note_key(args[0], args[1].value, is_asked=fn is dict.get)
+    elif fn in _ASK_FOR_TYPES and args:
+        note(args[0], "type", None, type(args[0].value))
+    elif isinstance(fn, _OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
+        _note_opaque(fn, args)
+
+
+def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
+    guards = _current.get()
+    if guards is not None:
+        guards.surroundings.note_call(fn, tuple(a.value for a in args), not args or not is_guarded(args[0]))
+    for a in args:
+        if _is_compared(type(a.value)):
+            note(a, "own state", None, snapshots.same_as(vars(a.value)))
+    if any(type(a.value) in _CONTAINERS for a in args) and not _looks_into_nothing(fn) and not is_known(fn):
+        look_into(args)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_compared(kind: type) -> bool:
+    """Whether a function in C that looks for an object of this class runs Python code that reads its attributes."""
+    asked = (in_classes(kind.__mro__, name, None) for name in ("__eq__", "__hash__"))
+    return (
+        kind.__dictoffset__ != 0 and not kind.__module__.startswith("torch") and any(isinstance(f, FunctionType) for f in asked)
+    )
+
+
+def _note_key(mapping: WrappedValue, key: str | int, *, is_asked: bool) -> None:
+    """Note whether a key is there; of one that is looked up and there, the item is guarded."""
+    try:
+        is_there = key in mapping.value
+    except Exception:  # noqa: BLE001 - of a key that it is compared with; the program is about to meet it
+        return
+    if is_asked or not is_there:
+        note(mapping, "contains", key, is_there)
 
 
 def _looks_into_nothing(fn: Callable) -> bool:
@@ -280,6 +322,12 @@ def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> 
     if check is None:
         return
     check_in_prologue(ctx, bind(check))
+
+
+def is_of_one_call() -> bool:
+    """Whether the trace that is being acquired holds what is another in each call: no other call may use it."""
+    guards = _current.get()
+    return guards is not None and guards.surroundings.is_of_one_call
 
 
 def check_in_prologue(ctx: Any, check: Callable) -> None:

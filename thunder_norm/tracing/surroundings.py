@@ -7,20 +7,30 @@ taken to stay as it is, but for `forward`.
 
 from __future__ import annotations
 
+import datetime
+import functools
 import os
+import random
 import sys
+import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 
+from thunder_norm.errors import AcquiredAnewWarning, with_details
 from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.snapshots import same_as
 from thunder_norm.tracing.ways import is_of_others
 from thunder.core.interpreter import WrappedValue
+from thunder.core.proxies import Proxy
 
 _nothing = object()
 _CODE = (FunctionType, property, staticmethod, classmethod)
@@ -34,6 +44,15 @@ _STATE = frozenset(
     for name, f in vars(torch._C).items()
     if isinstance(f, BuiltinFunctionType) and name.startswith(_READS) and name not in _LEFT_OUT and "torch_function" not in name
 )
+# Their results are numbers of one call.
+_CLOCKS = frozenset(
+    {
+        *(f for name, f in vars(time).items() if isinstance(f, BuiltinFunctionType) and ("time" in name or "counter" in name)),
+        *(datetime.datetime.now, datetime.datetime.utcnow, os.urandom),
+    }
+)
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+_PYTHONS = random.random.__self__
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -44,17 +63,19 @@ class Surroundings:
     Attributes:
         functions: each function that was interpreted, with its code and what its defaults were.
         attributes: each function, property or method that was looked up in a class, by class and name.
-        states: what functions that read the state of the process said, by function and arguments.
+        states: of functions that read the state of the process, by function and arguments, whether they say the same.
+        is_of_one_call: whether a function was called whose result is another in each call.
     """
 
     functions: dict[int, tuple[weakref.ref, Any, Callable[[Any], bool]]] = field(default_factory=dict)
     attributes: dict[tuple[type, str], Any] = field(default_factory=dict)
-    states: dict[tuple[Callable, tuple], Any] = field(default_factory=dict)
+    states: dict[tuple[Callable, tuple], Callable[[Any], bool]] = field(default_factory=dict)
+    is_of_one_call: bool = False
 
     def note_function(self, function: FunctionType, args: tuple[Any, ...]) -> None:
         """Note a function that is about to be interpreted."""
         if function.__code__ is _ENVIRONMENT.__getitem__.__code__ and len(args) == 2 and type(_value(args[1])) is str:
-            self.states.setdefault((os.environ.get, (_value(args[1]),)), os.environ.get(_value(args[1])))
+            self._note_state(os.environ.get, (_value(args[1]),))
         if id(function) not in self.functions and not is_of_others(function.__globals__):
             reference = weakref.ref(function)  # some are made by the program
             self.functions[id(function)] = reference, function.__code__, same_as(_defaults(function))
@@ -67,18 +88,48 @@ class Surroundings:
         if isinstance(found, _CODE) and (name == "forward" or not _is_of_library(owner, name)):
             self.attributes[owner, name] = found
 
-    def note_call(self, function: Callable, args: tuple[WrappedValue, ...]) -> None:
-        """Note a function that reads the state of the process."""
-        if not isinstance(function, BuiltinFunctionType) or function not in _STATE:
+    def note_call(self, function: Callable, given: tuple[Any, ...], is_own: bool) -> None:
+        """Note a function in C that reads the state of the process, or says something else in each call.
+
+        Args:
+            function: as it is about to be called.
+            given: its arguments.
+            is_own: whether the program has made the first of them itself.
+        """
+        if isinstance(function, BuiltinFunctionType):
+            if function in _STATE and all(isinstance(a, _PLAIN) for a in given):
+                self._note_state(function, given)
+            elif function in _CLOCKS:
+                self._note_drawn(function)
+        elif isinstance(function, functools._lru_cache_wrapper):
+            if not any(isinstance(v, Proxy) for v in given):
+                self._note_state(function, given)
+        elif function is ContextVar.get and given:
+            self._note_state(ContextVar.get, (given[0], None))
+        elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own):
+            self._note_drawn(function)
+
+    def _note_state(self, function: Callable, given: tuple) -> None:
+        if (function, given) in self.states:
             return
-        given = tuple(a.value for a in args)
-        if (function, given) not in self.states and all(isinstance(a, _PLAIN) for a in given):
-            try:
-                found = function(*given)
-            except Exception:  # noqa: BLE001 - the program is about to meet it
-                return
-            if isinstance(found, _PLAIN):
-                self.states[function, given] = found
+        try:
+            self.states[function, given] = same_as(function(*given))
+        except Exception:  # noqa: BLE001 - the program is about to meet it
+            return
+
+    def _note_drawn(self, function: Callable) -> None:
+        if not self.is_of_one_call:
+            self.is_of_one_call = True
+            warnings.warn(
+                with_details(
+                    f"{function.__qualname__} is called in the jitted function: its trace is acquired anew in each call",
+                    at=location_of_user(),
+                    why="what it returns goes into the trace as a number, which the next call must not have",
+                    instead="draw with torch (torch.rand), or give the number as an argument",
+                ),
+                AcquiredAnewWarning,
+                stacklevel=2,
+            )
 
     def conditions(self, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
         """What has to hold in later calls, as expressions, and what each is of; the names in them go into `names`."""
@@ -102,10 +153,10 @@ class Surroundings:
         for (owner, key), found in self.attributes.items():
             if in_classes(owner.__mro__, key, _nothing) is found:
                 yield _read(name(owner), key, found, name), f"{owner.__qualname__}.{key} is"
-        for (function, given), found in self.states.items():
-            if function(*given) == found:
+        for (function, given), are_same in self.states.items():
+            if are_same(function(*given)):
                 args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
-                yield f"{name(function)}({args}) == {name(found)}", f"{getattr(function, '__name__', function)} is"
+                yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
 
 
 def _value(x: Any) -> Any:

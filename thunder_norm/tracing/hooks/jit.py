@@ -17,10 +17,12 @@ from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.hooks.participants import Participant, leading, participants
 from thunder_norm.tracing.hooks.replaced import replaces
 import thunder
-from thunder.core.compile_data import get_cache_option
+from thunder.core.compile_data import get_cache_option, get_compile_data
 from thunder.core.module import get_thunder_module
 from thunder.core.options import CACHE_OPTIONS, SHARP_EDGES_OPTIONS
 from thunder.core.trace import TraceCtx
+
+_IS_OF_ONE_CALL = "_thunder_norm_is_of_one_call"  # of compile data: what was acquired last
 
 _original_acquire = thunder.thunder_general_jit
 _original_alias_updates = thunder.insert_alias_updates
@@ -59,6 +61,8 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         found = _original_acquire(fn, args, kwargs, **options)
         aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
+        if guards.is_of_one_call():
+            setattr(get_compile_data(), _IS_OF_ONE_CALL, True)
         return found
 
 
@@ -117,7 +121,10 @@ def _with_cache_info(fn: Callable) -> Callable:
 
     def compiling(*args: Any, **kwargs: Any) -> Any:
         with native.compiler(), rarely_collected():
-            return find(*args, **kwargs)
+            found = find(*args, **kwargs)
+        if vars(around["weakref_cd"]()).pop(_IS_OF_ONE_CALL, False):
+            around["weakref_cs"]().interpreter_cache.pop()
+        return found
 
     return short_calls(compiling, around["weakref_cd"], around["weakref_cs"])
 
