@@ -56,6 +56,7 @@ class NormRule:
     lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
     when: Callable[[dict[str, Any]], bool] | None = None
     takes_complex: bool = False  # what it says holds for complex numbers as well, whose norm is that of their moduli
+    wants_own_kinds: bool = False  # what is wanted of its result says nothing about the kinds of its arguments
     is_refusal = False  # it only says why there is no rule
 
     def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:
@@ -205,6 +206,7 @@ class NormedOp:
         lift_kinds: dict[str, LiftKind] | None = None,
         when: Callable[[dict[str, Any]], bool] | None = None,
         takes_complex: bool = False,
+        wants_own_kinds: bool = False,
     ) -> Callable:
         """Register a norm rule; usable as ``@op.register_norm`` and ``@op.register_norm(...)``.
 
@@ -216,6 +218,7 @@ class NormedOp:
             lift_kinds: the same for its kind, where the annotated one is not exact enough.
             when: a condition on the arguments by name, as given; a rule with one goes before the others.
             takes_complex: it holds for complex tensors too; other rules do not meet them.
+            wants_own_kinds: parameters that it makes another of are taken as annotated, not in the kind that is wanted of that.
 
         Raises:
             NormMismatchError: ``torch.Tensor`` in the annotations without `allow_plain_tensors`, no tensor annotation at
@@ -230,6 +233,7 @@ class NormedOp:
                 lift_kinds=lift_kinds,
                 when=when,
                 takes_complex=takes_complex,
+                wants_own_kinds=wants_own_kinds,
             )
         if mode is not None:
             check_mode(mode)
@@ -245,7 +249,9 @@ class NormedOp:
         unknown = {*(lift_dims or ()), *(lift_kinds or ())} - set(slots)
         if unknown:
             raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
-        self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when, takes_complex))
+        self.rules.append(
+            NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when, takes_complex, wants_own_kinds)
+        )
         self.is_factory = not any(s.kinds for r in self.rules for s in r.slots.values())
         return rule
 
