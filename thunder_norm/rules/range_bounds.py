@@ -40,10 +40,13 @@ def _range(x: Any) -> Range:
 def _smallest(x: RMSTensor) -> Constant:
     """The least modulus of an entry; in mode "typical" what counts in its place where entries are means of many of one sign.
 
-    A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.
+    A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.  In mode
+    "modula" entries have the size of the norm.
     """
     found = _range(x)
-    if current_mode() != "typical" or found.averaged <= 2:
+    if current_mode() == "modula":
+        return x.norm_size.clamp(min=found.smallest_modulus)
+    if current_mode() == "bound" or found.averaged <= 2:
         return found.smallest_modulus
     share = 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
     return (x.norm_size * share).clamp(min=found.smallest_modulus)
