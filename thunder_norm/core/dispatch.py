@@ -258,6 +258,9 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
                 x._range = None if found is None else found.rounded(x.dtype)
+    if op.sums_rule is not None and isinstance(out, NormedTensor):
+        args, kwargs = at_data((args, kwargs))
+        out._sums = op.sums_rule(args, kwargs, out)
     return out
 
 

@@ -169,6 +169,10 @@ def _named_values(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
 RangeRule = Callable[[tuple, Mapping[str, Any], Callable[[Any], Range | None]], "Range | None"]
 
 
+# From a call's arguments and its result to what is known about that as a sum.
+SumsRule = Callable[[tuple, Mapping[str, Any], NormedTensor], tuple]
+
+
 class NormedOp:
     """An operation together with its norm rules; calling it runs the rule if an argument is normed, the body otherwise."""
 
@@ -179,6 +183,7 @@ class NormedOp:
         self.body = body
         self.rules: list[NormRule] = []
         self.range_rule: RangeRule | None = None
+        self.sums_rule: SumsRule | None = None
         self.movement_rule: Callable | None = None
         self.is_factory = False  # it makes a tensor whose norm no other's decides: it has rules, and none takes a NormedTensor
         self.__name__ = getattr(body, "__name__", str(key))
@@ -269,6 +274,11 @@ class NormedOp:
             return None if _any_complex(args, kwargs) else rule(args, kwargs, of)
 
         self.range_rule = of_real
+        return rule
+
+    def register_sums(self, rule: SumsRule) -> SumsRule:
+        """Register of which weights a result is a sum (`thunder_norm.rules.weighted_sums`); usable as a decorator."""
+        self.sums_rule = rule
         return rule
 
     def register_movement(self, rule: Callable) -> Callable:

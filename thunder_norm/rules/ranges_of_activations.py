@@ -180,6 +180,12 @@ def _of_constant(t: torch.Tensor) -> Known:
         return Range(float(low), float(high))
 
 
+def is_zero_constant(t: torch.Tensor) -> bool:
+    """Whether it is a plain tensor whose values are known by now, and 0."""
+    found = _of_constant(t)
+    return found is not None and found.low == found.high == 0
+
+
 def _added_at(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """Of sums of entries of two tensors, any number of the second's: the sign that both have."""
     x = argument(args, kwargs, 0, "input", "self")
