@@ -51,7 +51,8 @@ SAYING = [
     (lambda x: torch.sigmoid(x).cumprod(-1), 0.0, 1.0),
     (lambda x: F.leaky_relu(x.abs()), 0.0, math.inf),
     (lambda x: F.gelu(x.abs()), 0.0, math.inf),
-    (lambda x: F.avg_pool1d(x.abs() + 1, 2), 0.0, math.inf),
+    (lambda x: F.avg_pool1d(x.abs() + 1, 2), 1.0, math.inf),
+    (lambda x: F.avg_pool1d(x.abs() + 1, 3, padding=1), 0.0, math.inf),
 ]
 
 

@@ -68,6 +68,14 @@ class Filled:
     norm_size: torch.Tensor  # of the entries that are numbers
 
 
+@dataclass(frozen=True, eq=False)
+class SoftmaxOf:
+    """The softmax of x along a dimension."""
+
+    x: Source
+    dim: int
+
+
 class Alternatives(tuple):
     """Several facts about one tensor, those about where it comes from first."""
 

@@ -239,7 +239,21 @@ def _or_zero(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     return _said(union([_first(args, kwargs, of), _ZERO]))
 
 
-_POOLS = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+def _averaged(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Of averages of entries, and of zeros around them."""
+    padding = argument(args, kwargs, 3, "padding", default=0)
+    around = any(padding) if isinstance(padding, tuple | list) else padding
+    if kwargs.get("divisor_override") or len(args) > 6 and args[6]:
+        return None
+    r = _first(args, kwargs, of).of_entries()
+    return _said(union([r, _ZERO]) if around or argument(args, kwargs, 4, "ceil_mode", default=False) else r)
+
+
+def _entries(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Of entries, or of averages of some."""
+    return _said(_first(args, kwargs, of).of_entries())
+
+
 _register(_or_zero, torch.tril, torch.triu, F.unfold)
-_register(lambda args, kwargs, of: _or_zero(args[:1], {**kwargs}, of) if not kwargs.get("divisor_override") else None, *_POOLS)
-_register(lambda args, kwargs, of: _said(_first(args, kwargs, of).of_entries()), F.max_pool1d, F.max_pool2d, F.max_pool3d)
+_register(_averaged, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+_register(_entries, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d)
