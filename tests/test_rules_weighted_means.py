@@ -204,3 +204,41 @@ def test_modes_without_a_guarantee_have_the_size_of_what_is_averaged(mode):
     with norm_mode(mode):
         for name in ("by_einsum", "scores", "pooled"):
             assert MEANS[name](t, v).norm_size.item() == pytest.approx(1.0)
+
+
+def over_edges_by_scatter(x, v, index=TO):
+    """The same sums by scatters, whose indices are expanded: at each place the same rows."""
+    e = torch.exp(x[0, FROM][:, :1] + x[0, TO][:, 1:2])
+    sums = torch.zeros(4, 3, dtype=v.dtype).scatter_add(0, TO[:, None].expand(6, 3), e * v[0][FROM])
+    return sums / (torch.zeros(4, 1, dtype=v.dtype).scatter_add(0, index[:, None].expand(6, 1), e) + 1e-16)
+
+
+def test_sums_at_the_same_indices_are_told_from_those_at_others():
+    torch.manual_seed(seeded())
+    v, t = (RMSTensor.of(torch.randn(2, 4, 3, dtype=D)) for _ in range(2))
+    assert over_edges_by_scatter(t, v).norm_size.item() == pytest.approx(v.norm_size.item())
+    assert over_edges_by_scatter(t, v, TO.flip(0)).norm_size > 1e6 * v.norm_size
+    changed = TO.clone()
+    y = torch.zeros(4, 3, dtype=D).index_add(0, changed, torch.exp(t[0, :, :1])[FROM] * v[0][FROM])
+    changed[0] = 3
+    below = torch.zeros(4, 1, dtype=D).index_add(0, changed, torch.exp(t[0, :, :1])[FROM]) + 1e-16
+    assert (y / below).norm_size > 1e6 * v.norm_size
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: t + (0.3 + 0.4j), lambda t: t + True, lambda t: torch.add(t, torch.arange(3)), lambda t: torch.exp(t).swapaxes(0, 1),
+        lambda t: torch.swapaxes(torch.exp(t), axis0=0, axis1=1), lambda t: torch.exp(t).permute(dims=(1, 0)), lambda t: t.exp().sum(),
+        lambda t: torch.exp(t).cumsum(dim=0), lambda t: t.exp().unsqueeze(dim=0), lambda t: torch.exp(t)[torch.tensor([0, 1, 0])],
+        lambda t: t.exp() @ t.exp()[0], lambda t: torch.einsum("ii->i", t.exp()), lambda t: 1 / (t.exp() + 1), lambda t: t.exp().mean(),
+        lambda t: torch.exp(t).gather(0, torch.zeros(2, 3, dtype=torch.long)), lambda t: torch.exp(t)[None, ..., None].squeeze(),
+    ],
+)  # fmt: skip
+def test_other_spellings_run_as_ever(call):
+    t = torch.rand(3, 3, dtype=D)
+    try:
+        y = call(RMSTensor.of(t))
+    except NormMismatchError:
+        return
+    assert torch.allclose(y.backing, call(t))

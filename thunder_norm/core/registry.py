@@ -36,7 +36,17 @@ _NORM_NEUTRAL = frozenset(
 )
 
 # What torch's functions take by NumPy's names as well, and methods of tensors by theirs.
-_OTHER_NAMES = {"self": "input", "axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other"}
+_OTHER_NAMES = {
+    "self": "input",
+    "axis": "dim",
+    "axis0": "dim0",
+    "axis1": "dim1",
+    "keepdims": "keepdim",
+    "x": "input",
+    "a": "input",
+    "x1": "input",
+    "x2": "other",
+}
 
 # From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).
 LiftDims = Callable[[torch.Tensor, dict[str, Any]], "tuple[int, ...] | None"]
@@ -267,13 +277,13 @@ class NormedOp:
             for r in self.rules
         ]
 
-    def register_range(self, rule: RangeRule) -> RangeRule:
-        """Register which entries a result has, given those of the arguments, real ones; usable as a decorator."""
+    def register_range(self, rule: RangeRule, *, takes_complex: bool = False) -> RangeRule:
+        """Register which entries a result has, given those of the arguments, real ones unless it `takes_complex`; usable as a decorator."""
 
         def of_real(args: tuple, kwargs: Mapping[str, Any], of: Callable[[Any], Range | None]) -> Range | None:
             return None if _any_complex(args, kwargs) else rule(args, kwargs, of)
 
-        self.range_rule = of_real
+        self.range_rule = rule if takes_complex else of_real
         return rule
 
     def register_sums(self, rule: SumsRule) -> SumsRule:

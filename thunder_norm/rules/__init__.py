@@ -33,6 +33,7 @@ from thunder_norm.rules import (
     ranges,
     ranges_of_activations,
     weighted_sums,
+    weighted_places,
     weighted_means,
     range_bounds,
     typical_quotients,
@@ -69,6 +70,7 @@ from thunder_norm.rules import (
     reparametrizations,
     fourier,
     complex_numbers,  # after the rules it extends
+    complex_exponentials,
     movements,
     slopes,
 )
@@ -78,6 +80,7 @@ __all__ = [
     "binary",
     "casts",
     "combining",
+    "complex_exponentials",
     "complex_numbers",
     "conv",
     "derivatives",
@@ -134,6 +137,7 @@ __all__ = [
     "typical_quotients",
     "unpooling",
     "weighted_means",
+    "weighted_places",
     "weighted_sums",
     "written_out_activations",
     "written_out_exponentials",

@@ -170,7 +170,7 @@ def _with_products(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 _register(_with_products, torch.addcmul)
 
 
-def _of_constant(t: torch.Tensor) -> Known:
+def range_of_constant(t: torch.Tensor) -> Known:
     """Of a plain tensor whose values are known by now: the zeros that a program adds to."""
     t = values_of(t)
     if isinstance(t, NormedTensor | FakeTensor) or t.is_meta or not t.numel() or t.is_complex():
@@ -182,14 +182,14 @@ def _of_constant(t: torch.Tensor) -> Known:
 
 def is_zero_constant(t: torch.Tensor) -> bool:
     """Whether it is a plain tensor whose values are known by now, and 0."""
-    found = _of_constant(t)
+    found = range_of_constant(t)
     return found is not None and found.low == found.high == 0
 
 
 def _added_at(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """Of sums of entries of two tensors, any number of the second's: the sign that both have."""
     x = argument(args, kwargs, 0, "input", "self")
-    a, b = of(x) or _of_constant(x) or Range(), of(argument(args, kwargs, 3, "src", "source")) or Range()
+    a, b = of(x) or range_of_constant(x) or Range(), of(argument(args, kwargs, 3, "src", "source")) or Range()
     if kwargs.get("alpha", 1) != 1:
         return None
     return _said(Range(a.low if a.low >= 0 <= b.low else -math.inf, a.high if a.high <= 0 >= b.high else math.inf))

@@ -24,7 +24,7 @@ from thunder_norm.rules._combinations import Combination, InverseOfWeights, Rela
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import rms, times
 from thunder_norm.rules.einsum import equation_labels
-from thunder_norm.rules.weighted_sums import placed
+from thunder_norm.rules.weighted_places import placed
 
 Match = tuple[Combination, Weights, float]  # and the factor of their quotient
 

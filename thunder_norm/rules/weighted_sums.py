@@ -5,14 +5,13 @@ Weights are tensors whose entries are not negative.  A rule here says nothing of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _weights as terms
@@ -31,33 +30,39 @@ from thunder_norm.rules._combinations import (
     weighted,
     weights_of,
 )
-from thunder_norm.rules._forms import reaxed
-from thunder_norm.rules._shared import dims_tuple, negative
+from thunder_norm.rules._shared import dims_tuple
 from thunder_norm.rules._weights import Term
 from thunder_norm.rules.einsum import equation_labels
 from thunder_norm.rules.ranges import argument
-from thunder_norm.rules.ranges_of_activations import is_zero_constant
 
 _FEW = 4  # of what is known about one tensor
 Found = tuple[Sums, ...]
 Rule = Callable[[tuple, Mapping[str, Any], NormedTensor], Found]
 
 
-def _register(rule: Rule, *ops: Callable) -> None:
+def register(rule: Rule, *ops: Callable) -> None:
+    """Register what a rule says of operations' results."""
     for op in ops:
         normed_op(op).register_sums(rule)
 
 
-def _input(args: tuple, kwargs: Mapping[str, Any]) -> Any:
+def first(args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """The first argument of a call."""
     return argument(args, kwargs, 0, "input", "self")
 
 
 def _pair(args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    return _input(args, kwargs), argument(args, kwargs, 1, "other", "mat2", "vec")
+    return first(args, kwargs), argument(args, kwargs, 1, "other", "mat2", "vec")
 
 
-def _few(found: Iterable[Sums]) -> Found:
+def few(found: Iterable[Sums]) -> Found:
+    """The first of what is known."""
     return tuple(found)[:_FEW]
+
+
+def everything(x: Any) -> list[Sums]:
+    """Everything that is known of a tensor, as weights too."""
+    return [*(f for f in facts(x) if not isinstance(f, Weights)), *weights_of(x, exactly=False)]
 
 
 # -- products and sums ----------------------------------------------------------------------------------------------------
@@ -74,7 +79,7 @@ def _product(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found
         if isinstance(x, NormedTensor) and not is_zero(x):
             found += [c for w in weights for c in weighted(w, x, out.shape) if w.term != terms.ZERO]
     found.sort(key=lambda c: -len(c.term.factors) if isinstance(c, Combination) else 0)
-    return _few([*(both(v, w) for v in of_a[:1] for w in of_b[:1]), *found])
+    return few([*(both(v, w) for v in of_a[:1] for w in of_b[:1]), *found])
 
 
 def _multiple(x: Any, c: float) -> Found:
@@ -87,7 +92,7 @@ def _multiple(x: Any, c: float) -> Found:
             found.append(replace(f, term=terms.multiple(f.term, c)))
         elif isinstance(f, InverseOfWeights):
             found.append(replace(f, scale=f.scale * abs(c)))
-    return _few(found)
+    return few(found)
 
 
 def _sum(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
@@ -96,17 +101,17 @@ def _sum(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
         return ()
     for x, c in ((a, b), (b, a)):
         if isinstance(c, int | float) and not isinstance(c, bool):
-            return _few(replace(w, is_exact=False) for w in weights_of(x, exactly=False)) if c >= 0 else ()
+            return few(replace(w, is_exact=False) for w in weights_of(x, exactly=False)) if c >= 0 else ()
         if is_zero(x) and isinstance(c, NormedTensor) and c.shape == out.shape:
-            return _few(_all(c))
-    if a.shape != b.shape:
+            return few(everything(c))
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.shape != b.shape:
         return ()
     found: list[Sums] = [joined(v, w, out.shape) for v in combinations_of(a) for w in combinations_of(b)]
-    return _few([*found, *(added(v, w) for v in weights_of(a, exactly=False) for w in weights_of(b, exactly=False))])
+    return few([*found, *(added(v, w) for v in weights_of(a, exactly=False) for w in weights_of(b, exactly=False))])
 
 
-_register(_product, torch.mul)
-_register(_sum, torch.add)
+register(_product, torch.mul)
+register(_sum, torch.add)
 
 
 def _quotient(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
@@ -119,26 +124,26 @@ def _quotient(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Foun
 
 
 def _inverse_of(x: Any, scale: float) -> Found:
-    return _few(InverseOfWeights(w, scale) for w in weights_of(x, exactly=False))
+    return few(InverseOfWeights(w, scale) for w in weights_of(x, exactly=False))
 
 
-_register(_quotient, torch.div)
-_register(lambda args, kwargs, out: _inverse_of(_input(args, kwargs), 1.0), torch.reciprocal)
+register(_quotient, torch.div)
+register(lambda args, kwargs, out: _inverse_of(first(args, kwargs), 1.0), torch.reciprocal)
 
 
 def _at_least(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
     """The larger of weights and a number: at least the weights."""
     if argument(args, kwargs, 2, "max") is not None:
         return ()
-    return _few(replace(w, is_exact=False) for w in weights_of(_input(args, kwargs), exactly=False))
+    return few(replace(w, is_exact=False) for w in weights_of(first(args, kwargs), exactly=False))
 
 
-_register(_at_least, torch.clamp, torch.clamp_min)
+register(_at_least, torch.clamp, torch.clamp_min)
 
 
 def _averaged(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
     """A mean over dimensions."""
-    share = out.numel() / max(_input(args, kwargs).numel(), 1)
+    share = out.numel() / max(first(args, kwargs).numel(), 1)
     return tuple(
         replace(f, term=terms.multiple(f.term, share))
         for f in _over_dims(args, kwargs, out)
@@ -148,7 +153,7 @@ def _averaged(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Foun
 
 def _over_dims(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
     """A sum over dimensions."""
-    x = _input(args, kwargs)
+    x = first(args, kwargs)
     dims = dims_tuple(argument(args, kwargs, 1, "dim", "axis"), x.ndim)
     keepdim = bool(argument(args, kwargs, 2, "keepdim", "keepdims", default=False))
     left = [d for d in range(-x.ndim, 0) if d not in dims]
@@ -161,22 +166,22 @@ def _over_dims(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Fou
     for c in combinations_of(x):
         c = c.over(tuple(d for d in c.elem_dims if d not in dims), x.shape)
         found.append(replace(c, term=summed(c.term), elem_dims=tuple(place[d] for d in c.elem_dims)))
-    return _few([*found, *(replace(w, term=summed(w.term)) for w in weights_of(x, exactly=False))])
+    return few([*found, *(replace(w, term=summed(w.term)) for w in weights_of(x, exactly=False))])
 
 
-_register(_over_dims, torch.sum)
-_register(_averaged, torch.mean)
+register(_over_dims, torch.sum)
+register(_averaged, torch.mean)
 
 
 def _kept(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
     """Entries of a tensor that is not negative, or multiples of them, and zeros: they move by the same share of themselves."""
     value = argument(args, kwargs, 2, "value", default=0.0)
-    shares = [w.relative for w in weights_of(_input(args, kwargs), exactly=False)]
+    shares = [w.relative for w in weights_of(first(args, kwargs), exactly=False)]
     return (Weights(terms.of_tensor(out), shares[0]),) if shares and value == 0 else ()
 
 
-_register(_kept, torch.masked_fill)
-_register(lambda args, kwargs, out: _kept(args[:1], {"input": kwargs.get("input")}, out), torch.tril, torch.triu, F.dropout)
+register(_kept, torch.masked_fill)
+register(lambda args, kwargs, out: _kept(args[:1], {"input": kwargs.get("input")}, out), torch.tril, torch.triu, F.dropout)
 
 
 # -- sums of products -----------------------------------------------------------------------------------------------------
@@ -196,7 +201,7 @@ def _contracted(a: Any, b: Any, of_a: Labels, of_b: Labels, sizes: Mapping[str, 
             product = both(v, w)
             found.append(replace(product, term=terms.contracted(v.term, w.term, of_a, of_b, sizes)))
     found.sort(key=lambda c: -len(c.term.factors) if isinstance(c, Combination) else -99)
-    return _few(found)
+    return few(found)
 
 
 def _sum_of_products(
@@ -222,7 +227,7 @@ def _matrices(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Foun
     return _contracted(a, b, of_a, of_b, {"k": a.shape[-1]})
 
 
-_register(_matrices, torch.matmul, torch.bmm, torch.mm)
+register(_matrices, torch.matmul, torch.bmm, torch.mm)
 
 
 def _einsum(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
@@ -243,137 +248,4 @@ def _einsum(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
     return _contracted(a, b, of_a, of_b, sizes)
 
 
-_register(_einsum, torch.einsum)
-
-
-# -- the same numbers at other places -------------------------------------------------------------------------------------
-
-
-def placed(x: Any, place: Mapping[int, int]) -> Found:
-    """What is known of x, whose dimension d is the result's `place[d]`; one that is gone has size 1."""
-    found: list[Sums] = []
-    for f in _all(x):
-        if isinstance(f, InverseOfWeights):
-            found.append(replace(f, weights=replace(f.weights, term=f.weights.term.relabelled(place))))
-        elif isinstance(f, Combination):
-            dims = tuple(place[d] for d in f.elem_dims if d in place)
-            found.append(replace(f, term=f.term.relabelled(place), elem_dims=dims))
-        else:
-            found.append(replace(f, term=f.term.relabelled(place)))
-    return _few(found)
-
-
-def _all(x: Any) -> list[Sums]:
-    """Everything that is known of a tensor, as weights too."""
-    return [*(f for f in facts(x) if not isinstance(f, Weights)), *weights_of(x, exactly=False)]
-
-
-def _same(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    return _few(_all(_input(args, kwargs)))
-
-
-_register(
-    _same,
-    torch.clone,
-    torch.detach,
-    torch.Tensor.contiguous,
-    torch.Tensor.to,
-    torch.Tensor.float,
-    torch.Tensor.double,
-    torch.Tensor.type_as,
-)
-
-
-def _by_layout(layout: Sequence[int | None]) -> dict[int, int]:
-    return {d: i - len(layout) for i, d in enumerate(layout) if d is not None}
-
-
-def _unsqueezed(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    x = _input(args, kwargs)
-    return placed(x, _by_layout(ed.with_new(x.ndim, argument(args, kwargs, 1, "dim"))))
-
-
-def _reshaped(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    """Where only dimensions of size 1 come and go; also by an index that only adds some."""
-    x = _input(args, kwargs)
-    axes = reaxed(tuple(ed.every(x.ndim)), x.shape, out.shape)
-    return () if axes is None else placed(x, _by_layout(axes))
-
-
-def _indexed(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    """An index that only adds dimensions, or chooses along one."""
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    if all(i is None or i is Ellipsis or isinstance(i, slice) and i == slice(None) for i in index):
-        return _reshaped(args, kwargs, out)
-    if len(index) == 1 and isinstance(index[0], torch.Tensor) and index[0].ndim == 1 and index[0].dtype == torch.int64:
-        return _mapped(args[0], ("entries", id(index[0])), index[0], -args[0].ndim, out)
-    return ()
-
-
-def _permuted(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    x = _input(args, kwargs)
-    dims = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:] or kwargs["dims"]
-    return placed(x, _by_layout([negative(d, x.ndim) for d in dims]))
-
-
-def _transposed(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    x = _input(args, kwargs)
-    first, second = (
-        negative(argument(args, kwargs, i, name, default=d), x.ndim) for i, name, d in ((1, "dim0", -2), (2, "dim1", -1))
-    )
-    layout = list(ed.every(x.ndim))
-    layout[first], layout[second] = layout[second], layout[first]
-    return placed(x, _by_layout(layout))
-
-
-def _expanded(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    """Copies along dimensions are no other numbers."""
-    return _few(_all(_input(args, kwargs)))
-
-
-_register(_unsqueezed, torch.unsqueeze)
-_register(_reshaped, torch.squeeze, torch.Tensor.view, torch.reshape)
-_register(_indexed, torch.Tensor.__getitem__)
-_register(_permuted, torch.permute)
-_register(_transposed, torch.transpose, torch.Tensor.mT.__get__)
-_register(_expanded, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as)
-
-
-# -- linear maps along one dimension --------------------------------------------------------------------------------------
-
-
-def _mapped(x: Any, key: Hashable, keeps: Any, dim: int, out: NormedTensor) -> Found:
-    """A linear map along one dimension whose coefficients are not negative."""
-
-    def image(term: Term) -> Term:
-        return terms.mapped(term, key, keeps, dim)
-
-    found: list[Sums] = []
-    for c in combinations_of(x):
-        c = c.over(tuple(d for d in c.elem_dims if d != dim), x.shape)
-        found.append(replace(c, term=image(c.term)))
-    return _few([*found, *(replace(w, term=image(w.term)) for w in weights_of(x, exactly=False))])
-
-
-def _cumulative(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    x = _input(args, kwargs)
-    return _mapped(x, ("cumsum",), None, negative(argument(args, kwargs, 1, "dim"), x.ndim), out)
-
-
-def _chosen(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    x, index = _input(args, kwargs), argument(args, kwargs, 2, "index")
-    return _mapped(x, ("entries", id(index)), index, negative(argument(args, kwargs, 1, "dim"), x.ndim), out)
-
-
-def _added_at(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
-    """Rows added to zeros at indices."""
-    x, dim, index, source = (argument(args, kwargs, i, n) for i, n in enumerate(("input", "dim", "index", "source")))
-    if kwargs.get("alpha", 1) != 1 or not (is_zero(x) or is_zero_constant(x)):
-        return ()
-    dim = negative(dim, x.ndim)
-    return _mapped(source, ("added", id(index), x.shape[dim]), index, dim, out)
-
-
-_register(_cumulative, torch.cumsum)
-_register(_chosen, torch.index_select)
-_register(_added_at, torch.index_add)
+register(_einsum, torch.einsum)
