@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, norm_mode, rules, with_perturbation  # noqa: F401
+from thunder_norm import L1Tensor, RMSTensor, norm_mode, normed, rules, with_perturbation  # noqa: F401
 from thunder_norm.audit import Ball, Case, search
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -138,7 +139,27 @@ def test_a_weighted_mean_is_no_larger_than_what_is_averaged(name):
         assert y.norm_size.item() == pytest.approx(v.norm_size.item() * (math.sqrt(3) if name in CHANNELS else 1))
 
 
-CASES = [Case(name, call, (x(2, 4, 3), x(2, 4, 3, name="v")), 0.0, FEW) for name, call in MEANS.items()]
+SHARES = {
+    "softplus": lambda x, v: (lambda p: p / p.sum(-1, keepdim=True))(F.softplus(x)),
+    "sigmoid": lambda x, v: (lambda p: p / (p.sum(1, keepdim=True) + 0.1))(torch.sigmoid(x)),
+    "exp of what is bounded": lambda x, v: (lambda p: p / p.sum((1, 2), keepdim=True))(torch.exp(torch.tanh(x) * 2)),
+    "products": lambda x, v: (lambda p: p / p.sum(-1).unsqueeze(-1))(torch.exp(x) * F.softplus(v)),
+    "without keepdim": lambda x, v: (lambda p: p / p.sum(1)[:, None])(F.softplus(x, beta=2.0)),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_weights_over_their_own_sum_sum_up_to_one(name):
+    torch.manual_seed(seeded())
+    v, t = (RMSTensor.of(torch.randn(2, 4, 3, dtype=D) * 3) for _ in range(2))
+    y = SHARES[name](t, v)
+    assert isinstance(y, L1Tensor) and y.norm_size.item() == pytest.approx(1.0)
+    assert L1Tensor.of(y.backing, y.elem_dims).norm_size <= 1 + 1e-9
+    found = search(SHARES[name], [x(2, 4, 3), x(2, 4, 3, name="v")], **FEW)
+    assert found.is_sound, found
+
+
+CASES = [Case(name, call, (x(2, 4, 3), x(2, 4, 3, name="v")), 0.0, FEW) for name, call in (MEANS | SHARES).items()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -242,3 +263,25 @@ def test_other_spellings_run_as_ever(call):
     except NormMismatchError:
         return
     assert torch.allclose(y.backing, call(t))
+
+
+def test_zeros_of_a_parameter_are_not_those_of_the_program():
+    """A parameter that starts at 0 is any tensor of its norm."""
+
+    class Sums(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start = torch.nn.Parameter(torch.zeros(4, 1))
+
+        def forward(self, x):
+            e = torch.exp(x)
+            above = torch.zeros(4, 1).index_add(0, TO, (e * x)[FROM])
+            return above / (self.start.index_add(0, TO, e[FROM]) + 1e-6)
+
+    t = RMSTensor(1.0, backing=torch.randn(4, 1))
+    model = Sums()
+    for parameters in ("unit", {"start": 0.5}):
+        with pytest.raises(NormMismatchError):
+            normed(thunder.jit(model, transforms=[NormTransform(parameters=parameters)]))(t)
+    with pytest.raises(NormMismatchError):
+        ModularNorm(model, t)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core.context import values_of
+from thunder_norm.core.context import current_environment, values_of
 from thunder_norm.core.ranges import Range, union
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -172,6 +172,8 @@ _register(_with_products, torch.addcmul)
 
 def range_of_constant(t: torch.Tensor) -> Known:
     """Of a plain tensor whose values are known by now: the zeros that a program adds to."""
+    if isinstance(t, NormedTensor) or not current_environment().is_constant(t):
+        return None
     t = values_of(t)
     if isinstance(t, NormedTensor | FakeTensor) or t.is_meta or not t.numel() or t.is_complex():
         return None

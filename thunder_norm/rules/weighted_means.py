@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
-from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.kinds import L1Tensor, RMSTensor
+from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules import _weights as terms
 from thunder_norm.rules._combinations import Combination, InverseOfWeights, Relative, Sums, Weights, facts, weights_of
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import rms, times
@@ -118,6 +121,44 @@ def mul(input: RMSTensor, other: RMSTensor) -> NormedTensor:
     match = _product({"input": input, "other": other})
     assert match is not None, "the rule's condition has been checked"
     return _mean(match, "input", "other")
+
+
+# -- weights over their own sum -------------------------------------------------------------------------------------------
+
+
+def _share_of_sum(args: Mapping[str, Any]) -> tuple[ed.Dims, float, list[Relative]] | None:
+    """Over which dimensions weights are divided by their sum, by what their shares are multiplied, and by which share they move."""
+    a, b = args["input"], args["other"]
+    if args["rounding_mode"] is not None or not (isinstance(a, RMSTensor) and isinstance(b, RMSTensor)) or a.ndim < b.ndim:
+        return None
+    dims = tuple(d for d in range(-a.ndim, 0) if a.shape[d] != 1 and (-d > b.ndim or b.shape[d] == 1))
+    for w in weights_of(a) if dims else ():
+        total = terms.summed(w.term, dims, a.shape, keepdim=True)
+        for other in weights_of(b, exactly=False):
+            known = [r for r in (w.relative, other.relative) if r is not None]
+            is_still = a.perturbation_size is None and b.perturbation_size is None
+            if total.factors == other.term.factors and other.term.scale > 0 and (known or is_still):
+                return dims, total.scale / other.term.scale, known
+    return None
+
+
+@normed_op(torch.div).register_norm(when=lambda args: _share_of_sum(args) is not None)
+def div_by_own_sum(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> NormedTensor:
+    """Weights over their sum.
+
+    Value:       1, L1 over the dimensions of the sum      (an equality, or less where something is added to the sum)
+    Sensitivity: r for weights that move by at most a share r of themselves
+    Source:      dp_j = p_j (r_j - sum p r), and ``sum p_j |r_j - sum p r|`` is at most the deviation of r
+    Gap:         the weights that move most need not be half of the sum
+    """
+    found = _share_of_sum({"input": input, "other": other, "rounding_mode": None})
+    assert found is not None, "the rule's condition has been checked"
+    dims, factor, shares = found
+    moving = [s for s in (r.size({}) for r in shares) if isinstance(s, torch.Tensor)]
+    moved = times(functools.reduce(torch.minimum, moving), factor) if shares and len(moving) == len(shares) else None
+    result = L1Tensor._wrap(None, bounded(factor, input.norm_size), moved, dims)
+    result._sensitivity = {"input": 0, "other": 0}
+    return result
 
 
 # -- where the share is not known -----------------------------------------------------------------------------------------

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _weights as terms
 from thunder_norm.rules._combinations import (
+    STILL,
     Combination,
     InverseOfWeights,
+    Relative,
     Sums,
     Weights,
     added,
@@ -30,10 +33,12 @@ from thunder_norm.rules._combinations import (
     weighted,
     weights_of,
 )
-from thunder_norm.rules._shared import dims_tuple
+from thunder_norm.rules._facts import Source
+from thunder_norm.rules._shared import dims_tuple, refined
 from thunder_norm.rules._weights import Term
 from thunder_norm.rules.einsum import equation_labels
 from thunder_norm.rules.ranges import argument
+from thunder_norm.rules.ranges_of_activations import is_zero_constant
 
 _FEW = 4  # of what is known about one tensor
 Found = tuple[Sums, ...]
@@ -63,6 +68,23 @@ def few(found: Iterable[Sums]) -> Found:
 def everything(x: Any) -> list[Sums]:
     """Everything that is known of a tensor, as weights too."""
     return [*(f for f in facts(x) if not isinstance(f, Weights)), *weights_of(x, exactly=False)]
+
+
+def _by_share(factor: Callable[..., float]) -> Rule:
+    """Of a positive function of each entry, the slope of whose logarithm is at most a factor: it moves by that share of itself."""
+
+    def rule(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
+        x, rate = first(args, kwargs), factor(args, kwargs)
+        if not isinstance(x, RMSTensor) or not rate > 0:
+            return ()
+        share = STILL if x.perturbation_size is None else Relative(Source.of(x), refined(x, ()) * rate)
+        return (Weights(terms.of_tensor(out), share),)
+
+    return rule
+
+
+register(_by_share(lambda args, kwargs: 1.0), torch.sigmoid)
+register(_by_share(lambda args, kwargs: float(argument(args, kwargs, 1, "beta", default=1.0))), F.softplus)
 
 
 # -- products and sums ----------------------------------------------------------------------------------------------------
@@ -102,7 +124,11 @@ def _sum(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
     for x, c in ((a, b), (b, a)):
         if isinstance(c, int | float) and not isinstance(c, bool):
             return few(replace(w, is_exact=False) for w in weights_of(x, exactly=False)) if c >= 0 else ()
-        if is_zero(x) and isinstance(c, NormedTensor) and c.shape == out.shape:
+        if (
+            (is_zero(x) or isinstance(x, torch.Tensor) and is_zero_constant(x))
+            and isinstance(c, NormedTensor)
+            and c.shape == out.shape
+        ):
             return few(everything(c))
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.shape != b.shape:
         return ()
