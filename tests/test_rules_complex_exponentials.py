@@ -40,6 +40,7 @@ CASES = [
         0.0,
         FEW,
     ),
+    Case("of some", lambda a, b: parts(torch.exp(torch.complex(-a.exp(), b)[0])), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
     Case("a number times", lambda a: parts((3 - 4j) * a), (x(2, 3),), 0.9, FEW),
     Case("a number added", lambda a: parts(1j + (a + (0.3 + 0.4j)) - 2j), (x(2, 3),), 0.0, FEW),
     Case("a number less", lambda a: parts((1 + 1j) - a / 2j), (x(2, 3),), 0.0, FEW),

@@ -27,6 +27,7 @@ CASES = [
     Case("a root", lambda a: torch.pow(torch.relu(a) + 0.5, 0.3), (x(2, 3),), 0.0, FEW),
     Case("a power that a tensor says", lambda a, p: torch.pow(a.abs() + 0.5, p), (x(2, 3), x(1, 3, name="p", kind=LinfTensor, n=2.0)), 0.0, FEW),
     Case("of a number", lambda a, p: torch.pow(a.abs() + 0.5, p), (x(2, 3), x(1, name="p", kind=LinfTensor, n=0.3)), 0.0, FEW),
+    Case("a root of what may be 0", lambda a: torch.sqrt(torch.relu(a)), (x(2, 3),), 0.0, FEW),
     Case("log sigmoid", lambda a: torch.log(torch.sigmoid(a)), (x(2, 3),), 0.9, FEW),
     Case("log sigmoid of a multiple", lambda a: torch.sigmoid(-2.0 * a).log(), (x(2, 3, kind=LinfTensor),), 0.9, FEW),
     Case("log of one minus sigmoid", lambda a: (1 - torch.sigmoid(a)).log(), (x(2, 3, kind=LinfTensor),), 0.9, FEW),

@@ -64,7 +64,10 @@ def mul_complex(input: NormedTensor, other: Any) -> NormedTensor:
 
 @normed_op(torch.mul).register_norm(when=_is_number("input"), takes_complex=True)
 def complex_mul(input: Any, other: NormedTensor) -> NormedTensor:
-    """c b for a complex number.  Value |c| |b|, sensitivity |c|, in every kind."""
+    """c b for a complex number.  Value |c| |b|, sensitivity |c|, in every kind.
+
+    Untried:     in eager programs torch takes the number second: `mul_complex`
+    """
     return _turned(other, scaled(other, abs(input), name="other"), input)
 
 
@@ -77,7 +80,12 @@ def div_complex(input: NormedTensor, other: Any) -> NormedTensor:
 @normed_op(torch.sub).register_norm(when=_is_number("other"), takes_complex=True)
 @normed_op(torch.add).register_norm(when=_is_number("other"), takes_complex=True)
 def add_complex(input: RMSTensor, other: Any, alpha: Any = 1) -> RMSTensor:
-    """a + alpha c for a complex number.  Value |a| + |alpha c|, attained by a constant; sensitivity 1."""
+    """a + alpha c for a complex number.
+
+    Value:       |a| + |alpha c|      (attained by a constant a of c's phase)
+    Sensitivity: 1
+    Gap:         a real tensor has the phase of a real number alone
+    """
     return like(input, input.norm_size + abs(alpha * other), sensitivity={"input": 1})
 
 
@@ -186,6 +194,7 @@ def exp(input: LinfTensor | RMSTensor) -> RMSTensor:
     Sensitivity: the same
     Typical:     e^(n^2 / 2): the real parts are Gaussian, of variance n^2 / 2; at most e^h
     Source:      |e^z| = e^(Re z), and so is the modulus of the derivative
+    Gap:         what made z need not be able to bring its real part to the end of its range, where it moves z most
     """
     found = fact(input, RealPart)
     n = reach(input)

@@ -87,6 +87,7 @@ def sqrt(input: RMSTensor) -> RMSTensor:
     Value:       sqrt(n)          (attained by a constant)
     Sensitivity: 1 / sqrt(s): between two numbers of the dtype |sqrt x - sqrt y| = |x - y| / (sqrt x + sqrt y), and the larger one is at
                  least s      (attained: from 0 to s)
+    Gap:         no derivative shows it
     Typical:     1 / (2 sqrt(n))
     """
     n = input.norm_size
