@@ -16,7 +16,7 @@ from tests.models_as_written import EMA, OPERATORS, RECURRENT, REPARAMETRIZED, W
 from tests.seeds import seeded
 from tests.within_norms import actual_norm
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, norm_report, normed
-from thunder_norm.errors import MissingNormRuleError, NormMismatchError, ThunderNormError, UnsupportedOpError
+from thunder_norm.errors import MissingNormRuleError, ThunderNormError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 from thunder_norm.trees import leaves_of_results
@@ -29,11 +29,6 @@ NORMED = (EAGER, TRACED, META, MODULAR, REPORT)
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "packed sequence": ("padded sequence", ("real", *NORMED)),
     "VAE": ("normal distribution is unbounded", (EAGER, TRACED, META, MODULAR)),
-    "weight_norm, old": ("length of v", (MODULAR,)),
-    "weight_norm": ("length of v", (MODULAR,)),
-    "weight_norm, dim None": ("length of v", (MODULAR,)),
-    "_weight_norm": ("length of v", (MODULAR,)),
-    "weight_norm of a convolution": ("length of v", (MODULAR,)),
     "spectral_norm": ("division by a normed tensor", (TRACED, META, MODULAR)),
     "EMA buffer": ("'ema', which is on the meta device", (META,)),
     "EMA buffer assigned": ("'ema', which is on the meta device", (META,)),
@@ -241,8 +236,3 @@ def test_weight_norm_of_a_grouped_convolution_in_modes_without_a_guarantee(mode,
     norm = ModularNorm(m, torch.randn(2, 8, 5), mode=mode)
     assert not norm.unreached and all(0 < norm.targets[name] < math.inf for name, mass in norm.masses.items() if mass > 0)
     assert norm.masses["parametrizations.weight.original1"] > 0
-
-
-def test_weight_norm_without_a_lower_bound_says_what_to_do():
-    with pytest.raises(NormMismatchError, match="mode='typical'.*remove_parametrizations"):
-        ModularNorm(torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), torch.randn(4, 6))

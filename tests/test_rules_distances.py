@@ -172,7 +172,7 @@ REFUSED = {
     "dist 0.5": (lambda a: torch.dist(a, a, 0.5), "not a norm"),
     "cdist 0": (lambda a: torch.cdist(a, a, 0.0), "not a norm"),
     "pdist 0": (lambda a: F.pdist(a, 0.0), "not a norm"),
-    "cosine without eps": (lambda a: F.cosine_similarity(a, a, eps=0.0), "eps > 0"),
+    "cosine with a negative eps": (lambda a: F.cosine_similarity(a, a, eps=-1.0), "eps > 0"),
     "cov of one observation": (lambda a: torch.cov(a[:, :1]), "divides by zero"),
     "local_response_norm without k": (lambda a: F.local_response_norm(a[None], 2, k=0.0), "k > 0"),
     "resize_": (lambda a: (a * 1).resize_(2, 2), "reshape"),

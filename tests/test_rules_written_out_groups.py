@@ -363,18 +363,16 @@ def test_eps_that_a_dtype_rounds_to_zero_guards_nothing(call):
         return RMSTensor(0.7, backing=torch.zeros(3, 4, dtype=dtype), elem_dims=(-1,), perturbation_size=1.0)
 
     assert call(given(torch.float16).backing).isnan().all()
-    with pytest.raises(NormMismatchError):
-        call(given(torch.float16))
-    assert call(given(torch.float32)).perturbation_size.isfinite()
+    x = given(torch.float16)
+    assert call(x).perturbation_size >= (x / x.norm(dim=-1, keepdim=True)).perturbation_size
+    assert call(given(torch.float32)).perturbation_size < 1e9
 
 
-def test_division_by_a_length_that_may_be_zero_is_refused_but_not_where_the_data_says_how_small_it_is():
+def test_division_by_a_length_that_may_be_zero_has_a_local_bound_at_the_data():
     def unguarded(x):
         return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
 
     x = normed(0.7, (-1,))
-    with pytest.raises(NormMismatchError, match="may be 0|may divide by zero"):
-        unguarded(x)
     still = unguarded(RMSTensor(0.7, backing=x.backing))
     assert still.norm_size.item() == pytest.approx(math.sqrt(3 / 4))
     with norm_sensitivity("local"):

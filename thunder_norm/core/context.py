@@ -190,6 +190,10 @@ class Environment:
         """Between which numbers the entries of a plain tensor are, where that is known without looking at them."""
         return None
 
+    def is_constant(self, t: torch.Tensor) -> bool:
+        """Whether the values of a plain tensor are those of the program, and not of a parameter whose norm alone counts."""
+        return not isinstance(t, torch.nn.Parameter)
+
     def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
         """Called before a rule runs, with the call's arguments, and those by name: as they were given, as the rule gets them."""
 

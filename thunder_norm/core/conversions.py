@@ -23,7 +23,7 @@ def factor(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> flo
     ``rms_E' <= sqrt(numel(E - E')) rms_E``,  ``l2_E = sqrt(N) rms_E``,  ``rms_E <= l1_E / sqrt(N) `` (spike),
     ``l1_E <= N rms_E`` (constant), ``l1_E' <= numel(E' - E) l1_E``.  A matrix [out, in] of operator norm n has rows of RMS
     ``<= n sqrt(out) / in``; a matrix whose entries, rows or columns have RMS <= n has operator norm ``<= in n`` (Frobenius
-    bounds the spectral norm).  A kernel is K such matrices, of which the largest counts K times.
+    bounds the spectral norm); l1 and l2 norms are read as RMS first.  A kernel is K such matrices, of which the largest counts K times.
 
     Other modes than "bound" describe independent entries: their RMS is the same over any dimensions; a matrix of them, of RMS r,
     multiplies independent inputs by ``r sqrt(in)`` and a kernel of K taps by ``r sqrt(K in)``, as ``E |W x|^2 = in r^2 |x|^2``.
@@ -46,9 +46,12 @@ def _via_rms(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) -> f
     n_from, n_to = x.numel_normed, ed.numel(x.shape, elem_dims)
     if n_from == 0 or n_to == 0:
         return 1.0
-    to_rms = 1.0 if isinstance(x, RMSTensor) else 1 / math.sqrt(n_from)
     from_rms = 1.0 if issubclass(kind, RMSTensor) else math.sqrt(n_to) if issubclass(kind, L2Tensor) else n_to
-    return to_rms * _between_dims(x, elem_dims) * from_rms
+    return _to_rms(x) * _between_dims(x, elem_dims) * from_rms
+
+
+def _to_rms(x: NormedTensor) -> float:
+    return 1.0 if isinstance(x, RMSTensor) else 1 / math.sqrt(max(x.numel_normed, 1))
 
 
 def _between_dims(x: NormedTensor, elem_dims: ed.Dims) -> float:
@@ -66,10 +69,11 @@ def _to_operator(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims) 
         # read the other way round, sigma_max is the same and the ratio of the dimensions turns over
         turned = 1.0 if x.elem_dims == elem_dims else x.shape[in_dim] / x.shape[out_dim]
         return turned * _taps_together(_taps(x, elem_dims)) if to_kernel else turned
+    to_rms = _to_rms(x)
     if issubclass(kind, RMSToRMSConvTensor):
-        return _to_kernel(x, kind, elem_dims) if isinstance(x, RMSTensor) else None
-    if isinstance(x, RMSTensor) and set(ed.nontrivial(x.shape, x.elem_dims)) <= {out_dim, in_dim}:
-        return float(x.shape[in_dim]) if current_mode() == "bound" else math.sqrt(x.shape[in_dim])
+        return to_rms * _to_kernel(x, kind, elem_dims)
+    if set(ed.nontrivial(x.shape, x.elem_dims)) <= {out_dim, in_dim}:
+        return to_rms * (float(x.shape[in_dim]) if current_mode() == "bound" else math.sqrt(x.shape[in_dim]))
     return None
 
 

@@ -18,6 +18,7 @@ from thunder_norm.core.context import (
     Environment,
     current_environment,
     current_mode,
+    lift,
     perturbations_recorded,
     run_operation,
     run_real,
@@ -31,7 +32,7 @@ from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
 from thunder_norm.core.running import Runner, run_by
-from thunder_norm.core.tensors import NormedTensor, describe, describe_call
+from thunder_norm.core.tensors import NormedTensor, describe, describe_call, has_norm
 from thunder_norm.errors import (
     JumpError,
     MissingNormRuleError,
@@ -139,7 +140,14 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
             return program(*args, **kwargs)
     op = find_op(key)
     if op is None or not op.rules:
-        raise missing_rule(func, args, kwargs)
+        body = python_body(func)  # what it calls may have rules
+        if body is None:
+            raise missing_rule(func, args, kwargs)
+        args, kwargs = map_tensors(
+            lambda t: lift(t, RMSTensor) if has_norm(t) and not isinstance(t, NormedTensor) else t, (args, kwargs)
+        )
+        with current_environment().inside_function():
+            return body(*args, **kwargs)
     return run_rule(op, func, args, kwargs)
 
 
@@ -258,6 +266,9 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
                 x._range = None if found is None else found.rounded(x.dtype)
+    if op.sums_rule is not None and isinstance(out, NormedTensor):
+        args, kwargs = at_data((args, kwargs))
+        out._sums = op.sums_rule(args, kwargs, out)
     return out
 
 

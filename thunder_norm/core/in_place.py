@@ -149,7 +149,7 @@ def _changed(
             taken = part_of(x.backing, target.backing)
             claim = claims.get(id(x), now if taken is None else taken.taken_from(changed))
         out = type(claim)._wrap(now.backing, claim.norm_size, claim.perturbation_size, claim.elem_dims)
-        out._facts, out._range, out._spread = claim._facts, claim._range, claim._spread
+        out._facts, out._range, out._spread, out._sums = claim._facts, claim._range, claim._spread, claim._sums
         new[id(x)] = out
     return new
 

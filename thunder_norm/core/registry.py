@@ -36,7 +36,17 @@ _NORM_NEUTRAL = frozenset(
 )
 
 # What torch's functions take by NumPy's names as well, and methods of tensors by theirs.
-_OTHER_NAMES = {"self": "input", "axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other"}
+_OTHER_NAMES = {
+    "self": "input",
+    "axis": "dim",
+    "axis0": "dim0",
+    "axis1": "dim1",
+    "keepdims": "keepdim",
+    "x": "input",
+    "a": "input",
+    "x1": "input",
+    "x2": "other",
+}
 
 # From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).
 LiftDims = Callable[[torch.Tensor, dict[str, Any]], "tuple[int, ...] | None"]
@@ -56,6 +66,7 @@ class NormRule:
     lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
     when: Callable[[dict[str, Any]], bool] | None = None
     takes_complex: bool = False  # what it says holds for complex numbers as well, whose norm is that of their moduli
+    wants_own_kinds: bool = False  # what is wanted of its result says nothing about the kinds of its arguments
     is_refusal = False  # it only says why there is no rule
 
     def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:
@@ -168,6 +179,10 @@ def _named_values(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
 RangeRule = Callable[[tuple, Mapping[str, Any], Callable[[Any], Range | None]], "Range | None"]
 
 
+# From a call's arguments and its result to what is known about that as a sum.
+SumsRule = Callable[[tuple, Mapping[str, Any], NormedTensor], tuple]
+
+
 class NormedOp:
     """An operation together with its norm rules; calling it runs the rule if an argument is normed, the body otherwise."""
 
@@ -178,6 +193,7 @@ class NormedOp:
         self.body = body
         self.rules: list[NormRule] = []
         self.range_rule: RangeRule | None = None
+        self.sums_rule: SumsRule | None = None
         self.movement_rule: Callable | None = None
         self.is_factory = False  # it makes a tensor whose norm no other's decides: it has rules, and none takes a NormedTensor
         self.__name__ = getattr(body, "__name__", str(key))
@@ -205,6 +221,7 @@ class NormedOp:
         lift_kinds: dict[str, LiftKind] | None = None,
         when: Callable[[dict[str, Any]], bool] | None = None,
         takes_complex: bool = False,
+        wants_own_kinds: bool = False,
     ) -> Callable:
         """Register a norm rule; usable as ``@op.register_norm`` and ``@op.register_norm(...)``.
 
@@ -216,6 +233,7 @@ class NormedOp:
             lift_kinds: the same for its kind, where the annotated one is not exact enough.
             when: a condition on the arguments by name, as given; a rule with one goes before the others.
             takes_complex: it holds for complex tensors too; other rules do not meet them.
+            wants_own_kinds: parameters that it makes another of are taken as annotated, not in the kind that is wanted of that.
 
         Raises:
             NormMismatchError: ``torch.Tensor`` in the annotations without `allow_plain_tensors`, no tensor annotation at
@@ -230,6 +248,7 @@ class NormedOp:
                 lift_kinds=lift_kinds,
                 when=when,
                 takes_complex=takes_complex,
+                wants_own_kinds=wants_own_kinds,
             )
         if mode is not None:
             check_mode(mode)
@@ -245,7 +264,9 @@ class NormedOp:
         unknown = {*(lift_dims or ()), *(lift_kinds or ())} - set(slots)
         if unknown:
             raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
-        self.rules.append(NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when, takes_complex))
+        self.rules.append(
+            NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when, takes_complex, wants_own_kinds)
+        )
         self.is_factory = not any(s.kinds for r in self.rules for s in r.slots.values())
         return rule
 
@@ -256,13 +277,18 @@ class NormedOp:
             for r in self.rules
         ]
 
-    def register_range(self, rule: RangeRule) -> RangeRule:
-        """Register which entries a result has, given those of the arguments, real ones; usable as a decorator."""
+    def register_range(self, rule: RangeRule, *, takes_complex: bool = False) -> RangeRule:
+        """Register which entries a result has, given those of the arguments, real ones unless it `takes_complex`; usable as a decorator."""
 
         def of_real(args: tuple, kwargs: Mapping[str, Any], of: Callable[[Any], Range | None]) -> Range | None:
             return None if _any_complex(args, kwargs) else rule(args, kwargs, of)
 
-        self.range_rule = of_real
+        self.range_rule = rule if takes_complex else of_real
+        return rule
+
+    def register_sums(self, rule: SumsRule) -> SumsRule:
+        """Register of which weights a result is a sum (`thunder_norm.rules.weighted_sums`); usable as a decorator."""
+        self.sums_rule = rule
         return rule
 
     def register_movement(self, rule: Callable) -> Callable:

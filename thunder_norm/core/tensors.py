@@ -60,6 +60,8 @@ class NormedTensor(torch.Tensor):
     _is_multilinear: bool
     _facts: Any
     _range: Range | None
+    _sums: tuple
+    _least: float
     _at_data: tuple[Any, NormedTensor | None] | None
     _spread: Any
 
@@ -128,6 +130,8 @@ class NormedTensor(torch.Tensor):
         self._is_multilinear = False
         self._facts = None  # what the rule that made it knows about it beyond its norm, for rules that come next
         self._range = None  # between which numbers all entries are, whatever the norm
+        self._sums = ()  # of which tensors that are not negative it is a sum, and what is summed by them
+        self._least = 0.0  # the norm of each group over elem_dims is no smaller
         self._at_data = None  # it with the norm of its entries (None: itself), and what that was found from
         self._spread = None  # in which ellipsoids it moves, inside `norm_sensitivity("composed")`
         return self
@@ -226,6 +230,7 @@ class NormedTensor(torch.Tensor):
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts, self._range, self._spread = result._facts, result._range, result._spread
+        self._least, self._sums = result._least, result._sums
         return self
 
     def requires_grad_(self, requires_grad: bool = True):

@@ -42,7 +42,8 @@ class ModularNorm:
     """The modular norm of a model, and what steepest descent under it needs.
 
     Inputs and parameters have norm at most 1, the latter each in its natural kind (`annotate` decides otherwise); frozen parameters
-    keep the norm of their data, except in mode "modula".  Nothing in the model changes until `project_` or `initialize_` is called.
+    keep the norm of their data, except in mode "modula".  A parameter that the program divides by its own length (weight normalization)
+    has norm 1 in each group of entries that its norm runs over, as `initialize_` draws it.  Nothing in the model changes until `project_` or `initialize_` is called.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias=False))
     >>> norm = ModularNorm(model, torch.randn(3, 4))

@@ -135,6 +135,7 @@ class EagerLifting(Lifting):
             normed = self.leaves.normed(name, t, own.kind, own.elem_dims)
         elif size == "unit":
             normed = own.around(t, 1.0)
+            normed._least = 1.0  # on the sphere: as `initialize` draws it, each group has it
         else:
             normed = self._measured(t, kind, dims)  # exactly, in what is wanted
         first = self.lifted.get(name)

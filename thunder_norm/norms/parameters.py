@@ -206,6 +206,12 @@ class Derived:
         """The tensors it was made from."""
         return [v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, torch.Tensor)]
 
+    @property
+    def wants_own_kinds(self) -> bool:
+        """Whether the kind wanted of it says nothing about theirs."""
+        op = registry.find_op(registry.key_of(self.fn))
+        return op is not None and any(rule.wants_own_kinds for rule in op.rules)
+
     def norm(self, lift: Callable[[torch.Tensor], NormedTensor]) -> Any:
         """What the operation's rule makes of the norms that `lift` gives its tensors."""
         args, kwargs = tree_map(lambda v: lift(v) if isinstance(v, torch.Tensor) else v, (self.args, self.kwargs))
@@ -242,8 +248,8 @@ def derivations(fn: Callable, args: tuple, kwargs: dict, result: Any) -> Iterato
 def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
     """The norm of a tensor made from parameters alone: lift those, and send the norm through the operation's own rule.
 
-    They are lifted in the kind wanted for the result (a product of operators is one); or, where no rule takes them so, as the rule wants
-    them, and the result is converted.
+    They are lifted in the kind wanted for the result (a product of operators is one); or, where no rule takes them so or the rule wants
+    its own kinds, as the rule wants them, and the result is converted.
 
     Args:
         t: the tensor.
@@ -261,7 +267,7 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
 
     try:
         with by_data.by_rules_alone():
-            result = _derived_in(derived, wanted, dims)
+            result = as_its_rule_wants() if derived.wants_own_kinds else _derived_in(derived, wanted, dims)
     except (NormMismatchError, MissingNormRuleError) as first:
         result, why = None, first
         for rules in (by_data.by_rules_alone(), contextlib.nullcontext()):  # at the data, where no rule bounds it

@@ -44,6 +44,11 @@ class LiftingEnvironment(context.Environment):
         """Between which numbers the entries of a tensor made from parameters are, by the operations that made it."""
         return self.lifting.range_of(t)
 
+    def is_constant(self, t: torch.Tensor) -> bool:
+        """Whether a plain tensor is neither a parameter or buffer nor made from one."""
+        known = self.lifting
+        return not known.concerns(t) and known.name_of(t) is None and t not in known.unknown
+
     def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The same for canonical elem_dims, and a tensor that may be lifted."""
         raise NotImplementedError

@@ -23,10 +23,10 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules import _forms as forms
 from thunder_norm.rules._facts import Alternatives, Source, moves_with, unconditional, with_fact
 from thunder_norm.rules._forms import Form, Group, Inverse, Normalized, Root, own_form
+from thunder_norm.rules._lengths import least_length
 from thunder_norm.rules._local import smallest_mean_square
 from thunder_norm.rules._shared import Constant, times
 from thunder_norm.rules.normalization import normalized
@@ -207,14 +207,9 @@ def _claims(found: Group) -> tuple[torch.Tensor, Constant]:
     if is_local(x):
         length = root.divisor.at(smallest_mean_square(x, root.dims, root.is_centred, 1))
         return bounded(c / smallest if smallest else math.inf, x.norm_size), c * spread / length.square()
-    if smallest == 0 and root.x.perturbation_size is None:
-        return bounded(math.inf, x.norm_size), math.inf
-    if smallest == 0:
-        raise NormMismatchError(
-            "division by a length that may be 0, such as a norm or a standard deviation: it has no Lipschitz constant and may divide "
-            "by zero; add an eps > 0 to it"
-        )
-    return bounded(c / smallest, x.norm_size), c * spread / smallest**2
+    # of groups that are not 0; of those that are the inverse is infinite
+    least = root.divisor.of_length(least_length(x, root.dims, root.is_centred))
+    return bounded(c / smallest if smallest else math.inf, x.norm_size), c * spread / least / least
 
 
 def _claims_of_form(f: Form) -> tuple[torch.Tensor, torch.Tensor]:

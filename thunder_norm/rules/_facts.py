@@ -34,11 +34,12 @@ class Source:
     norm_size: torch.Tensor
     perturbation_size: torch.Tensor | None
     elem_dims: ed.Dims
+    least: float = 0.0
 
     @staticmethod
     def of(x: NormedTensor) -> Source:
         """The tensor as it is now."""
-        return Source(type(x), x.backing, x.norm_size, x.perturbation_size, x.elem_dims)
+        return Source(type(x), x.backing, x.norm_size, x.perturbation_size, x.elem_dims, x._least)
 
     def is_same(self, other: Source) -> bool:
         """Whether both are the same values with the same claims."""
@@ -53,7 +54,9 @@ class Source:
     def tensor(self, scale: float = 1.0) -> Any:
         """It again, or a multiple of it, its norm that many times: without facts, its backing only for the shape unless a rule looks."""
         backing = self.backing if scale == 1 or current_sensitivity() != "local" else self.backing * scale
-        return self.kind._wrap(backing, times(self.norm_size, abs(scale)), None, self.elem_dims)
+        out = self.kind._wrap(backing, times(self.norm_size, abs(scale)), None, self.elem_dims)
+        out._least = self.least * abs(scale)
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,14 @@ class Filled:
     kept: torch.Tensor  # which entries are others
     is_number: torch.Tensor  # whether that one is a number
     norm_size: torch.Tensor  # of the entries that are numbers
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxOf:
+    """The softmax of x along a dimension."""
+
+    x: Source
+    dim: int
 
 
 class Alternatives(tuple):

@@ -17,6 +17,7 @@ from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._lengths import least_length
 from thunder_norm.rules._shared import (
     Constant,
     as_kind,
@@ -110,20 +111,23 @@ def cosine_similarity(x1: RMSTensor, x2: RMSTensor, dim: int = 1, eps: float = 1
     """<x, y> / (max(|x|, eps) max(|y|, eps)) over `dim` of K, Euclidean norms.
 
     Value:       v w with v = min(1, sqrt(K) n / eps), w = min(1, sqrt(K) m / eps)     (attained: parallel vectors)
-    Sensitivity: sqrt(K) / eps w, v sqrt(K) / eps        (attained next to 0: nothing bounds a norm from below)
-    Raises NormMismatchError without eps.
+    Sensitivity: sqrt(K) / eps w, v sqrt(K) / eps        (attained next to 0: nothing bounds a norm from below);  for the least length l
+                 that is not 0 (`least_length`) in place of a smaller eps
+    Raises NormMismatchError for eps < 0.
     """
-    if not eps > 0:
-        raise NormMismatchError("a cosine with eps = 0 has no Lipschitz constant and may divide by zero: use eps > 0")
+    if eps < 0:
+        raise NormMismatchError(f"a cosine with eps = {eps} < 0 may divide by zero: use eps > 0")
     ndim = max(x1.ndim, x2.ndim)
     along = negative(dim, ndim) if ndim else 0
     parts, constants = [], []
     count = broadcast(x1.shape, x2.shape)[along] if ndim else 1
     for x in (x1, x2):
-        y, c = as_kind(x, RMSTensor, (along,) if -x.ndim <= along < 0 else ())
-        per_eps = math.sqrt(count) / eps
-        parts.append(spoiled(torch.minimum(y.norm_size * per_eps, scalar(1.0, y.norm_size)), y.norm_size))
-        constants.append(per_eps * c)
+        dims = (along,) if -x.ndim <= along < 0 else ()
+        y, c = as_kind(x, RMSTensor, dims)
+        one = scalar(1.0, y.norm_size)
+        longest = torch.minimum(y.norm_size * (math.sqrt(count) / eps), one) if eps else (y.norm_size > 0) * one
+        parts.append(spoiled(longest, y.norm_size))
+        constants.append(c * math.sqrt(count) / max(least_length(x, dims) * math.sqrt(count), eps))
     v, w = parts
     return _entries(v * w, x1=w * constants[0], x2=v * constants[1])
 

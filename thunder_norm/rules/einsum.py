@@ -23,7 +23,7 @@ from thunder_norm.rules.linear import batch_labels
 from thunder_norm.rules.logits import scores
 
 
-def _equation(equation: str, *ndims: int) -> tuple[list[list[str]], list[str]]:
+def equation_labels(equation: str, *ndims: int) -> tuple[list[list[str]], list[str]]:
     """The labels of each input and of the output; an ellipsis becomes labels counted from the end."""
     inputs, arrow, out = equation.replace(" ", "").replace("...", ".").partition("->")
     terms = inputs.split(",")
@@ -51,7 +51,7 @@ def _operator_labels(labels: list[str], other: list[str], out: list[str]) -> tup
 
 def _weight_dims(name: str, args: dict[str, Any]) -> tuple[int, int] | None:
     names = ("left", "right")
-    (first, second), out = _equation(args["equation"], *(args[n].ndim for n in names))
+    (first, second), out = equation_labels(args["equation"], *(args[n].ndim for n in names))
     return _operator_labels(*((first, second) if name == "left" else (second, first)), out)
 
 
@@ -64,7 +64,7 @@ def _einsum_weight(name: str) -> dict[str, Any]:
 
 
 def _einsum(equation: str, left: NormedTensor, right: NormedTensor) -> NormedTensor:
-    (a, b), out = _equation(equation, left.ndim, right.ndim)
+    (a, b), out = equation_labels(equation, left.ndim, right.ndim)
     # what one input alone is summed over is kept first: a sum of K is at most K times the norm over all of them
     lonely = [name for mine, other in ((a, b), (b, a)) for name in mine if name not in other and name not in out]
     count = math.prod(t.shape[mine.index(n)] for t, mine in ((left, a), (right, b)) for n in lonely if n in mine)
@@ -107,7 +107,7 @@ def einsum_one(equation: str, input: RMSTensor) -> NormedTensor:
     Value:        |y| <= K |x|      (attained by constants)
     Sensitivity:  K
     """
-    (labels,), out = _equation(equation, input.ndim)
+    (labels,), out = equation_labels(equation, input.ndim)
     if len(set(labels)) != len(labels):
         raise NormMismatchError(f"einsum {equation!r}: a diagonal has no norm rule here")
     count = math.prod(n for n, name in zip(input.shape, labels, strict=True) if name not in out)
@@ -122,7 +122,7 @@ def _entries(args: tuple, kwargs: Mapping[str, Any], of: Callable[[Any], Range |
     found = [of(x) for x in operands]
     if not 0 < len(operands) <= 2 or None in found or not all(isinstance(x, torch.Tensor) for x in operands):
         return None
-    terms, out = _equation(equation, *(x.ndim for x in operands))
+    terms, out = equation_labels(equation, *(x.ndim for x in operands))
     sizes = {name: n for x, term in zip(operands, terms, strict=True) for n, name in zip(x.shape, term, strict=True) if n != 1}
     count = math.prod(n for name, n in sizes.items() if name not in out)
     product = functools.reduce(Range.times, (r.of_entries() for r in found if r is not None))
@@ -141,7 +141,7 @@ def _has_many(args: tuple) -> bool:
 def einsum_in_pairs(equation: str, *operands: Any) -> torch.Tensor:
     """A product of three tensors or more: from the left, each with the next, as far as the others and the result have its dimensions."""
     tensors = list(operands[0]) if len(operands) == 1 else list(operands)
-    terms, out = _equation(equation, *(t.ndim for t in tensors))
+    terms, out = equation_labels(equation, *(t.ndim for t in tensors))
     letters = dict(zip(sorted({name for term in terms for name in term}), string.ascii_letters, strict=False))
     result, labels = tensors[0], terms[0]
     for i, (tensor, term) in enumerate(zip(tensors[1:], terms[1:], strict=True), 1):

@@ -17,7 +17,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._shared import VectorKind, align, broadcast, negative, refuse, rms, spread
+from thunder_norm.rules._shared import VectorKind, align, broadcast, negative, rms, spread
 from thunder_norm.rules.contraction import contract, conversion_factor, number, plus, rms_factor, scaled
 from thunder_norm.rules.logits import scores
 
@@ -257,13 +257,6 @@ def cross(input: RMSTensor, other: RMSTensor, dim: int | None = None) -> RMSTens
     """`linalg_cross`, along the first dimension of 3 if none is given."""
     shape = broadcast(input.shape, other.shape)
     return linalg_cross(input, other, dim=shape.index(3) if dim is None else dim)
-
-
-refuse(
-    normed_op(torch.matrix_exp),
-    "a matrix exponential grows as e^n with the operator norm, and no rule of linear algebra says how it moves; write out the "
-    "terms of the series that matter, which are products",
-)
 
 
 # -- bilinear --------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._lengths import least_length
 from thunder_norm.rules._local import data, smallest_mean_square
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, squarable, times, with_bias
 
@@ -41,7 +42,11 @@ class Divisor:
     @property
     def smallest(self) -> float:
         """Its value at 0."""
-        return max(math.sqrt(self.eps) + self.shift, self.floor)
+        return self.of_length(0.0)
+
+    def of_length(self, length: float) -> float:
+        """Its value for a group of that RMS."""
+        return max(math.hypot(math.sqrt(self.eps), length) + self.shift, self.floor)
 
     def at(self, mean_square: torch.Tensor) -> torch.Tensor:
         """Its value."""
@@ -57,10 +62,11 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
 
     input: RMS over E (converted to E and `dims`, for free);  output: the same;  g = divisor, sqrt(q + eps) mostly
     Value:        n / g(n^2), n = |x|            (concave in the mean square, hence also for a mean over several groups)
-    Sensitivity:  1 / g(0), 1 / sqrt(eps) mostly (the Jacobian (I - x x^T g' / (N r g)) / g at x = 0)
+    Sensitivity:  1 / g(0), 1 / sqrt(eps) mostly (the Jacobian (I - x x^T g' / (N r g)) / g at x = 0); 1 / g(l^2) for the least RMS l that
+                  a group can have (`least_length`): that is what counts where g(0) = 0
     Local:        1 / g(r^2) of the group with the smallest mean square r^2 of the data (centred if x is)
     Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom.  Mode "modula": 1.
-    Raises NormMismatchError where eps < 0, and where g(0) = 0 and x carries a perturbation_size; the value is about x that is not 0.
+    Raises NormMismatchError where eps < 0.  Where g(0) = 0 the claims are about groups that are not 0: of those that are the result is NaN.
     """
     if divisor.eps < 0:
         raise NormMismatchError(f"a normalization with eps = {divisor.eps} < 0 may divide by zero or a NaN: use eps > 0")
@@ -72,7 +78,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     n = squarable(n)
     length = divisor.at(n.square())
     size = n / length if divisor.smallest else (n > 0).to(n.dtype) + (n - n)  # a NaN stays one
-    lipschitz: Constant = 1 / divisor.smallest if divisor.smallest > 0 else math.inf
+    lipschitz: Constant = 1 / divisor.of_length(least_length(input, dims, is_centred, groups))
     freedom = count - is_centred
     if current_mode() == "modula":
         lipschitz = 1.0
@@ -80,8 +86,6 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
         lipschitz = math.sqrt((freedom - 1) / (freedom - 2)) / length
     elif is_local(input):
         lipschitz = 1 / divisor.at(smallest_mean_square(input, dims, is_centred, groups))
-    if isinstance(lipschitz, float) and math.isinf(lipschitz) and input.perturbation_size is not None:
-        raise NormMismatchError("a normalization with eps = 0 has no Lipschitz constant and may divide by zero: use eps > 0")
     return rms(size, elem_dims, sensitivity={"input": lipschitz})
 
 
@@ -344,23 +348,29 @@ def _native_batch_norm_no_training(
 # -- to the unit sphere ---------------------------------------------------------------------------------------------------
 
 
-@normed_op(F.normalize).register_norm
+def _over_dim(t: torch.Tensor, args: dict[str, Any]) -> ed.Dims:
+    return ed.canonical(args["dim"], t.ndim) if t.ndim else ()
+
+
+@normed_op(F.normalize).register_norm(lift_dims={"input": _over_dim}, wants_own_kinds=True)
 def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> L2Tensor:
     """y = x / max(|x|_2, eps) over `dim`.
 
     input: L2 over `dim`;  output: the same
     Value:        min(1, |x| / eps)
-    Sensitivity:  1 / eps    (attained below eps: projection onto a ball, scaled);  local: 1 / max(|x|, eps), x the shortest
+    Sensitivity:  1 / eps    (attained below eps: projection onto a ball, scaled);  local: 1 / max(|x|, eps), x the shortest;
+                  1 / max(l, eps) for the least length l that x can have (`least_length`): that is what counts where eps = 0
     Mode "typical": that of a Gaussian's length, as in `normalized`.  Mode "modula": 1.
-    Raises NormMismatchError for other p, and without eps.
+    Raises NormMismatchError for other p, and for eps < 0.
     """
-    if p != 2 or not eps > 0:
-        raise NormMismatchError(f"normalize has a norm rule for p = 2 and eps > 0, got p = {p}, eps = {eps}")
+    if p != 2 or eps < 0:
+        raise NormMismatchError(f"normalize has a norm rule for p = 2 and eps >= 0, got p = {p}, eps = {eps}")
     dims = ed.canonical(dim, input.ndim) if input.ndim else ()
     x, c = as_kind(input, L2Tensor, dims)
-    value = spoiled(torch.minimum(x.norm_size / eps, scalar(1.0, x.norm_size)), x.norm_size)
-    lipschitz: Constant = 1 / eps
+    one = scalar(1.0, x.norm_size)
+    value = spoiled(torch.minimum(x.norm_size / eps, one) if eps else (x.norm_size > 0) * one, x.norm_size)
     count = ed.numel(input.shape, dims)
+    lipschitz: Constant = 1 / max(least_length(input, dims) * math.sqrt(max(count, 1)), eps)
     if current_mode() == "modula":
         lipschitz = 1.0
     elif current_mode() == "typical" and count > 2:

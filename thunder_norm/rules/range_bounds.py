@@ -17,6 +17,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import SAME_DIMS, Constant, Number, refined, rms, scalar, times
 from thunder_norm.rules.binary import product_dims
+from thunder_norm.rules.weighted_means import quotient_at_most
 
 _ANY = Range()
 _TINY = 1e-150  # below, the slope of an inverse is no number
@@ -40,10 +41,13 @@ def _range(x: Any) -> Range:
 def _smallest(x: RMSTensor) -> Constant:
     """The least modulus of an entry; in mode "typical" what counts in its place where entries are means of many of one sign.
 
-    A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.
+    A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.  In mode
+    "modula" entries have the size of the norm.
     """
     found = _range(x)
-    if current_mode() != "typical" or found.averaged <= 2:
+    if current_mode() == "modula":
+        return x.norm_size.clamp(min=found.smallest_modulus)
+    if current_mode() == "bound" or found.averaged <= 2:
         return found.smallest_modulus
     share = 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
     return (x.norm_size * share).clamp(min=found.smallest_modulus)
@@ -83,7 +87,7 @@ def mul_by_range(input: RMSTensor, other: RMSTensor) -> RMSTensor:
 def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
     """a / b, for b whose entries are at least c > 0 in modulus, by what made it.
 
-    Value:       |a| / c
+    Value:       |a| / c; at most |v| for a weighted mean of v (`weighted_means`)
     Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product
     Typical:     c = |b| sqrt(1 - 2 / N), where each entry of b is a length, a mean or a sum of N numbers
     Source:      |d(1 / b)| = |db| / b^2
@@ -92,7 +96,8 @@ def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | Non
     c = _smallest(other)
     dims, k = product_dims(input, other)
     ca = refined(input, dims)
-    return rms(input.norm_size * (ca / c), dims, sensitivity={"input": ca / c, "other": input.norm_size * (k / c**2)})
+    result = rms(input.norm_size * (ca / c), dims, sensitivity={"input": ca / c, "other": input.norm_size * (k / c**2)})
+    return quotient_at_most(input, other, result) if current_mode() == "bound" else result
 
 
 @normed_op(torch.div).register_norm(when=lambda args: args["rounding_mode"] is None and _away_from_zero("other")(args))

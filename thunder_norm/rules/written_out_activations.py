@@ -109,6 +109,12 @@ def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> NormedTens
     return _affine(unconditional(torch.add, input, other, alpha), other, float(alpha), float(input))
 
 
+@normed_op(torch.rsub).register_norm(when=_is_gate("input"))
+def rsub_number(input: RMSTensor, other: Number, alpha: Number = 1) -> NormedTensor:
+    """A number minus a gate: as every difference, and what it is."""
+    return _affine(unconditional(torch.rsub, input, other, alpha), input, -float(alpha), float(other))
+
+
 # -- x times its gate -----------------------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._derived import are_of_one, with_facts
-from thunder_norm.rules._facts import Source, fact, moves_with, unconditional, with_fact
+from thunder_norm.rules._facts import SoftmaxOf, Source, fact, moves_with, unconditional, with_fact
 from thunder_norm.rules._forms import Form
 from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import Number, dims_tuple, rms
@@ -229,7 +229,7 @@ def div_exponentials(input: RMSTensor, other: RMSTensor, *, rounding_mode: str |
 
 def _softmax(x: Source, dim: int, *arguments: str) -> NormedTensor:
     result = unconditional(F.softmax, x.tensor(), dim)
-    return moves_with(x, result, (result._sensitivity or {})["input"], *arguments)
+    return with_fact(moves_with(x, result, (result._sensitivity or {})["input"], *arguments), SoftmaxOf(x, dim))
 
 
 # -- logistic function and softplus ---------------------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+"""Norm rules for powers of what is known to be positive: negative ones, roots, and those that a tensor says.
+
+Entries of the base are between c > 0, by what made it, and its reach R, the largest entry that its norm allows; a power of them, and its
+slope, is largest at one of these ends.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.dispatch import range_of
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.ranges import Range
+from thunder_norm.core.registry import normed_op
+from thunder_norm.rules._shared import like, maximum, refined, rms, scalar
+from thunder_norm.rules.powers import reach
+
+_TINY = 1e-150
+
+
+def _least(x: Any) -> float:
+    return (range_of(x) or Range()).low
+
+
+def _is_root_or_inverse(args: dict[str, Any]) -> bool:
+    p = args["exponent"]
+    return (
+        current_mode() == "bound"
+        and isinstance(args["input"], RMSTensor)
+        and isinstance(p, int | float)
+        and p < 1
+        and p != 0
+        and _least(args["input"]) > _TINY
+    )
+
+
+@normed_op(torch.pow).register_norm(when=_is_root_or_inverse)
+def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
+    """x^p for p < 1 and x of at least c > 0.
+
+    Value:       n^p for 0 < p (attained: a constant; Jensen), c^p for p < 0
+    Sensitivity: |p| c^(p - 1)
+    Gap:         for p < 0 the norm of x does not count
+    """
+    c = _least(input)
+    size = input.norm_size.pow(exponent) if exponent > 0 else bounded(c**exponent, input.norm_size)
+    return like(input, size, sensitivity={"input": abs(exponent) * c ** (exponent - 1)})
+
+
+def _has_positive_base(args: dict[str, Any]) -> bool:
+    return isinstance(args["input"], RMSTensor) and (current_mode() != "bound" or _least(args["input"]) > _TINY)
+
+
+@normed_op(torch.pow).register_norm(when=_has_positive_base)
+def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
+    """x^p, entry by entry, for x of at least c > 0 and |p| <= q.
+
+    Value:       e^(q l), l the largest of |log c| and |log R|      (attained where p has the sign that x needs)
+    Sensitivity: q e^((q + 1) l) to x, l e^(q l) to p
+    Typical:     n^q; q n^(q - 1) to x, |log n| n^q to p
+    Source:      x^p = e^(p log x)
+    Gap:         a norm bounds the modulus of p, and its slope in x is largest where x is least
+    """
+    q = exponent.norm_size
+    if current_mode() == "bound":
+        c = scalar(_least(input), input.norm_size)
+        far = maximum([c.log().abs(), torch.maximum(reach(input), c).log().abs()])
+        size = torch.exp(q * far)
+        to_base = q * torch.exp((q + 1) * far)
+        return rms(size, (), sensitivity={"input": to_base * refined(input, ()), "exponent": far * size})
+    n = input.norm_size.clamp(min=max(_least(input), _TINY))
+    size = n.pow(q)
+    return like(input, size, sensitivity={"input": q * n.pow(q - 1), "exponent": n.log().abs() * size})
+
+
+@normed_op(torch.sqrt).register_norm(
+    when=lambda args: math.isfinite(_least(args["input"])) and 0 <= _least(args["input"]) <= _TINY
+)
+def sqrt(input: RMSTensor) -> RMSTensor:
+    """The root of x >= 0, whose least number that is not 0 is s in its dtype.
+
+    Value:       sqrt(n)          (attained by a constant)
+    Sensitivity: 1 / sqrt(s): between two numbers of the dtype |sqrt x - sqrt y| = |x - y| / (sqrt x + sqrt y), and the larger one is at
+                 least s      (attained: from 0 to s)
+    Gap:         no derivative shows it
+    Typical:     1 / (2 sqrt(n))
+    """
+    n = input.norm_size
+    if current_mode() != "bound":
+        return like(input, n.sqrt(), sensitivity={"input": 0.5 * n.clamp(min=1e-30).rsqrt()})
+    info = torch.finfo(input.dtype)
+    return like(input, n.sqrt(), sensitivity={"input": (info.tiny * info.eps) ** -0.5})
