@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import sys
@@ -39,6 +40,8 @@ fake_tensor.traceback = types.SimpleNamespace(**{**vars(traceback), "extract_sta
 # Traces are many objects that refer to each other and live for one test: looking for garbage less often saves minutes of the whole.
 gc.freeze()
 gc.set_threshold(100_000, 20, 50)
+_TESTS_UNTIL_FREEZE = 200
+_finished = itertools.count(1)
 
 # Reproducible and untimed: the same examples on every run, and no failure because a machine is busy.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
@@ -106,8 +109,20 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         _fix_seeds()
 
 
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """A full collection looks at what a few tests left, not at all that modules and caches keep for the process: seconds after a while."""
+    if next(_finished) % _TESTS_UNTIL_FREEZE == 0:
+        _freeze()
+
+
 def pytest_collection_finish() -> None:
-    """Torch's operator database looks for no unittest whose name is a seed: that takes longer than the samples."""
+    """So for what was imported; torch's operator database looks for no unittest whose name is a seed: longer than the samples take."""
+    _freeze()
     if "torch.testing._internal.common_utils" in sys.modules:
         from thunder_norm.audit.op_db import leave_unittest
 

@@ -27,6 +27,8 @@ from thunder_norm.audit import (
     start,
 )
 from thunder_norm.audit.__main__ import main
+from thunder_norm.audit.ascent import Ascents
+from thunder_norm.audit.balls import norms
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -71,6 +73,42 @@ def test_projection_ends_in_the_ball_and_leaves_it_alone(ball):
     inside = project(ball.kind, t, ball.dims, 0.3)
     assert norm(ball.kind, inside, ball.dims) <= 0.3 * (1 + 1e-9)
     assert torch.allclose(project(ball.kind, inside, ball.dims, 0.3), inside)
+
+
+@pytest.mark.parametrize("ball", BALLS, ids=lambda b: b.name)
+def test_stacked_tensors_are_treated_one_by_one(ball):
+    """Each with a radius of its own: an ascent goes where it would go alone."""
+    stack = torch.randn((3, *ball.shape), dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(0)))
+    radii = torch.tensor([0.1, 0.3, 0.7], dtype=torch.float64).reshape(-1, *[1] * len(ball.shape))
+    together = (
+        norms(ball.kind, stack, ball.dims),
+        lmo(ball.kind, stack, ball.dims, stacked=True),
+        replace(ball, domain=torch.abs).point(stack, radii, stacked=True),
+    )
+    alone = [
+        (ball.norm(t), lmo(ball.kind, t, ball.dims), project(ball.kind, t, ball.dims, r.item()).abs())
+        for t, r in zip(stack, radii, strict=True)
+    ]
+    torch.testing.assert_close(together, tuple(torch.stack(several) for several in zip(*alone, strict=True)))
+
+
+def test_ascents_together_find_what_each_finds_alone():
+    """Of a concave function, whose largest value in the ball a projection gives; one that starts where it is not finite ends there."""
+    target = torch.tensor([3.0, -1.0, 0.5], dtype=torch.float64)
+    ball = Ball("x", LinfTensor, (3,))
+
+    def height(points, which):
+        x = points[0]
+        return torch.where(x[:, 0] > 5, math.nan, (1 + which) * (20 - (x - target).square().sum(1)))
+
+    starts = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0], [-1.0, 1.0, 1.0], [0.5, -0.5, 0.0]], dtype=torch.float64)
+    ascents = Ascents([ball], [torch.ones(4, dtype=torch.float64)], torch.tensor([False, False, True, False]))
+    highest = 20 - (target.clamp(-1, 1) - target).square().sum().item()
+    assert 0.99 * 4 * highest <= ascents.climb(height, [starts], 50) <= 4 * highest * (1 + 1e-9)
+    alone = Ascents([ball], [torch.ones(1, dtype=torch.float64)], torch.tensor([False]))
+    for start_at, least in ((starts[:1], 0.99 * highest), (starts[1:2], 0.0), (starts[2:3], 0.99 * highest)):
+        assert least <= alone.climb(height, [start_at], 50) <= highest * (1 + 1e-9)
+    assert alone.climb(height, [starts[1:2]], 50) == 0.0
 
 
 def wrong(name, body, value, lipschitz, kind=RMSTensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from thunder_norm.tracing import hooks
+from thunder_norm.tracing.hooks.interpreter import _stack
 
 
 def _asked(*processes: tuple[str, ...]) -> list[Any]:
@@ -72,3 +74,14 @@ torch.testing.assert_close(thunder.jit(f)(x), torch.func.grad(lambda y: (torch.l
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_where_a_plain_interpretation_was_called_from_is_what_pythons_stack_says():
+    def called():  # in place of the interpreter's constructor
+        return _stack()[2], inspect.stack()[2]
+
+    def fn_():
+        return called()
+
+    given, expected = fn_()
+    assert given == expected and given.positions == expected.positions and given.code_context == expected.code_context

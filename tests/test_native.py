@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.real_mode import renumbered
@@ -20,6 +21,7 @@ from thunder_norm.tracing import native
 from thunder_norm.tracing.native import passes
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
 import thunder
+from thunder.core.trace import from_trace
 
 IS_NATIVE = version("lightning-thunder") == "0.2.6"  # the one that the helpers were written for; any other is left to itself
 _FILES = {__file__, native_objects.__file__, native_programs.__file__}
@@ -39,10 +41,11 @@ def acquired(make_transforms, function, *args):
 def texts(jitted):
     """The first and last traces and prologues, without times and without what is numbered in a process: guards and fusions of ours.
 
-    In the last ones tensors are numbered as they come.
+    In the last ones tensors are numbered as they come.  They are written as a compilation writes what it runs.
     """
     traces = (thunder.last_prologue_traces(jitted), thunder.last_traces(jitted))
-    written = "\n".join(text for of_one in traces for text in (str(of_one[0]), renumbered(str(of_one[-1]))))
+    with native.compiler():
+        written = "\n".join(text for of_one in traces for text in (str(of_one[0]), renumbered(str(of_one[-1]))))
     return re.sub(r"# Constructed by .*|(NormFusion|check_\w+?_|flatten_\w+?_)\d+(?=\()", r"\1", written).splitlines()
 
 
@@ -63,6 +66,32 @@ def test_programs_are_acquired_the_same(function):
     assert written == plain_written
     torch.testing.assert_close(result, plain_result, rtol=0, atol=0)
     torch.testing.assert_close(result, function(x))
+
+
+def test_what_a_trace_is_run_with_is_gathered_the_same():
+    """Literals, containers of them, dtypes, devices and what has no text: the names that its text has, and what they are."""
+
+    def program(x):
+        y = torch.cat([x, x.to(torch.float64)], dim=-1).reshape((3, 4))[:, None, 1:3]
+        return F.interpolate(y, size=None, scale_factor=2.0, mode="nearest").sum((0, 1), keepdim=True), torch.ones(
+            2, device="cpu"
+        )
+
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    jitted(torch.ones(2, 3))
+    for trace in (*thunder.last_traces(jitted), *thunder.last_prologue_traces(jitted)):
+        expected = trace.python(), trace.python_ctx()
+        with native.compiler():
+            assert (trace.python(), trace.python_ctx()) == expected
+            assert from_trace_with_copies(trace).python() == expected[0]
+
+
+def from_trace_with_copies(trace):
+    """Of symbols that nothing was found out of yet."""
+    copied = from_trace(trace)
+    copied.bound_symbols = [b.from_bsym(args=b.args, _import_ctx={}, _object_ctx={}) for b in trace.bound_symbols]
+    copied.set_provenance(trace.get_provenance())
+    return copied
 
 
 def ignores(x, t, *more, u=(), **options):

@@ -82,6 +82,26 @@ def test_of_is_the_exact_norm(kind, shape, dims):
     assert x.backing is t and x.perturbation_size is None
 
 
+@pytest.mark.parametrize(("shape", "dims"), [((700, 800), (-1,)), ((700, 800), (-2,)), ((3, 400, 500), (-2,)), ((600000,), ())])
+@pytest.mark.parametrize("kind", VECTOR_KINDS)
+def test_large_tensors_have_the_norm_of_all_of_their_entries(kind, shape, dims):
+    """Wherever the largest ones are, and a NaN; with their derivative, in reverse and forward."""
+    t = torch.randn(shape)
+    places = [torch.tensor(0), torch.tensor(t.numel() // 2), torch.tensor(t.numel() - 1)]
+    for place in places:
+        one = t.clone()
+        one.view(-1)[place] = 1e4
+        found = kind.of(one, dims)
+        assert found.norm_size.item() == pytest.approx(numpy_norm(kind, one.double(), found.elem_dims), rel=1e-5)
+        assert kind.of(torch.nn.Parameter(one, requires_grad=False), dims).norm_size == found.norm_size
+        one.view(-1)[place] = math.nan
+        assert kind.of(one, dims).norm_size.isnan()
+    leaf = t.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(kind.of(leaf, dims).norm_size, leaf)
+    tangent = torch.func.jvp(lambda t: kind.of(t, dims).norm_size, (t,), (torch.ones_like(t),))[1]
+    assert tangent.item() == pytest.approx(grad.double().sum().item(), rel=1e-4, abs=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_measures_low_precision_in_at_least_float32(kind, dtype):

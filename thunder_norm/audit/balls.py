@@ -46,22 +46,33 @@ class Ball:
         """The norm of `t`."""
         return norm(self.kind, t, self.dims)
 
-    def point(self, t: torch.Tensor, radius: float) -> torch.Tensor:
-        """The nearest we care to go: `t` inside the ball of `radius`, in the domain."""
-        t = project(self.kind, t, self.dims, radius)
-        return t if self.domain is None else self.domain(t)
+    def point(self, t: torch.Tensor, radius: float | torch.Tensor, stacked: bool = False) -> torch.Tensor:
+        """The nearest we care to go: `t` inside the ball of `radius`, in the domain; `stacked` as for `allowed`."""
+        return self.allowed(project(self.kind, t, self.dims, radius, stacked), stacked)
+
+    def allowed(self, t: torch.Tensor, stacked: bool = False) -> torch.Tensor:
+        """The tensor of the domain for `t`; for each of them where several are `stacked` in one more dimension in front."""
+        if self.domain is None:
+            return t
+        return torch.stack([self.domain(one) for one in t.unbind()]) if stacked else self.domain(t)
 
 
 def norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
     """The norm of a plain tensor, differentiable, 0-dim."""
+    return norms(kind, t.unsqueeze(0), dims).squeeze(0)
+
+
+def norms(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
+    """The norms of plain tensors stacked in the first dimension, differentiable, 1-dim."""
     if t.numel() == 0:
-        return t.abs().new_zeros(())
+        return t.abs().new_zeros(len(t))
     if issubclass(kind, RMSToRMSTensor):
-        m, scale = _matrices(kind, t, dims)
-        if not m.isfinite().all():  # a decomposition of it fails
-            return m.abs().amax() * scale
-        return torch.linalg.matrix_norm(m, 2).amax() * scale
-    return _group_norm(kind, t, dims).amax()
+        m, scale = _matrices(kind, t, dims, stacked=True)
+        finite = m.isfinite().reshape(len(t), -1).all(1)  # of others a decomposition fails
+        known = m if finite.all() else torch.where(finite.reshape(-1, *[1] * (m.ndim - 1)), m, 0.0)
+        spectral = torch.linalg.matrix_norm(known, 2).reshape(len(t), -1).amax(1)
+        return torch.where(finite, spectral, m.abs().reshape(len(t), -1).amax(1)) * scale
+    return _group_norm(kind, t, dims).reshape(len(t), -1).amax(1)
 
 
 def _group_norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
@@ -77,12 +88,12 @@ def _group_norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.
     return squares.clamp(min=1e-300).sqrt()
 
 
-def _matrices(kind: type[RMSToRMSTensor], t: torch.Tensor, dims: Dims) -> tuple[torch.Tensor, float]:
+def _matrices(kind: type[RMSToRMSTensor], t: torch.Tensor, dims: Dims, stacked: bool = False) -> tuple[torch.Tensor, float]:
     """A stack of matrices [out, in] and the factor that turns a spectral norm into the kind's norm."""
     m = t.movedim(dims, (-2, -1))
     scale = math.sqrt(m.shape[-1] / m.shape[-2])
     if issubclass(kind, RMSToRMSConvTensor):
-        taps = math.prod(m.shape[:-2])
+        taps = math.prod(m.shape[stacked:-2])
         m = m.unflatten(-2, (kind.groups, m.shape[-2] // kind.groups))
         return m, taps * math.sqrt(m.shape[-1] / m.shape[-2])
     return m, scale
@@ -94,10 +105,10 @@ def _unmatrices(kind: type[RMSToRMSTensor], m: torch.Tensor, dims: Dims) -> torc
     return m.movedim((-2, -1), dims)
 
 
-def lmo(kind: type[NormedTensor], g: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """The tensor of norm 1 with the largest inner product with `g`."""
+def lmo(kind: type[NormedTensor], g: torch.Tensor, dims: Dims, stacked: bool = False) -> torch.Tensor:
+    """The tensor of norm 1 with the largest inner product with `g`; several where they are `stacked` in the first dimension."""
     if issubclass(kind, RMSToRMSTensor):
-        m, scale = _matrices(kind, g, dims)
+        m, scale = _matrices(kind, g, dims, stacked)
         u, _, v = torch.linalg.svd(m, full_matrices=False)
         return _unmatrices(kind, u @ v / scale, dims)
     if issubclass(kind, LinfTensor) or not dims:
@@ -115,11 +126,17 @@ def _flatten_dims(t: torch.Tensor, dims: Dims) -> tuple[torch.Tensor, Callable[[
     return moved.flatten(-len(dims)), lambda flat: flat.reshape(moved.shape).movedim(last, dims)
 
 
-def project(kind: type[NormedTensor], t: torch.Tensor, dims: Dims, radius: float) -> torch.Tensor:
-    """`t` moved into the ball, one group at a time (a matrix: singular values clipped)."""
+def project(
+    kind: type[NormedTensor], t: torch.Tensor, dims: Dims, radius: float | torch.Tensor, stacked: bool = False
+) -> torch.Tensor:
+    """`t` moved into the ball, one group at a time (a matrix: singular values clipped).
+
+    Of several tensors, `stacked` in the first dimension, each has its own radius: a tensor of the same number of dimensions.
+    """
     if issubclass(kind, RMSToRMSTensor):
-        m, scale = _matrices(kind, t, dims)
+        m, scale = _matrices(kind, t, dims, stacked)
         u, s, v = torch.linalg.svd(m, full_matrices=False)
+        radius = radius.reshape(-1, *[1] * (s.ndim - 1)) if stacked else radius
         return _unmatrices(kind, u * s.clamp(max=radius / scale).unsqueeze(-2) @ v, dims)
     if issubclass(kind, LinfTensor) or not dims:
         return t.clamp(-radius, radius)
@@ -139,22 +156,37 @@ def fill(kind: type[NormedTensor], t: torch.Tensor, dims: Dims, radius: float) -
 def start(ball: Ball, which: int, generator: torch.Generator) -> torch.Tensor:
     """A starting point of norm 1, one of eight sorts."""
     t = torch.randn(ball.shape, generator=generator, dtype=torch.float64)
-    if issubclass(ball.kind, RMSToRMSTensor):
-        m, _ = _matrices(ball.kind, t, ball.dims)
-        rank_one = [m[..., :1] * m[..., :1, :], torch.ones_like(m), m[..., :1].sign() * m[..., :1, :].sign()]
+    made = (_matrix_start if issubclass(ball.kind, RMSToRMSTensor) else _vector_start)(ball, t, which % 8, generator)
+    return fill(ball.kind, made, ball.dims, 1.0)
+
+
+def _matrix_start(ball: Ball, t: torch.Tensor, which: int, generator: torch.Generator) -> torch.Tensor:
+    m, _ = _matrices(ball.kind, t, ball.dims)
+    if which in (1, 6):
+        m = m[..., :1] * m[..., :1, :]
+    elif which == 2:
+        m = torch.ones_like(m)
+    elif which == 3:
+        m = m[..., :1].sign() * m[..., :1, :].sign()
+    elif which in (4, 7):
         u, _, v = torch.linalg.svd(m, full_matrices=False)
-        eye = torch.eye(*m.shape[-2:], dtype=m.dtype).expand_as(m)
-        m = [m, *rank_one, u @ v, eye, rank_one[0], u @ v][which % 8]
-        return fill(ball.kind, _unmatrices(ball.kind, m, ball.dims), ball.dims, 1.0)
-    spike = torch.zeros_like(t)
+        m = u @ v
+    elif which == 5:
+        m = torch.eye(*m.shape[-2:], dtype=m.dtype).expand_as(m)
+    return _unmatrices(ball.kind, m, ball.dims)
+
+
+def _vector_start(ball: Ball, t: torch.Tensor, which: int, generator: torch.Generator) -> torch.Tensor:
     if t.numel():
-        flat, restore = _flatten_dims(spike, ball.dims) if ball.dims else (spike.unsqueeze(-1), lambda f: f.squeeze(-1))
+        zeros = torch.zeros_like(t)
+        flat, restore = _flatten_dims(zeros, ball.dims) if ball.dims else (zeros.unsqueeze(-1), lambda f: f.squeeze(-1))
+        # drawn whatever the sort, so that what is drawn next does not depend on it
         at = torch.randint(flat.shape[-1], (*flat.shape[:-1], 1), generator=generator)
-        spike = restore(flat.scatter(-1, at, 1.0)) * torch.where(t >= 0, 1.0, -1.0)
-    first = spike.abs() if which % 8 == 6 else spike
+        if which in (2, 6):
+            spike = restore(flat.scatter(-1, at, 1.0))
+            return spike if which == 6 else spike * torch.where(t >= 0, 1.0, -1.0)
     ones = torch.ones_like(t)
-    t = [t, t.sign(), spike, ones, t.abs(), -ones, first, t + 2][which % 8]
-    return fill(ball.kind, t, ball.dims, 1.0)
+    return [t, t.sign(), t, ones, t.abs(), -ones, t, t + 2][which]
 
 
 def corners(ball: Ball) -> list[torch.Tensor]:

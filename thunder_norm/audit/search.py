@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.audit.ascent import ascend
-from thunder_norm.audit.balls import Ball, corners, norm, start
+from thunder_norm.audit.ascent import Ascents
+from thunder_norm.audit.balls import Ball, corners, norms, start
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import LooseRuleError, UnsoundRuleError
 
@@ -201,17 +201,19 @@ class _Searching:
         for witness in (*witnesses, *_corner_witnesses(self.balls)):
             if self._value_ratio() >= enough:
                 break
-            self.value = _larger(self.value, self._out_norm(self.call(*witness.inside(self.balls, radii))).item())
+            points = [x.unsqueeze(0) for x in witness.inside(self.balls, radii)]
+            self.value = _larger(self.value, self._out_norms(self._called(points)).item())
         for k, ball in enumerate(self.balls):
             if k not in self.moved:
                 continue
             h, radii = self._half_step(k, _STEP)
-            slope, directions = self._slope(k, h), corners(ball)
+            slope, directions = self._slope(k, torch.tensor([h], dtype=torch.float64)), corners(ball)
             for witness in (*witnesses, *_corner_witnesses(self.balls, alone=k)):
                 points = witness.inside(self.balls, radii)
                 for u in [witness.move(ball, k), *([] if witness in witnesses else directions)]:
                     if self._slope_ratio(k) < enough:
-                        self.slopes[k] = _larger(self.slopes[k], slope([*points, u]).item())
+                        stacks = [x.unsqueeze(0) for x in (*points, u)]
+                        self.slopes[k] = _larger(self.slopes[k], slope(stacks, torch.zeros(1, dtype=torch.int64)).item())
 
     # -- by ascents ---------------------------------------------------------------------------------------------------------
 
@@ -224,72 +226,89 @@ class _Searching:
         starts = range(first, first + restarts) if first else range(restarts + len(witnesses))
         self.restarts = starts.stop
         if first == 0 or self._value_ratio() < below:
-            self.value = max(self.value, *(self._largest_value(i, witnesses) for i in starts))
+            self.value = max(self.value, self._largest_value(starts, witnesses))
         for k in self.moved:
             if first == 0 or self._slope_ratio(k) < below:
-                self.slopes[k] = max(self.slopes[k], *(self._largest_slope(k, i, witnesses) for i in starts))
+                self.slopes[k] = max(self.slopes[k], self._largest_slope(k, starts, witnesses))
 
-    def _largest_value(self, restart: int, witnesses: Sequence[Witness]) -> float:
+    def _largest_value(self, starts: Sequence[int], witnesses: Sequence[Witness]) -> float:
         radii = [b.norm_size for b in self.balls]
-        if restart < len(witnesses):
-            points = witnesses[restart].inside(self.balls, radii)
-        else:
-            points = [
-                b.point(start(b, _sort(restart, j), self.generator) * r, r)
-                for j, (b, r) in enumerate(zip(self.balls, radii, strict=True))
-            ]
-        return ascend(lambda points: self._out_norm(self.call(*points)), points, self.balls, radii, self.steps)
+        points = []
+        for restart in starts:
+            if restart < len(witnesses):
+                points.append(witnesses[restart].inside(self.balls, radii))
+            else:
+                points.append(self._start([_sort(restart, j) for j in range(len(self.balls))], radii, radii))
+        ascents = Ascents(self.balls, _stacked_radii([radii] * len(points)), torch.zeros(len(points), dtype=torch.bool))
+        return ascents.climb(lambda points, which: self._out_norms(self._called(points)), _stacked(points), self.steps)
 
-    def _largest_slope(self, k: int, restart: int, witnesses: Sequence[Witness]) -> float:
+    def _largest_slope(self, k: int, starts: Sequence[int], witnesses: Sequence[Witness]) -> float:
         """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
-        ball, balls = self.balls[k], self.balls
-        witness = witnesses[restart] if restart < len(witnesses) else None
-        # a large h makes it a secant between two far points
-        h, radii = self._half_step(k, _STEP if witness else (_STEP, _STEP, _STEP, 0.3, 1.0)[restart % 5])
-        if witness:
-            points = witness.inside(balls, radii)
-        else:
-            i = restart - len(witnesses)
-            # many constants are largest near zero, or where nothing has saturated yet
-            shrink = (1.0, 1.0, 1e-3, 0.3)[i % 4]
-            points = [
-                b.point(start(b, _sort(i, j), self.generator) * r * (shrink if j == k else 1.0), r)
-                for j, (b, r) in enumerate(zip(balls, radii, strict=True))
-            ]
-        all_balls, all_radii = [*balls, _directions(ball)], [*radii, 1.0]
-        slope, first = self._slope(k, h), len(points) if restart % 2 == 0 else None
-        found = ascend(
-            slope, [*points, start(ball, restart + restart // 3, self.generator)], all_balls, all_radii, self.steps, first
-        )
-        if witness:
-            found = max(found, ascend(slope, [*points, witness.move(ball, k)], all_balls, all_radii, self.steps, first))
-        return found
+        ball = self.balls[k]
+        points, radii, steps, alone_first = [], [], [], []
+        for restart in starts:
+            witness = witnesses[restart] if restart < len(witnesses) else None
+            # a large h makes it a secant between two far points
+            h, inside = self._half_step(k, _STEP if witness else (_STEP, _STEP, _STEP, 0.3, 1.0)[restart % 5])
+            if witness:
+                at = witness.inside(self.balls, inside)
+            else:
+                i = restart - len(witnesses)
+                # many constants are largest near zero, or where nothing has saturated yet
+                shrink = (1.0, 1.0, 1e-3, 0.3)[i % 4]
+                sizes = [r * (shrink if j == k else 1.0) for j, r in enumerate(inside)]
+                at = self._start([_sort(i, j) for j in range(len(self.balls))], sizes, inside)
+            directions = [start(ball, restart + restart // 3, self.generator), *([witness.move(ball, k)] if witness else [])]
+            points += [[*at, u] for u in directions]
+            radii += [[*inside, 1.0]] * len(directions)
+            steps += [h] * len(directions)
+            alone_first += [restart % 2 == 0] * len(directions)
+        ascents = Ascents([*self.balls, _directions(ball)], _stacked_radii(radii), torch.tensor(alone_first))
+        return ascents.climb(self._slope(k, torch.tensor(steps, dtype=torch.float64)), _stacked(points), self.steps)
+
+    def _start(self, sorts: Sequence[int], sizes: Sequence[float], radii: Sequence[float]) -> list[torch.Tensor]:
+        """A starting point of each ball's, of these sorts and sizes, in the balls of these radii."""
+        several = zip(self.balls, sorts, sizes, radii, strict=True)
+        return [b.point(start(b, sort, self.generator) * size, r) for b, sort, size, r in several]
 
     # -- both ---------------------------------------------------------------------------------------------------------------
 
-    def _out_norm(self, t: torch.Tensor) -> torch.Tensor:
-        return norm(type(self.claimed["out"]), _doubled(t), self.claimed["out"].elem_dims)
+    def _called(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The operation's results at stacks of inputs: called once for each, with tensors that share no memory."""
+        results = [self.call(*[x.clone() for x in one]) for one in zip(*[x.unbind() for x in inputs], strict=True)]
+        return torch.stack([_doubled(r) for r in results])
+
+    def _out_norms(self, t: torch.Tensor) -> torch.Tensor:
+        return norms(type(self.claimed["out"]), t, self.claimed["out"].elem_dims)
 
     def _half_step(self, k: int, relative: float) -> tuple[float, list[float]]:
         """The length h of a half step of input k, and radii for which X + h u and X - h u are both in the ball."""
         h = relative * self.balls[k].norm_size or _STEP
         return h, [max(b.norm_size - h, 0.0) if j == k else b.norm_size for j, b in enumerate(self.balls)]
 
-    def _slope(self, k: int, h: float) -> Callable[[list[torch.Tensor]], torch.Tensor]:
-        """The slope at inputs X along the last one of its arguments."""
+    def _slope(self, k: int, h: torch.Tensor) -> Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]:
+        """The slopes at stacks of inputs X along the last one of its arguments, with half steps `h`, of which some are asked for."""
         # what rounding of inputs and of results may add to a difference, whatever cancels on the way
         carried = sum(c * b.norm_size for c, b in zip(self.claimed["sensitivity"], self.balls, strict=True))
         rounding = self.rounding * (self.claimed["value"] + carried)
         directions = _directions(self.balls[k])
 
-        def slope(inputs: list[torch.Tensor]) -> torch.Tensor:
+        def slope(inputs: list[torch.Tensor], which: torch.Tensor) -> torch.Tensor:
             *xs, u = inputs
-            x, size = xs[k], directions.norm(u).clamp(min=1e-12)
-            ahead, behind = ([*xs[:k], x + s * h * u, *xs[k + 1 :]] for s in (1, -1))
-            end, begin = _doubled(self.call(*ahead)), _doubled(self.call(*behind))
-            return (self._out_norm(end - begin) - rounding) / (2 * h * size)
+            x, size = xs[k], norms(directions.kind, u, directions.dims).clamp(min=1e-12)
+            move = h[which].reshape(-1, *[1] * (u.ndim - 1)) * u
+            end, begin = (self._called([*xs[:k], x + s * move, *xs[k + 1 :]]) for s in (1, -1))
+            return (self._out_norms(end - begin) - rounding) / (2 * h[which] * size)
 
         return slope
+
+
+def _stacked(points: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.stack([p.double() for p in several]) for several in zip(*points, strict=True)]
+
+
+def _stacked_radii(radii: Sequence[Sequence[float]]) -> list[torch.Tensor]:
+    return [torch.tensor(several, dtype=torch.float64) for several in zip(*radii, strict=True)]
 
 
 def _doubled(t: torch.Tensor) -> torch.Tensor:

@@ -104,10 +104,11 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
     new = None
     with contextlib.suppress(UnsupportedOpError):
         new = _changed(target, aliases, result, run_rule, func in _functional)
-    if new is None:  # a view that nobody holds any more may wait for the garbage collector
-        del x, aliases
-        gc.collect()
-        aliases = target.aliases()
+    if new is None:
+        if aliases and not target._is_leaf_value:  # a view that nobody holds any more may wait for the garbage collector
+            del x, aliases
+            gc.collect()
+            aliases = target.aliases()
         new = _changed(target, aliases, result, run_rule, func in _functional)
     for x in (target, *aliases):
         x._assign(new[id(x)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,8 @@ from thunder_norm.core.measuring import operator_norm, takes_any_precision, take
 from thunder_norm.core.running import runner
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
+
+_BLOCK = 2**18  # entries that are measured at once
 
 
 class RMSTensor(NormedTensor):
@@ -25,10 +28,12 @@ class RMSTensor(NormedTensor):
     @classmethod
     @takes_complex
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        squares = _moduli(t).to(NORM_DTYPE).square()  # the square of a number of t's own dtype may be beyond it
-        # a trace has the mean as sum and quotient, whose last bit differs
-        means = squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares
-        return _sqrt(means.amax())
+        def largest_mean(t: torch.Tensor) -> torch.Tensor:
+            squares = _moduli(t).to(NORM_DTYPE).square()  # the square of a number of t's own dtype may be beyond it
+            # a trace has the mean as sum and quotient, whose last bit differs
+            return (squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares).amax()
+
+        return _sqrt(_largest(largest_mean, t, elem_dims))
 
 
 class LinfTensor(RMSTensor):
@@ -59,8 +64,11 @@ class L2Tensor(NormedTensor):
     @classmethod
     @takes_complex
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        squares = _moduli(t).to(NORM_DTYPE).square()  # as for RMSTensor
-        return _sqrt((squares.sum(elem_dims) if elem_dims else squares).amax())
+        def largest_sum(t: torch.Tensor) -> torch.Tensor:
+            squares = _moduli(t).to(NORM_DTYPE).square()  # as for RMSTensor
+            return (squares.sum(elem_dims) if elem_dims else squares).amax()
+
+        return _sqrt(_largest(largest_sum, t, elem_dims))
 
 
 class L1Tensor(NormedTensor):
@@ -153,6 +161,18 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
         taps = t.numel() // (out_features * in_features)
         largest = runner().run_real(operator_norm, (t, elem_dims, cls.groups), {})
         return largest * (taps * math.sqrt(in_features * cls.groups / out_features))
+
+
+def _largest(of: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+    """The largest of what slices of `t` have.
+
+    An embedding table in float64 would be written to memory and read again twice, a few rows of it stay in the processor's cache.
+    """
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.numel() <= _BLOCK:
+        return of(t)  # in a trace too
+    if -t.ndim in elem_dims or (t.requires_grad and torch.is_grad_enabled()):
+        return of(t)
+    return torch.stack([of(rows) for rows in t.split(max(1, _BLOCK * len(t) // t.numel()))]).amax()
 
 
 def _moduli(t: torch.Tensor) -> torch.Tensor:

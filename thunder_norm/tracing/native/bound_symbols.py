@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder_norm.tracing.replacement import Replacement
@@ -20,7 +20,8 @@ from thunder.transforms import autodiff
 
 _original_swap = BoundSymbol.from_bsym_swap_proxies
 _FIELDS = tuple(f.name for f in dataclasses.fields(BoundSymbol) if f.name not in ("tags", "_line_no"))
-_CACHED = frozenset(name for name, v in vars(BoundSymbol).items() if isinstance(v, functools.cached_property)) - {"rhs"}
+_PROPERTIES = {name: v for name, v in vars(BoundSymbol).items() if isinstance(v, functools.cached_property)}
+_CACHED = frozenset(_PROPERTIES) - {"rhs"}
 # What arguments and results are found out from does not change with these.
 _BESIDE = frozenset({"header", "source_filename", "source_positions", "_call_ctx", "_import_ctx", "_object_ctx", "_executor"})
 _MAKES_NOTHING = frozenset({prims.PrimIDs.COMMENT, prims.PrimIDs.PRINT, prims.PrimIDs.RETURN})
@@ -42,6 +43,19 @@ def from_bsym(self: BoundSymbol, **changes: Any) -> BoundSymbol:
     if new.sym._bind_postprocess:
         new.sym._bind_postprocess(new)
     return new
+
+
+class _Found:
+    """A ``cached_property`` without a lock, which Python 3.11 takes for each of them."""
+
+    def __init__(self, name: str, find: Callable[[BoundSymbol], Any]):
+        self.name, self.find = name, find
+
+    def __get__(self, bsym: BoundSymbol | None, owner: type | None = None) -> Any:
+        if bsym is None:
+            return self
+        found = bsym.__dict__[self.name] = self.find(bsym)
+        return found
 
 
 def _is_touched(bsym: BoundSymbol, swap_map: dict[Variable, Proxy]) -> bool:
@@ -192,6 +206,7 @@ def _tree_map(f: Any, tree: Any, *rests: Any) -> Any:
 REPLACEMENTS = (
     Replacement(BoundSymbol, "from_bsym", from_bsym, "BoundSymbol.from_bsym, of which everything is found out again"),
     Replacement(BoundSymbol, "from_bsym_swap_proxies", _from_bsym_swap_proxies, "the same, of what the map has nothing of too"),
+    *(Replacement(BoundSymbol, name, _Found(name, v.func), "the same, under a lock") for name, v in _PROPERTIES.items()),
     Replacement(trace_interpreter, "safe_map_flat", _safe_map_flat, "safe_map_flat of lists of tensors"),
     *(
         Replacement(module, "dce", dce, "dce, which goes through maps of proxies")

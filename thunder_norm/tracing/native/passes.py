@@ -9,15 +9,17 @@ from typing import Any
 
 import optree
 
-from thunder_norm.tracing.native import bound_symbols, claims
+from thunder_norm.tracing.native import bound_symbols, claims, printing
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder.core import codeutils, pytree, symbol, utils
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.pytree import OPTREE_NAMESPACE
 from thunder.core.symbol import Symbol
 
 _PLAIN = (tuple, list, dict)
 _original_flatten = pytree.tree_flatten
 _original_flatten_with_dataclass = pytree.tree_flatten_with_dataclass
+_OF_A_LEAF = pytree.tree_flatten(0)[1]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -80,6 +82,8 @@ def _flatten(args: Any, namespace: str = OPTREE_NAMESPACE) -> Any:
 
 
 def _flatten_with_dataclass(tree: Any) -> Any:
+    if isinstance(tree, (TensorProxy, NumberProxy)):
+        return [tree], _OF_A_LEAF
     if type(tree) not in _PLAIN:
         return _original_flatten_with_dataclass(tree)
     found = optree.tree_flatten(tree, none_is_leaf=True, namespace=OPTREE_NAMESPACE)
@@ -99,5 +103,6 @@ REPLACEMENTS = Replacements(
         ),
         *bound_symbols.REPLACEMENTS,
         *claims.REPLACEMENTS,
+        *printing.REPLACEMENTS,
     )
 )
