@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import queue
 import tempfile
@@ -16,20 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.forks import FORKS
 from tests.seeds import seeded
-
-# The server imports once what all ranks need, and they are its forks.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "thunder_norm.modular",
-        "torch.distributed.checkpoint.state_dict",
-        "torch.testing",
-        "hypothesis",
-        "pytest",
-        "sklearn.datasets",
-    ]
-)
 
 
 def run_ranks(world: int, check: Callable[..., Any], *args: Any, timeout: float = 600.0) -> list[Any]:
@@ -38,10 +25,10 @@ def run_ranks(world: int, check: Callable[..., Any], *args: Any, timeout: float 
     Raises:
         AssertionError: a rank failed, with its traceback; or one did not finish in time.
     """
-    outcomes = _context.Queue()
+    outcomes = FORKS.Queue()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            _context.Process(target=_run, args=(rank, world, Path(folder), outcomes, check, args), daemon=True)
+            FORKS.Process(target=_run, args=(rank, world, Path(folder), outcomes, check, args), daemon=True)
             for rank in range(world)
         ]
         for process in ranks:

@@ -7,6 +7,7 @@ python -m tests.untouched programs [use]            the traces and errors of pro
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import re
 import runpy
@@ -31,6 +32,8 @@ import thunder  # noqa: E402
 from thunder.core.compile_data import get_compile_data  # noqa: E402, F401 - its module is one of those looked at
 
 warnings.simplefilter("ignore")
+gc.freeze()
+gc.set_threshold(100_000, 20, 50)  # as in tests/conftest.py
 
 torch.manual_seed(seeded())
 _MODULE = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.GELU(), torch.nn.Dropout(0.0))

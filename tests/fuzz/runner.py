@@ -11,7 +11,6 @@ import functools
 import importlib
 import io
 import itertools
-import multiprocessing
 import random
 import sys
 import time
@@ -20,6 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
+
+from tests.forks import FORKS
 
 from .program import BAD, KINDS, Outcome, Program, run, shrunk
 
@@ -215,9 +216,8 @@ class _Worker:
     """A process that runs programs, one at a time."""
 
     def __init__(self, shrink: bool):
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other, shrink), daemon=True)
+        self.pipe, other = FORKS.Pipe()
+        self.process = FORKS.Process(target=_work, args=(other, shrink), daemon=True)
         self.process.start()
         other.close()
         self.done = 0
