@@ -102,13 +102,12 @@ def test_a_converted_argument_arrives_as_the_annotated_kind():
     assert type(x) is L1Tensor and x.norm_size.item() == 6  # sqrt(4) * 3
 
 
-def test_a_kernel_known_by_its_entries_is_converted_and_one_by_sums_is_not():
+def test_a_kernel_known_by_its_entries_or_by_sums_of_them_is_converted():
     conv = torch.randn(3, 2, 3, 3)
     x = rms(1.0, (1, 2, 5, 5), elem_dims=(1,))
-    y = F.conv2d(x, RMSTensor.of(conv))
-    assert y.norm_size >= RMSTensor.of(y.backing, y.elem_dims).norm_size
-    with pytest.raises((MissingNormRuleError, NormMismatchError)):
-        F.conv2d(x, L1Tensor.of(conv))
+    for kind in (RMSTensor, L1Tensor, L2Tensor):
+        y = F.conv2d(x, kind.of(conv))
+        assert y.norm_size >= RMSTensor.of(y.backing, y.elem_dims).norm_size
 
 
 def test_a_rule_with_a_condition_goes_before_the_others():

@@ -198,7 +198,7 @@ def exp(input: LinfTensor | RMSTensor) -> RMSTensor:
     """
     found = fact(input, RealPart)
     n = reach(input)
-    size = torch.exp(n.square() / 2 if current_mode() == "typical" else n)
+    size = torch.exp(n if current_mode() in ("bound", "modula") else n.square() / 2)
     high = math.inf if found is None else found.range.high
     if high < _LARGE:
         size = torch.minimum(size, bounded(math.exp(high), n))

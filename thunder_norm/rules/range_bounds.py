@@ -47,7 +47,7 @@ def _smallest(x: RMSTensor) -> Constant:
     found = _range(x)
     if current_mode() == "modula":
         return x.norm_size.clamp(min=found.smallest_modulus)
-    if current_mode() == "bound" or found.averaged <= 2:
+    if current_mode() != "typical" or found.averaged <= 2:
         return found.smallest_modulus
     share = 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
     return (x.norm_size * share).clamp(min=found.smallest_modulus)

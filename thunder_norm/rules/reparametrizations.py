@@ -31,6 +31,7 @@ def weight_norm(v: NormedTensor, g: LinfTensor, dim: int = 0) -> RMSTensor:
     Sensitivity: 1 / sqrt(N) to g; max |g| / |v|_2 to v, the shortest: local that of the data, of a parameter of norm 1 that of a row of
                  norm 1 (the weight is that of c v for any c > 0; gradients are orthogonal to v, so that steps along them make it longer),
                  else the least that is not 0 (`least_length`); in mode "typical" v's own
+    Gap:         no derivative shows the slope at a v as short as a dtype allows
     """
     over = _over(v, dim)
     count = math.prod(v.shape[d] for d in over)

@@ -184,6 +184,7 @@ def _is_mean(args: Mapping[str, Any]) -> bool:
 def mul_at_most(input: RMSTensor, other: RMSTensor) -> NormedTensor:
     """The same where it is not known by which share the weights move: value at most |v|, sensitivities of a product.
 
+    Untried:     it is for inputs that move; `quotient_at_most`, the same of a quotient, is tried
     Gap:         values that are far apart, and weights that move against each other by their whole share, need not be had together
     """
     return _at_most(next(_products(facts(input), facts(other)), None), unconditional(torch.mul, input, other))
@@ -224,6 +225,7 @@ def einsum(equation: str, left: RMSTensor, right: RMSTensor) -> NormedTensor:
 def einsum_at_most(equation: str, left: RMSTensor, right: RMSTensor) -> NormedTensor:
     """The same where it is not known by which share the weights move: value at most |v|, sensitivities of a product.
 
+    Untried:     it is for inputs that move; `quotient_at_most`, the same of a quotient, is tried
     Gap:         values that are far apart, and weights that move against each other by their whole share, need not be had together
     """
     match = next(_products(*_placed({"equation": equation, "left": left, "right": right})), None)
