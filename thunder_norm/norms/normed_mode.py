@@ -17,15 +17,17 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import context, dispatch, registry
 from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.norms import written_proxies
 from thunder_norm.norms.eager import chosen_norms
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, refuse_mutation
 from thunder_norm.norms.plain_operations import LiftingEnvironment, run_plainly
 from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.norms.traced_lifting import TracedLifting
-from thunder_norm.norms.written_proxies import with_current
+from thunder_norm.norms.written_parameters import refused
 from thunder_norm.subclass import operations, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder
@@ -133,6 +135,10 @@ class NormAcquisition(Acquisition):
             return True
         is_mutation = registry.is_mutation(fn, {k: value_of(v) for k, v in kwargs.items()})
         if is_mutation and proxies and self.lifting.is_parameter_proxy(proxies[0]):
+            if id(self.fake_of(proxies[0])) in self.lifting.derived:
+                return True
+        if is_mutation and any(map(self._moves, proxies[1:])):
+            return True
             if self.fakes.shares_storage_with_another(self.fake_of(proxies[0])):  # Thunder would change this one alone
                 return True
         if is_mutation or not registry.has_rule(fn):
@@ -140,14 +146,23 @@ class NormAcquisition(Acquisition):
             return len(parameters) == len(proxies) and not all(self.lifting.is_measured(t) for t in parameters)
         return any(self.lifting.is_parameter_proxy(p) for p in proxies)
 
+    def _moves(self, proxy: TensorProxy) -> bool:
+        """Whether the norm of a parameter, or of what was made from some, is not that of its data, or has derivatives to keep."""
+        if isinstance(proxy, SubclassProxy) or not self.lifting.is_parameter_proxy(proxy):
+            return False
+        return is_grad_enabled() or not self.lifting.is_measured(self.fake_of(proxy))
+
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
         """With what stands for constants by now, where there are any; or a buffer that normed tensors change in place.
 
         That one, a running mean, stays plain, and Thunder knows how.
         """
-        current = with_current(self, self.lifting.concerns, fn, args, kwargs)
+        current = written_proxies.with_current(self, self.lifting.concerns, self._moves, fn, args, kwargs)
         if current is not None:
             return lambda: operations.call(self, fn, *current)
+        made = written_proxies.write(self, lambda fake: id(fake) in self.lifting.derived, fn, args, kwargs)
+        if made is not None:
+            return made
         target = args[0] if args else None
         symbol = _torch_to_thunder_function_map.get(fn) if registry.is_mutation(fn, {}) or fn is torch.Tensor.copy_ else None
         if symbol is None or not isinstance(target, TensorProxy) or isinstance(target, SubclassProxy):
@@ -186,6 +201,8 @@ class NormAcquisition(Acquisition):
                 refuse_mutation(fn, args, kwargs, location_of_user())  # what is derived would stay what it was, its value too
             if tensors and all(self.lifting.concerns(t) for t in tensors):
                 return environment.derive(fn, args, kwargs)
+            if registry.is_mutation(fn, kwargs) and any(map(self.lifting.concerns, tensors)):
+                raise refused(fn, tensors[0], location_of_user(), "parameters are written into it, and others may look at it")
             is_plain = not any(self.lifting.concerns(t) for t in tensors)
             if is_plain and not (registry.has_rule(fn) and dispatch.is_factory(fn)):
                 return run_plainly(environment, fn, args, kwargs, tensors)

@@ -355,9 +355,8 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
 
 
 def _by_then(acquisition: Acquisition | None, proxy: TensorProxy) -> TensorProxy:
-    """What the proxy stands for at the end of the program, which may have written wrappers into a plain tensor."""
-    found = None if acquisition is None else acquisition.stand_ins.get(proxy.name)
-    return proxy if found is None else found.wrapper
+    """What the proxy stands for at the end of the program, which may have written into its tensor."""
+    return proxy if acquisition is None else acquisition.by_now(proxy)
 
 
 def _comes_with_call(owner: Any) -> bool:
