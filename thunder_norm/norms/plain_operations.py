@@ -139,6 +139,8 @@ class Functions(TorchFunctionMode):
         tensors = flat_tensors((args, kwargs))
         if any(isinstance(t, NormedTensor) for t in tensors):
             return environment.run(func, environment.annotated(args), environment.annotated(kwargs))
+        if func == _SET_DATA and environment.changes(args[0]):
+            return known.written.replace(args[0], args[1])
         if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
             is_derived = len(tensors) == 1 and id(tensors[0]) in known.derived
             return environment.derive(torch.Tensor.detach, tensors, {}) if is_derived else func(*args, **kwargs)
@@ -161,8 +163,14 @@ class Functions(TorchFunctionMode):
             return environment.derive(func, args, kwargs)
         if tensors and concerns[0] and known.matters(tensors[0]):
             refuse_mutation(func, args, kwargs, environment.user_location())
-        if registry.is_mutation(func, kwargs) and any(map(known.moves, tensors[1:])) and not environment.lets_change(tensors[0], func):
-            raise refused(func, tensors[0], environment.user_location(), "parameters are written into it, and it is not the program's own")
+        if (
+            registry.is_mutation(func, kwargs)
+            and any(map(known.moves, tensors[1:]))
+            and not environment.lets_change(tensors[0], func)
+        ):
+            raise refused(
+                func, tensors[0], environment.user_location(), "parameters are written into it, and it is not the program's own"
+            )
         if any(concerns) and has_rule:
             return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
         if any(concerns) and any(map(known.matters, tensors)):
@@ -186,6 +194,7 @@ class Functions(TorchFunctionMode):
         return target
 
 
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _DEEP_COPIES = frozenset({torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__})
 
 

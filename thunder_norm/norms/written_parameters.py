@@ -106,7 +106,9 @@ def values_after(
         value = run(with_entries, handles[place], part.items, part.placed(value, run))
     found = [functools.reduce(lambda now, part: part.taken_from(now, run), down, value) for down in below]
     if len({tensor_of(new).untyped_storage()._cdata for new in found}) > 1:
-        raise refused(write.func, tensors[0], location, "it shares its memory with tensors that are no views of what it would become")
+        raise refused(
+            write.func, tensors[0], location, "it shares its memory with tensors that are no views of what it would become"
+        )
     return found
 
 

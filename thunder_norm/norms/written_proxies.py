@@ -77,7 +77,9 @@ def write(
         tensors = [fake, *sharing_memory(fake, [t for t, _ in fakes.pairs()])]
         handles = [fakes.proxy_of(t) for t in tensors]
         if any(map(fakes.is_given, tensors)):
-            raise refused(fn, fake, location_of_user(), "it shares its memory with a parameter, whose next call would find it changed")
+            raise refused(
+                fn, fake, location_of_user(), "it shares its memory with a parameter, whose next call would find it changed"
+            )
         if _has_unknown_views(handles):
             raise refused(fn, fake, location_of_user(), "it shares its memory with a tensor that Thunder made")
 
