@@ -30,7 +30,7 @@ from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.record import Recorder
+from thunder_norm.subclass.record import Recorder, in_autocast_region
 from thunder_norm.tracing import known_values, lookasides
 from thunder_norm.tracing.bindable import guard
 from thunder_norm.tracing.guards import GuardError
@@ -141,6 +141,8 @@ class NormAcquisition(Acquisition):
             return True
             if self.fakes.shares_storage_with_another(self.fake_of(proxies[0])):  # Thunder would change this one alone
                 return True
+        if not is_mutation and not registry.has_rule(fn) and _composite_body(fn) is not None:
+            return any(map(self.lifting.is_parameter_proxy, proxies))
         if is_mutation or not registry.has_rule(fn):
             parameters = [self.fake_of(p) for p in proxies if self.lifting.is_parameter_proxy(p)]
             return len(parameters) == len(proxies) and not all(self.lifting.is_measured(t) for t in parameters)
@@ -199,6 +201,10 @@ class NormAcquisition(Acquisition):
                 return fn(*args, **kwargs)
             if tensors and self.lifting.concerns(tensors[0]):
                 refuse_mutation(fn, args, kwargs, location_of_user())  # what is derived would stay what it was, its value too
+            body = None if registry.has_rule(fn) else _composite_body(fn)
+            if body is not None:  # what it calls may have rules
+                with environment.inside_function():
+                    return body(*args, **kwargs)
             if tensors and all(self.lifting.concerns(t) for t in tensors):
                 return environment.derive(fn, args, kwargs)
             if registry.is_mutation(fn, kwargs) and any(map(self.lifting.concerns, tensors)):
@@ -255,8 +261,14 @@ class NormEnvironment(LiftingEnvironment):
         self.recorder = recorder
 
     def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """Run `func` on plain fakes and record it as one operation."""
-        return self.recorder.call(func, args, kwargs)
+        """Run `func` on plain fakes and record it as one operation.
+
+        In an autocast region of the program what is below autocast is recorded, its casts too: the trace runs without autocast.
+        """
+        is_torchs = not (getattr(func, "__module__", None) or "").startswith(
+            "thunder_norm"
+        )  # ours compute norms, in double precision
+        return func(*args, **kwargs) if is_torchs and in_autocast_region() else self.recorder.call(func, args, kwargs)
 
     def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The normed tensor for a plain one, by the transform's policy."""
@@ -265,7 +277,7 @@ class NormEnvironment(LiftingEnvironment):
     def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters alone (a transpose, a cast): plain, but remembered."""
         body = func.body if isinstance(func, registry.NormedOp) else func
-        result = self.recorder.call(body, args, kwargs)
+        result = self.run_real(body, args, kwargs)
         self.lifting.remember(func, args, kwargs, result)
         return result
 
@@ -279,6 +291,11 @@ class NormEnvironment(LiftingEnvironment):
     def user_location(self) -> str | None:
         """The user's line the interpreter is at."""
         return location_of_user()
+
+
+def _composite_body(fn: Callable) -> Callable | None:
+    """What a torch function written in Python does, if Thunder has it as one operation and does not look into it."""
+    return dispatch.python_body(fn) if fn in _torch_to_thunder_function_map else None
 
 
 def _is_normed(fake: torch.Tensor) -> bool:
