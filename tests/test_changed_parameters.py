@@ -95,5 +95,10 @@ def test_the_modular_norm_does_not_take_what_was_there_before(through):
         def forward(self, x):
             return super().forward(x) * self.p
 
-    with pytest.raises(ThunderNormError, match="in-place"):
-        ModularNorm(Deep(write, THROUGH[through], MADE["tanh"], True), torch.randn(3, 4))
+    class Constant(Deep):
+        def forward(self, x):
+            return x * torch.full((4,), 30.0) * self.p
+
+    x = torch.randn(3, 4)
+    targets = [ModularNorm(cls(write, THROUGH[through], MADE["tanh"], True), x).targets["p"] for cls in (Deep, Constant)]
+    assert 0 < targets[0] <= targets[1] * (1 + 1e-6)  # a target of what was there before, a tanh, would be larger

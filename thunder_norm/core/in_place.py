@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from thunder_norm.core.context import current_environment
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import NormedOp, find_op, key_of
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call
-from thunder_norm.core.views import Part, is_reshaped, part_of
+from thunder_norm.core.views import Part, is_reshaped, part_of, ways_through
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import is_in_place, op_key, op_name
 from thunder_norm.trees import map_tensors
@@ -127,20 +127,18 @@ def _changed(
     tensors = [target, *aliases]
     if all(is_reshaped(x.backing, target.backing) for x in aliases):
         return {id(x): _in_place_of(x, result, run_rule, is_written) for x in tensors}
-    for way in _ways_up(target, aliases):
-        below = _ways_down(way[-1][0] if way else target, tensors)
-        if len(below) == len(tensors):
-            break
-    else:
+    ways = ways_through([x.backing for x in tensors])
+    if ways is None:
         raise _refused(target, "shares its storage with another tensor, of other elements or in another order")
+    up, below = ways
     changed = written = _in_place_of(target, result, run_rule, is_written)
     claims = {}
-    for whole, part in way:
-        claims[id(whole)] = written = _with_part(whole, part, written)
+    for place, part in up:
+        claims[id(tensors[place])] = written = _with_part(tensors[place], part, written)
     new = {}
-    for x in tensors:
+    for x, down in zip(tensors, below, strict=True):
         now = written
-        for part in below[id(x)]:
+        for part in down:
             now = part.taken_from(now)
         if is_reshaped(x.backing, target.backing):
             claim = _in_place_of(x, result, run_rule, is_written)
@@ -153,29 +151,6 @@ def _changed(
         out._facts, out._range, out._spread, out._sums = claim._facts, claim._range, claim._spread, claim._sums
         new[id(x)] = out
     return new
-
-
-def _ways_up(target: NormedTensor, aliases: list[NormedTensor]) -> Iterator[list[tuple[NormedTensor, Part]]]:
-    """The ways from the target to each tensor that has all of it: always another one, and where the one before is in it."""
-    ways: list[tuple[NormedTensor, list[tuple[NormedTensor, Part]]]] = [(target, [])]
-    for x, way in ways:  # grows while it is gone through
-        yield way
-        for y in aliases:
-            part = part_of(x.backing, y.backing) if all(y is not z for z, _ in ways) else None
-            if part is not None:
-                ways.append((y, [*way, (y, part)]))
-
-
-def _ways_down(whole: NormedTensor, tensors: list[NormedTensor]) -> dict[int, list[Part]]:
-    """How each tensor that is in `whole` is taken from it, by identity: part of a part."""
-    ways: dict[int, list[Part]] = {id(whole): []}
-    for x in (found := [whole]):  # grows while it is gone through
-        for y in tensors:
-            part = None if id(y) in ways else part_of(y.backing, x.backing)
-            if part is not None:
-                ways[id(y)] = [*ways[id(x)], part]
-                found.append(y)
-    return ways
 
 
 def _is_apart(x: NormedTensor, target: NormedTensor, tensors: list[NormedTensor]) -> bool:

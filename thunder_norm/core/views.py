@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 
-T = TypeVar("T", bound=torch.Tensor)
+# Calls an operation: the program's way to, where it has to know of it.
+Run = Callable[..., Any]
+
+
+def _plainly(fn: Callable, *args: Any) -> Any:
+    return fn(*args)
 
 
 @dataclass(frozen=True)
@@ -26,14 +32,20 @@ class Part:
     sizes: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def taken_from(self, whole: T) -> T:
-        """The view."""
-        return whole[self.items].permute(self.order).reshape(self.shape)  # type: ignore[return-value]
+    def taken_from(self, whole: Any, run: Run = _plainly) -> Any:
+        """The view; steps that change nothing are left out, as not every norm goes through them."""
+        if any(item != slice(None) for item in self.items):
+            whole = run(torch.Tensor.__getitem__, whole, self.items)
+        if self.order != tuple(range(len(self.order))):
+            whole = run(torch.Tensor.permute, whole, self.order)
+        return whole if tuple(whole.shape) == self.shape else run(torch.Tensor.reshape, whole, self.shape)
 
-    def placed(self, value: T) -> T:
+    def placed(self, value: Any, run: Run = _plainly) -> Any:
         """A tensor of the view's shape as what stands at `items`."""
-        back = sorted(range(len(self.order)), key=self.order.__getitem__)
-        return value.reshape(self.sizes).permute(back)  # type: ignore[return-value]
+        if tuple(value.shape) != self.sizes:
+            value = run(torch.Tensor.reshape, value, self.sizes)
+        back = tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
+        return value if back == tuple(range(len(back))) else run(torch.Tensor.permute, value, back)
 
     def meets(self, other: Part, whole: torch.Tensor) -> bool:
         """Whether two parts of one whole have an entry in common."""
@@ -83,6 +95,43 @@ def part_of(view: torch.Tensor, whole: torch.Tensor) -> Part | None:
     places = sorted(cut)
     sizes = tuple(n for n in view.shape if n != 1)
     return Part(tuple(items), tuple(places.index(d) for d in cut), sizes, tuple(view.shape))
+
+
+def ways_through(tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[int, Part]], list[list[Part]]] | None:
+    """How all tensors of one storage follow from a new value of the first: up to one that has them all, and down to each.
+
+    Returns:
+        by their places: the tensors on the way up, each with where the one before is in it; and for each tensor the parts, one in the
+        other, by which it is taken from the last one.  None if no tensor has all the others.
+    """
+    for up in _ways_up(tensors):
+        below = _ways_down(up[-1][0] if up else 0, tensors)
+        if len(below) == len(tensors):
+            return up, [below[place] for place in range(len(tensors))]
+    return None
+
+
+def _ways_up(tensors: Sequence[torch.Tensor]) -> Iterator[list[tuple[int, Part]]]:
+    """The ways from the first tensor to each that has all of it: always another one, and where the one before is in it."""
+    ways: list[tuple[int, list[tuple[int, Part]]]] = [(0, [])]
+    for x, way in ways:  # grows while it is gone through
+        yield way
+        for y, t in enumerate(tensors):
+            part = part_of(tensors[x], t) if all(y != z for z, _ in ways) else None
+            if part is not None:
+                ways.append((y, [*way, (y, part)]))
+
+
+def _ways_down(whole: int, tensors: Sequence[torch.Tensor]) -> dict[int, list[Part]]:
+    """How each tensor that is in the whole is taken from it: part of a part."""
+    ways: dict[int, list[Part]] = {whole: []}
+    for x in (found := [whole]):  # grows while it is gone through
+        for y, t in enumerate(tensors):
+            part = None if y in ways else part_of(t, tensors[x])
+            if part is not None:
+                ways[y] = [*ways[x], part]
+                found.append(y)
+    return ways
 
 
 def is_reshaped(t: torch.Tensor, other: torch.Tensor) -> bool:

@@ -94,6 +94,10 @@ class EagerEnvironment(LiftingEnvironment):
         self.lifting.constants.follow(func, args, kwargs, result)
         return result
 
+    def changes(self, t: Any) -> bool:
+        """What is written into parameters, and into tensors made from them, is followed."""
+        return type(t) in (torch.Tensor, torch.nn.Parameter) and self.lifting.concerns(t)
+
     def values_of(self, t: torch.Tensor) -> torch.Tensor:
         """A constant with its values, if they are known."""
         return self.lifting.constants.value(t)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,11 @@ class EagerLifting(Lifting):
             originals = [*self.tensors.values(), *(t for t, _ in self.derived.values())]
             self._by_memory = {memory_of(v): v for v in reversed(originals)}
         return self._by_memory.get(memory_of(t), t)
+
+    def plain_tensors(self) -> Iterator[torch.Tensor]:
+        """Parameters and buffers, and what was made from parameters so far."""
+        yield from self.tensors.values()
+        yield from (t for t, _ in self.derived.values())
 
     def norms_of_derived(self, t: torch.Tensor) -> list[NormedTensor]:
         """A tensor made from parameters, in each norm that it was lifted in."""

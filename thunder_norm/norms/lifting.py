@@ -85,6 +85,10 @@ class Lifting:
         """The parameter, or tensor made from parameters, that `t` is by another name; anything else as it is."""
         return t
 
+    def plain_tensors(self) -> Iterator[torch.Tensor]:
+        """Parameters and buffers, and what was made from parameters so far."""
+        raise NotImplementedError
+
     def copied(self, func: Callable, *args: Any, **kwargs: Any) -> Any:
         """A deep copy of a tensor, which stands for what it is a copy of if that is a parameter."""
         return func(*args, **kwargs)
@@ -115,6 +119,10 @@ class Lifting:
     def matters(self, t: torch.Tensor) -> bool:
         """Whether the norm of a parameter, or of a tensor made from parameters alone, is another than that of its data, or moves."""
         return not self.is_measured(t)
+
+    def moves(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is a parameter, or made from parameters alone, and `matters`."""
+        return self.concerns(t) and self.matters(t)
 
     def concerns(self, t: torch.Tensor) -> bool:
         """Whether a plain tensor is a floating parameter, or was made from parameters alone."""

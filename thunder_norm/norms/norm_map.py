@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,22 @@ def build_norm_map(
     return NormMap(model, leaves, spec, dims, policy, check_mode(mode))
 
 
+def _check_hashable(leaves: Sequence[Any]) -> None:
+    """Refuse objects that hold who knows what; a norm map is made for numbers, strings and such as they are.
+
+    Raises:
+        NormMismatchError: an argument is one that cannot be known again.
+    """
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor) and type(leaf).__hash__ is None:
+            raise NormMismatchError(
+                with_details(
+                    f"an argument of a norm map is a {type(leaf).__qualname__}, which is not known to be made of tensors",
+                    instead="torch.utils._pytree.register_dataclass(cls), or register_pytree_node, or tensors and containers of them",
+                )
+            )
+
+
 def _check_whole(model: torch.nn.Module) -> None:
     spread = [name for name, p in model.named_parameters() if hasattr(p, "device_mesh")]
     if spread:
@@ -126,6 +142,7 @@ class NormMap:
             (normed_state_dict is None, tuple(norms), given.signature),
         )
         if self._last is None or key != self._last_key:
+            _check_hashable(leaves)
             if key not in self._programs:
                 self._programs[key] = self._acquire(leaves, normed_state_dict)
             self._last, self._last_key = self._programs[key], key

@@ -17,18 +17,20 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import context, dispatch, registry
 from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.norms import written_proxies
 from thunder_norm.norms.eager import chosen_norms
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, refuse_mutation
 from thunder_norm.norms.plain_operations import LiftingEnvironment, run_plainly
 from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.norms.traced_lifting import TracedLifting
-from thunder_norm.norms.written_proxies import with_current
+from thunder_norm.norms.written_parameters import refused
 from thunder_norm.subclass import operations, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.record import Recorder
+from thunder_norm.subclass.record import Recorder, in_autocast_region
 from thunder_norm.tracing import known_values, lookasides
 from thunder_norm.tracing.bindable import guard
 from thunder_norm.tracing.conditions import GuardError
@@ -133,21 +135,36 @@ class NormAcquisition(Acquisition):
             return True
         is_mutation = registry.is_mutation(fn, {k: value_of(v) for k, v in kwargs.items()})
         if is_mutation and proxies and self.lifting.is_parameter_proxy(proxies[0]):
+            if id(self.fake_of(proxies[0])) in self.lifting.derived:
+                return True
+        if is_mutation and any(map(self._moves, proxies[1:])):
+            return True
             if self.fakes.shares_storage_with_another(self.fake_of(proxies[0])):  # Thunder would change this one alone
                 return True
+        if not is_mutation and not registry.has_rule(fn) and _composite_body(fn) is not None:
+            return any(map(self.lifting.is_parameter_proxy, proxies))
         if is_mutation or not registry.has_rule(fn):
             parameters = [self.fake_of(p) for p in proxies if self.lifting.is_parameter_proxy(p)]
             return len(parameters) == len(proxies) and not all(self.lifting.is_measured(t) for t in parameters)
         return any(self.lifting.is_parameter_proxy(p) for p in proxies)
+
+    def _moves(self, proxy: TensorProxy) -> bool:
+        """Whether the norm of a parameter, or of what was made from some, is not that of its data, or has derivatives to keep."""
+        if isinstance(proxy, SubclassProxy) or not self.lifting.is_parameter_proxy(proxy):
+            return False
+        return is_grad_enabled() or not self.lifting.is_measured(self.fake_of(proxy))
 
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
         """With what stands for constants by now, where there are any; or a buffer that normed tensors change in place.
 
         That one, a running mean, stays plain, and Thunder knows how.
         """
-        current = with_current(self, self.lifting.concerns, fn, args, kwargs)
+        current = written_proxies.with_current(self, self.lifting.concerns, self._moves, fn, args, kwargs)
         if current is not None:
             return lambda: operations.call(self, fn, *current)
+        made = written_proxies.write(self, lambda fake: id(fake) in self.lifting.derived, fn, args, kwargs)
+        if made is not None:
+            return made
         target = args[0] if args else None
         symbol = _torch_to_thunder_function_map.get(fn) if registry.is_mutation(fn, {}) or fn is torch.Tensor.copy_ else None
         if symbol is None or not isinstance(target, TensorProxy) or isinstance(target, SubclassProxy):
@@ -184,8 +201,14 @@ class NormAcquisition(Acquisition):
                 return fn(*args, **kwargs)
             if tensors and self.lifting.concerns(tensors[0]):
                 refuse_mutation(fn, args, kwargs, location_of_user())  # what is derived would stay what it was, its value too
+            body = None if registry.has_rule(fn) else _composite_body(fn)
+            if body is not None:  # what it calls may have rules
+                with environment.inside_function():
+                    return body(*args, **kwargs)
             if tensors and all(self.lifting.concerns(t) for t in tensors):
                 return environment.derive(fn, args, kwargs)
+            if registry.is_mutation(fn, kwargs) and any(map(self.lifting.concerns, tensors)):
+                raise refused(fn, tensors[0], location_of_user(), "parameters are written into it, and others may look at it")
             is_plain = not any(self.lifting.concerns(t) for t in tensors)
             if is_plain and not (registry.has_rule(fn) and dispatch.is_factory(fn)):
                 return run_plainly(environment, fn, args, kwargs, tensors)
@@ -238,8 +261,14 @@ class NormEnvironment(LiftingEnvironment):
         self.recorder = recorder
 
     def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """Run `func` on plain fakes and record it as one operation."""
-        return self.recorder.call(func, args, kwargs)
+        """Run `func` on plain fakes and record it as one operation.
+
+        In an autocast region of the program what is below autocast is recorded, its casts too: the trace runs without autocast.
+        """
+        is_torchs = not (getattr(func, "__module__", None) or "").startswith(
+            "thunder_norm"
+        )  # ours compute norms, in double precision
+        return func(*args, **kwargs) if is_torchs and in_autocast_region() else self.recorder.call(func, args, kwargs)
 
     def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The normed tensor for a plain one, by the transform's policy."""
@@ -248,7 +277,7 @@ class NormEnvironment(LiftingEnvironment):
     def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters alone (a transpose, a cast): plain, but remembered."""
         body = func.body if isinstance(func, registry.NormedOp) else func
-        result = self.recorder.call(body, args, kwargs)
+        result = self.run_real(body, args, kwargs)
         self.lifting.remember(func, args, kwargs, result)
         return result
 
@@ -262,6 +291,11 @@ class NormEnvironment(LiftingEnvironment):
     def user_location(self) -> str | None:
         """The user's line the interpreter is at."""
         return location_of_user()
+
+
+def _composite_body(fn: Callable) -> Callable | None:
+    """What a torch function written in Python does, if Thunder has it as one operation and does not look into it."""
+    return dispatch.python_body(fn) if fn in _torch_to_thunder_function_map else None
 
 
 def _is_normed(fake: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.lifting import Lifting
 from thunder_norm.norms.parameters import canonical_dims, refuse_mutation
+from thunder_norm.norms.written_parameters import Write, refused, sharing_memory, values_after, write_of
 from thunder_norm.trees import flat_tensors, map_tensors
 
 
@@ -88,17 +89,24 @@ class LiftingEnvironment(context.Environment):
         return True
 
     def with_current(self, func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Arguments with what stands for constants by now that normed tensors were written into, or are to be by this operation."""
+        """Arguments with what stands for constants by now that others were written into, or are to be by this operation.
+
+        Others are normed tensors, and parameters whose norms are not those of their data.
+        """
         written = self.lifting.written
         args, kwargs = map_tensors(written.current, (args, kwargs))
         target = args[0] if args else None
         if not registry.is_mutation(func, kwargs) or not written.may_be_written(target) or self.lifting.concerns(target):
             return args, kwargs
-        if not any(isinstance(t, NormedTensor) for t in flat_tensors((args[1:], kwargs))):
+        if not any(isinstance(t, NormedTensor) or self.lifting.moves(t) for t in flat_tensors((args[1:], kwargs))):
             return args, kwargs
         normed = self.written_constant(target)
         written.replace(target, normed)
         return (normed, *args[1:]), kwargs
+
+    def changes(self, t: Any) -> bool:
+        """Whether what is written into a tensor is to be followed, and can be: as it is one made from parameters."""
+        return False
 
     def written_constant(self, t: torch.Tensor) -> NormedTensor:
         """What stands for a constant that normed tensors are about to be written into."""
@@ -128,11 +136,16 @@ class Functions(TorchFunctionMode):
         environment, known = self.environment, self.environment.lifting
         if not registry.is_metadata(func):
             args, kwargs = environment.with_current(func, args, kwargs)
-            if not registry.is_mutation(func, kwargs):
-                args, kwargs = map_tensors(known.known, (args, kwargs))
+            write = write_of(func, args, kwargs)
+            if write is None and not registry.is_mutation(func, kwargs):
+                args, kwargs = map_tensors(lambda t: known.written.current(known.known(t)), (args, kwargs))
+            if write is not None and environment.changes(target := known.written.current(known.known(args[0]))):
+                return self._change(write._replace(args=(target, *write.args[1:])), target)
         tensors = flat_tensors((args, kwargs))
         if any(isinstance(t, NormedTensor) for t in tensors):
             return environment.run(func, environment.annotated(args), environment.annotated(kwargs))
+        if func == _SET_DATA and environment.changes(args[0]):
+            return known.written.replace(args[0], args[1])
         if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
             is_derived = len(tensors) == 1 and id(tensors[0]) in known.derived
             return environment.derive(torch.Tensor.detach, tensors, {}) if is_derived else func(*args, **kwargs)
@@ -155,6 +168,14 @@ class Functions(TorchFunctionMode):
             return environment.derive(func, args, kwargs)
         if tensors and concerns[0] and known.matters(tensors[0]):
             refuse_mutation(func, args, kwargs, environment.user_location())
+        if (
+            registry.is_mutation(func, kwargs)
+            and any(map(known.moves, tensors[1:]))
+            and not environment.lets_change(tensors[0], func)
+        ):
+            raise refused(
+                func, tensors[0], environment.user_location(), "parameters are written into it, and it is not the program's own"
+            )
         if any(concerns) and has_rule:
             return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
         if any(concerns) and any(map(known.matters, tensors)):
@@ -164,7 +185,21 @@ class Functions(TorchFunctionMode):
                     return body(*args, **kwargs)
         return run_plainly(environment, func, args, kwargs, tensors)
 
+    def _change(self, write: Write, target: torch.Tensor) -> torch.Tensor:
+        """Write into a tensor made from parameters: from now on the results stand for it, and for what shares its memory."""
 
+        def run(fn: Callable, *args: Any, **kwargs: Any) -> Any:
+            return self.__torch_function__(fn, (), args, kwargs)
+
+        lifting, location = self.environment.lifting, self.environment.user_location()
+        tensors = [target, *sharing_memory(target, lifting.plain_tensors())]
+        after = values_after(write, tensors, tensors, run, lambda t: t.backing if isinstance(t, NormedTensor) else t, location)
+        for t, new in zip(tensors, after, strict=True):
+            lifting.written.replace(t, new)
+        return target
+
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _DEEP_COPIES = frozenset({torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__})
 
 

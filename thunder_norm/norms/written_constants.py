@@ -1,6 +1,7 @@
 """Constants that a program writes normed tensors into: ``out = torch.zeros(n, d)``, then ``out[i] = f(x)``.
 
-The program goes on with the plain tensor it holds.  From the first such write on, a normed tensor stands for it in every operation.
+The program goes on with the plain tensor it holds.  From the first such write on, a normed tensor stands for it in every operation; and for
+a tensor made from parameters that is written into (`written_parameters`) what it became.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.core.tensors import has_norm
 from thunder_norm.trees import flat_tensors
 
 _ALONE = 2  # uses of a storage by one tensor, and by the object of Python that asks
 
 
 class WrittenConstants:
-    """The plain tensors that an eager program made, and the normed ones that stand for some of them by now."""
+    """The plain tensors that an eager program made, and what stands for those of them that were written into."""
 
     def __init__(self) -> None:
         self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._normed: dict[int, tuple[torch.Tensor, NormedTensor]] = {}
+        self._became: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def note(self, func: Callable, result: Any, given: Sequence[torch.Tensor]) -> None:
         """Remember what an operation made of what it was given; what has no values yet gets zeros, as one must do with anything."""
@@ -41,11 +42,13 @@ class WrittenConstants:
             return False
         return t._base is None and torch._C._storage_Use_Count(t.untyped_storage()._cdata) == _ALONE
 
-    def replace(self, t: torch.Tensor, normed: NormedTensor) -> None:
-        """From now on a normed tensor stands for it."""
-        self._normed[id(t)] = t, normed
+    def replace(self, t: torch.Tensor, new: torch.Tensor) -> None:
+        """From now on another tensor stands for it."""
+        if new is not t:
+            self._became[id(t)] = t, new
 
     def current(self, t: torch.Tensor) -> torch.Tensor:
         """What stands for a tensor."""
-        found = self._normed.get(id(t))
-        return t if found is None else found[1]
+        while (found := self._became.get(id(t))) is not None:
+            t = found[1]
+        return t

@@ -1,8 +1,8 @@
-"""In traces: constants that a program writes normed tensors into; see `written_constants` for eager programs."""
+"""In traces: what a program writes into constants and into tensors made from parameters; see `written_constants` for eager programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,32 +11,42 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm.core import registry
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.norms.written_parameters import refused, sharing_memory, values_after, write_of
 from thunder_norm.subclass import operations
 from thunder_norm.subclass.acquisition import Acquisition, StandIn
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.locations import location_of_user
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
+from thunder.core.update_aliases import _is_view_creation_op
 
 
 def with_current(
-    acquisition: Acquisition, concerns: Callable[[torch.Tensor], bool], fn: Callable, args: tuple, kwargs: dict
+    acquisition: Acquisition,
+    concerns: Callable[[torch.Tensor], bool],
+    moves: Callable[[TensorProxy], bool],
+    fn: Callable,
+    args: tuple,
+    kwargs: dict,
 ) -> tuple[tuple, dict] | None:
-    """Arguments with what stands for constants by now that normed tensors were written into, or are to be by this operation.
+    """Arguments with what stands for constants by now that others were written into, or are to be by this operation.
 
     None where there is nothing to replace.
 
     Args:
         acquisition: the one at hand.
         concerns: whether a fake is a parameter, or was made of parameters alone: such a one is no constant.
+        moves: whether a proxy is such a one, and its norm another than that of its data: it may be written into a constant.
         fn: the operation.
         args: its arguments, with proxies for tensors.
         kwargs: its keyword arguments.
     """
     target = args[0] if args else None
-    if registry.is_mutation(fn, kwargs) and _has_normed((args[1:], kwargs)) and _may_be_written(acquisition, concerns, target):
+    is_write = registry.is_mutation(fn, kwargs) and _has((args[1:], kwargs), lambda p: _is_normed(p) or moves(p))
+    if is_write and _may_be_written(acquisition, concerns, target):
         made_by = _made_by(target)
         if made_by is None:
             return None
@@ -48,10 +58,57 @@ def with_current(
         return None
 
     def current(v: Any) -> Any:
-        found = acquisition.stand_ins.get(v.name) if isinstance(v, TensorProxy) else None
-        return v if found is None else found.wrapper
+        return acquisition.by_now(v) if isinstance(v, TensorProxy) else v
 
     return tree_map(current, (args, kwargs))
+
+
+def write(
+    acquisition: Acquisition, is_made_from_parameters: Callable[[torch.Tensor], bool], fn: Callable, args: tuple, kwargs: dict
+) -> Callable[[], TensorProxy] | None:
+    """What to do for an operation that writes into a tensor made from parameters, as `written_parameters` has it; None for all others."""
+    found = write_of(fn, args, kwargs)
+    target = args[0] if args else None
+    if found is None or not _is_plain(target) or not is_made_from_parameters(acquisition.fake_of(target)):
+        return None
+
+    def written() -> TensorProxy:
+        fake, fakes = acquisition.fake_of(target), acquisition.fakes
+        tensors = [fake, *sharing_memory(fake, [t for t, _ in fakes.pairs()])]
+        handles = [fakes.proxy_of(t) for t in tensors]
+        if any(map(fakes.is_given, tensors)):
+            raise refused(
+                fn, fake, location_of_user(), "it shares its memory with a parameter, whose next call would find it changed"
+            )
+        if _has_unknown_views(handles):
+            raise refused(fn, fake, location_of_user(), "it shares its memory with a tensor that Thunder made")
+
+        def run(operation: Callable, *args: Any, **kwargs: Any) -> Any:
+            return operations.call(acquisition, operation, args, kwargs)
+
+        after = values_after(found, tensors, handles, run, lambda p: _memory(acquisition, p), location_of_user())
+        position = len(get_jit_ctx().computation_trace.bound_symbols)
+        changed = [(before, new) for before, new in zip(handles, after, strict=True) if before is not new]
+        acquisition.stand_ins |= {before.name: StandIn(before, new, position) for before, new in changed}
+        return target
+
+    return written
+
+
+def _memory(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor:
+    fake = acquisition.fake_of(proxy)
+    return fake.backing if isinstance(fake, NormedTensor) else fake
+
+
+def _has_unknown_views(proxies: Sequence[TensorProxy]) -> bool:
+    """Whether an operation that was not met made a view of one of the tensors, which would stay what it was."""
+    names = {p.name for p in proxies}
+    views = (b for b in get_jit_ctx().computation_trace.bound_symbols if _is_view_creation_op(b))
+    return any(b.flat_proxy_args[0].name in names and b.flat_proxy_outs[0].name not in names for b in views)
+
+
+def _is_plain(proxy: Any) -> bool:
+    return isinstance(proxy, TensorProxy) and not isinstance(proxy, SubclassProxy)
 
 
 def written_constant(t: torch.Tensor) -> NormedTensor:
@@ -65,13 +122,17 @@ def without_values(t: torch.Tensor) -> NormedTensor:
     return environment.written_constant(environment.run_real(torch.zeros_like, (t,), {}))  # type: ignore[attr-defined]
 
 
-def _has_normed(tree: Any) -> bool:
-    return any(isinstance(v, SubclassProxy) and isinstance(v.fake, NormedTensor) for v in tree_flatten(tree)[0])
+def _has(tree: Any, is_one: Callable[[TensorProxy], bool]) -> bool:
+    return any(isinstance(v, TensorProxy) and is_one(v) for v in tree_flatten(tree)[0])
+
+
+def _is_normed(proxy: TensorProxy) -> bool:
+    return isinstance(proxy, SubclassProxy) and isinstance(proxy.fake, NormedTensor)
 
 
 def _may_be_written(acquisition: Acquisition, concerns: Callable[[torch.Tensor], bool], proxy: Any) -> bool:
     """Whether it is a plain tensor of numbers that no normed tensor stands for yet."""
-    if not isinstance(proxy, TensorProxy) or isinstance(proxy, SubclassProxy) or proxy.name in acquisition.stand_ins:
+    if not _is_plain(proxy) or proxy.name in acquisition.stand_ins:
         return False
     fake = acquisition.fake_of(proxy)
     return has_norm(fake) and not concerns(fake)

@@ -71,10 +71,10 @@ class Presence(enum.IntEnum):
 
 @dataclass(frozen=True)
 class StandIn:
-    """A wrapper in the place of a plain tensor that the program holds, as it has written wrappers into it."""
+    """A tensor in the place of a plain one that the program holds, as it has written into that, wrappers perhaps."""
 
     proxy: TensorProxy
-    wrapper: SubclassProxy
+    new: TensorProxy
     position: int  # from which bound symbol of the computation on
 
 
@@ -112,7 +112,7 @@ class Acquisition:
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
-        self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which wrappers stand by now
+        self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which others stand by now
         self.fully_sharded: dict[int, torch.Tensor] = {}  # parameters of which the program sees the whole, by identity
         self.gathered: set[int] = set()  # the proxies of these, by identity
         self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
@@ -276,6 +276,12 @@ class Acquisition:
         return self.refused.note(error)
 
     # -- arguments ----------------------------------------------------------------------------------------------------
+
+    def by_now(self, proxy: TensorProxy) -> TensorProxy:
+        """What stands for a proxy that the program holds: another one, if it has written into its tensor."""
+        while (found := self.stand_ins.get(proxy.name)) is not None:
+            proxy = found.new
+        return proxy
 
     def fake_of(self, proxy: TensorProxy) -> torch.Tensor:
         """The fake for a proxy; a plain proxy met for the first time gets one (and counts as an input)."""

@@ -358,13 +358,22 @@ def recording(acquisition: Acquisition) -> Iterator[Recorder]:
         yield recorder
 
 
+def in_autocast_region() -> bool:
+    """Whether the program itself has switched autocast on around the operation at hand."""
+    return any(enabled for _, enabled in _regions().values())
+
+
+def _regions() -> dict[str, tuple[Any, bool]]:
+    """For each device the innermost of these regions: its dtype, and whether autocast is on there."""
+    cd = get_compile_data()
+    return {} if cd is None else {device: (dtype, enabled) for device, dtype, enabled in cd.autocast_stack.stack}
+
+
 @contextlib.contextmanager
 def _autocast() -> Iterator[None]:
     """The autocast regions of the program around the operation at hand; Thunder keeps their stack without entering them."""
-    cd = get_compile_data()
-    innermost = {device: (dtype, enabled) for device, dtype, enabled in cd.autocast_stack.stack} if cd is not None else {}
     with contextlib.ExitStack() as stack:
-        for device, (dtype, enabled) in innermost.items():
+        for device, (dtype, enabled) in _regions().items():
             dtype = dtypes.to_torch_dtype(dtype)
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
         yield

@@ -43,7 +43,9 @@ def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
                         instead="use the out-of-place operation",
                     )
                 )
-    new = [(r.proxy, fakes.proxy_of(r.fake)) for r in fakes.replaced.values()] + [(s.proxy, s.wrapper) for s in stand_ins]
+    new = [(r.proxy, fakes.proxy_of(r.fake)) for r in fakes.replaced.values()] + [
+        (s.proxy, acquisition.by_now(s.proxy)) for s in stand_ins
+    ]
     swaps = {variableify(fakes.current(before)): fakes.current(after) for before, after in new}
     computation = from_trace(traces[1])
     *body, returned = traces[1].bound_symbols

@@ -131,7 +131,7 @@ class _Attribute:
 
 
 def _taken_attributes(ctx: Any) -> list[_Attribute]:
-    """Attributes that Thunder writes only if they are tensors, numbers or tuples: taken from it, of arguments all, of modules strings."""
+    """Attributes that Thunder writes only if they are tensors, numbers or tuples: taken from it, of arguments the tuples too."""
     taken = []
     for modified, modifications in ctx._additional_outputs.items():
         owner = getattr(modified.provenance.inputs[0], "proxy", None) if modified.provenance.inputs else None
@@ -139,10 +139,8 @@ def _taken_attributes(ctx: Any) -> list[_Attribute]:
         if not is_dict or not isinstance(owner, Proxy):
             continue
         last = {key.value: value for _, _, key, value in modifications}
-        if _comes_with_call(owner):
-            ours = {name: v for name, v in last.items() if not isinstance(v.value, Proxy | int | float | None)}
-        else:  # of a module inside the jitted one
-            ours = {name: v for name, v in last.items() if isinstance(v.value, str)}
+        known = Proxy | int | float | None if _comes_with_call(owner) else Proxy | int | float | tuple | None
+        ours = {name: v for name, v in last.items() if not isinstance(v.value, known)}
         taken.extend(_Attribute(owner, name, v) for name, v in ours.items())
         modifications[:] = [m for m in modifications if m[2].value not in ours]
     return taken
@@ -301,14 +299,17 @@ def _described(owner: Any) -> str:
 
 
 def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:
-    """What a trace relies on about a value that is put in another's place: of tensors all but the data, of objects what `of` says."""
+    """What a trace relies on about what is put in another's place: of tensors all but the data, of objects what `of` says."""
     if isinstance(value, torch.Tensor):
         return type(value), value.shape, value.dtype, value.device, value.requires_grad
     if isinstance(value, dict):
         return type(value), tuple((k, _kind(v, of)) for k, v in value.items())
     if isinstance(value, list | tuple):
         return type(value), tuple(_kind(v, of) for v in value)
-    return (type(value), value) if isinstance(value, int | float | str | bool | None | enum.Enum) else of(value)
+    return (type(value), value) if isinstance(value, _VALUES) else of(value)
+
+
+_VALUES = int | float | complex | str | bytes | slice | range | set | None | enum.Enum | torch.dtype | torch.device
 
 
 def _provenance(way: tuple[tuple[str, Any], ...]) -> ProvenanceRecord:
@@ -355,9 +356,8 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
 
 
 def _by_then(acquisition: Acquisition | None, proxy: TensorProxy) -> TensorProxy:
-    """What the proxy stands for at the end of the program, which may have written wrappers into a plain tensor."""
-    found = None if acquisition is None else acquisition.stand_ins.get(proxy.name)
-    return proxy if found is None else found.wrapper
+    """What the proxy stands for at the end of the program, which may have written into its tensor."""
+    return proxy if acquisition is None else acquisition.by_now(proxy)
 
 
 def _comes_with_call(owner: Any) -> bool:

@@ -27,6 +27,7 @@ are made.
 
 from __future__ import annotations
 
+import thunder_norm.tracing.experts  # noqa: F401
 import thunder_norm.tracing.fast_paths  # noqa: F401 - have lookasides
 import thunder_norm.tracing.libraries  # noqa: F401
 import thunder_norm.tracing.modules  # noqa: F401

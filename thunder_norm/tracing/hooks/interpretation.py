@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import (
     aliases,
     attributes,
@@ -86,9 +87,29 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
 def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     """What the program writes into objects is only known, and the epilogue still open, at this place."""
     asked = leader()
-    process = functools.partial(_original_process, ctx, epilogue)
+    process = functools.partial(_original_process if asked is None else _processed, ctx, epilogue)
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
+
+
+def _processed(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
+    """Thunder's part.
+
+    Raises:
+        UnsupportedOpError: the program gives modules other members, which a finished trace does not do.
+    """
+    try:
+        _original_process(ctx, epilogue)
+    except NotImplementedError as e:
+        if not str(e).startswith("Modifications of"):
+            raise
+        raise UnsupportedOpError(
+            with_details(
+                "the program changes which modules, parameters or items its modules hold",
+                why="a trace is made once, for the modules there are",
+                instead="call the module once without thunder.jit, if it does so in its first call; or make the change before",
+            )
+        ) from e
 
 
 @replaces(jit_ext, "build_value_from_wrapped", "wrapped_v", lines="thunder_general_jit: res = build_value_from_wrapped(")
