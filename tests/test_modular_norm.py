@@ -51,12 +51,15 @@ def test_the_targets_of_an_mlp_do_not_depend_on_depth_but_for_shares():
         assert norm.targets == pytest.approx({f"{i}.weight": 1 / depth for i in range(depth)})
 
 
-@pytest.mark.parametrize("mode, sensitivity", [("bound", 1), ("typical", 0.5), ("modula", 1)])
+@pytest.mark.parametrize("mode, sensitivity", [("bound", 1), ("typical", 1 / 6), ("modula", 1)])
 def test_an_mlp_by_hand(mode, sensitivity):
-    """A relu of Gaussians halves their second moment, and what moves with them: two of them before or after each weight."""
+    """Two relus and two other weights act on what each weight moves: of Gaussians each halves the second moment, or takes a third.
+
+    No sensitivity of mode "typical" counts as less than 1.
+    """
     norm = ModularNorm(mlp(bias=False), torch.randn(3, 6), mode=mode)
     assert norm.sensitivities == pytest.approx(dict.fromkeys(norm.targets, sensitivity), rel=1e-6)
-    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3 / sensitivity), rel=1e-6)
+    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3), rel=1e-6)
 
 
 def test_residual_blocks_by_hand():
@@ -65,6 +68,17 @@ def test_residual_blocks_by_hand():
     norm = ModularNorm(nn.Sequential(*blocks), torch.randn(3, 6))
     assert norm.sensitivities == pytest.approx(dict.fromkeys(norm.targets, 1 / 4))
     assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 4 / 8))
+
+
+def test_typical_sensitivities_count_as_no_less_than_a_blocks_share():
+    """A branch of one of L repeated blocks may be scaled by 1 / L; anything smaller counts as that, in steps and in their norm."""
+    blocks = (Residual(nn.Sequential(nn.Linear(6, 6, False), nn.ReLU(), nn.Linear(6, 6, False)), 1 / 40) for _ in range(4))
+    norm = ModularNorm(nn.Sequential(*blocks, nn.Linear(6, 6, False)), torch.randn(3, 6), mode="typical")
+    assert all(s < 1 / 40 for name, s in norm.sensitivities.items() if name != "4.weight")
+    assert norm.mass == pytest.approx(3) and norm.sensitivities["4.weight"] < 1
+    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3))
+    update = {"4.weight": torch.eye(6) / 3, "0.block.0.weight": torch.eye(6) / 6}
+    assert norm(update).item() == pytest.approx(1) and norm({"0.block.0.weight": torch.eye(6) / 6}).item() == pytest.approx(0.5)
 
 
 # -- the promise -----------------------------------------------------------------------------------------------------------

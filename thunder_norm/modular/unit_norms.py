@@ -1,5 +1,7 @@
 """The program with everything of norm 1: which norm each parameter has, and how far the output moves when it does.
 
+In mode "typical" parameters are of the sizes that they start with (`start_size`) instead: there are no worst cases to be safe from.
+
 The model runs once in normed mode with a perturbation for every parameter; one backward pass through these scalars gives all
 sensitivities.  Weights are not needed: on the meta device they are never touched.
 """
@@ -78,7 +80,7 @@ class UnitNorms:
 
     @staticmethod
     def of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
-        """Run a model with parameters and inputs of norm 1; frozen parameters keep the norm of their data, except in mode "modula".
+        """Run a model with inputs and parameters of norm 1, or as large as they start; frozen ones as their data is, except in mode "modula".
 
         Raises:
             MissingNormRuleError: an operation has no rule.
@@ -126,11 +128,11 @@ class _Program:
             self.model,
             self.args,
             self.kwargs,
-            policy=given or "unit",
+            policy=given,
             mode=self.mode,
             tensors=self.tensors,
             perturbed=True,
-            otherwise="unit",
+            otherwise="start" if self.mode == "typical" else "unit",
             values=self.values,
         )
         tensors = self.tensors
