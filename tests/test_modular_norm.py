@@ -70,17 +70,6 @@ def test_residual_blocks_by_hand():
     assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 4 / 8))
 
 
-def test_typical_sensitivities_count_as_no_less_than_a_blocks_share():
-    """A branch of one of L repeated blocks may be scaled by 1 / L; anything smaller counts as that, in steps and in their norm."""
-    blocks = (Residual(nn.Sequential(nn.Linear(6, 6, False), nn.ReLU(), nn.Linear(6, 6, False)), 1 / 40) for _ in range(4))
-    norm = ModularNorm(nn.Sequential(*blocks, nn.Linear(6, 6, False)), torch.randn(3, 6), mode="typical")
-    assert all(s < 1 / 40 for name, s in norm.sensitivities.items() if name != "4.weight")
-    assert norm.mass == pytest.approx(3) and norm.sensitivities["4.weight"] < 1
-    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3))
-    update = {"4.weight": torch.eye(6) / 3, "0.block.0.weight": torch.eye(6) / 6}
-    assert norm(update).item() == pytest.approx(1) and norm({"0.block.0.weight": torch.eye(6) / 6}).item() == pytest.approx(0.5)
-
-
 # -- the promise -----------------------------------------------------------------------------------------------------------
 
 

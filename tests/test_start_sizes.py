@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_modes import Residual
 from torch import nn
 
 from tests.seeds import seeded
@@ -76,3 +77,14 @@ def test_frozen_parameters_keep_their_size():
     nn.init.eye_(model[1].weight).data.mul_(5)
     model[1].weight.requires_grad_(False)
     assert ModularNorm(model, torch.ones(2, 4), mode="typical").sensitivities["0.weight"] == pytest.approx(5)
+
+
+def test_typical_sensitivities_count_as_no_less_than_a_blocks_share():
+    """A branch of one of L repeated blocks may be scaled by 1 / L; anything smaller counts as that, in steps and in their norm."""
+    blocks = (Residual(nn.Sequential(nn.Linear(6, 6, False), nn.ReLU(), nn.Linear(6, 6, False)), 1 / 40) for _ in range(4))
+    norm = ModularNorm(nn.Sequential(*blocks, nn.Linear(6, 6, False)), torch.randn(3, 6), mode="typical")
+    assert all(s < 1 / 40 for name, s in norm.sensitivities.items() if name != "4.weight")
+    assert norm.mass == pytest.approx(3) and norm.sensitivities["4.weight"] < 1
+    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3))
+    update = {"4.weight": torch.eye(6) / 3, "0.block.0.weight": torch.eye(6) / 6}
+    assert norm(update).item() == pytest.approx(1) and norm({"0.block.0.weight": torch.eye(6) / 6}).item() == pytest.approx(0.5)

@@ -25,12 +25,13 @@ from thunder_norm.modular.block_balls import Blocks, blocked, roles_given
 from thunder_norm.modular.blocks import Block
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, RMSBall, ball
+from thunder_norm.modular.losses import Loss
 from thunder_norm.modular.masses import assign_masses, light_mass, repetitions
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.roles import Roles, find_roles
 from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
-from thunder_norm.modular.unit_norms import Loss, UnitNorms
+from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.modular.wrappers import unwrapped
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import tied_names
@@ -119,7 +120,7 @@ class ModularNorm:
         self.sensitivities: dict[str, float] = found.sensitivities
         self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light_mass(light, self.mode), self.mode)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
-        self._check_bounded()
+        self._check_bounded(found.loss)
         self._repeats = repetitions(model, tied) if self.mode == "typical" else {}
         self.targets: dict[str, float] = {name: self._target(name) for name in self.masses}
         self.first_names: dict[str, str] = {name: first for first, all_names in tied.items() for name in all_names}
@@ -145,9 +146,7 @@ class ModularNorm:
             f"{len(self.unreached)} not at all: the output depends on them that much, or does not",
             least=least or None,
             unreached=", ".join(map(repr, self.unreached[:3])) or None,
-            lost_in=None
-            if loss is None or not tiny
-            else f"{loss.operation}, which moves {loss.factor:.2g} times as far ({loss.where})",
+            lost_in=loss if tiny else None,
             instead="mode='typical' has expected sizes in place of bounds for all inputs"
             if tiny and self.mode == "bound"
             else None,
@@ -179,15 +178,18 @@ class ModularNorm:
         """The parameters of positive mass that no output depends on: their targets are 0."""
         return tuple(name for name, s in self.sensitivities.items() if s == 0 and self.masses[name] > 0)
 
-    def _check_bounded(self) -> None:
+    def _check_bounded(self, loss: Loss | None) -> None:
         unbounded = [name for name, s in self.sensitivities.items() if not math.isfinite(s) and self.masses[name] > 0]
         if unbounded:
             raise NormMismatchError(
                 with_details(
-                    f"how far the output moves with {unbounded[0]!r} has no bound for all inputs and parameters of norm 1",
+                    f"how far the output moves with {unbounded[0]!r} has no bound for all inputs and parameters of norm 1"
+                    if self.mode == "bound"
+                    else f"how far the output moves with {unbounded[0]!r} is not finite in mode {self.mode!r}",
                     parameters=", ".join(unbounded),
-                    instead="norm_report(model, ...) shows the operation; mass 0 leaves a parameter out; mode='typical' has expected "
-                    "sizes in place of bounds",
+                    lost_in=loss,
+                    instead="norm_report(model, ...) shows the operation; mass 0 leaves a parameter out"
+                    + ("; mode='typical' has expected sizes in place of bounds" if self.mode == "bound" else ""),
                 )
             )
 
