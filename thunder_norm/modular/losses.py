@@ -50,7 +50,7 @@ def _largest_step(perturbation: torch.Tensor, ends: Container[Any]) -> float:
     several arguments would have the way through the others in it.
     """
     totals: dict[Any, float] = {}
-    ways = [(perturbation.grad_fn, torch.ones_like(perturbation))]
+    ways: list[tuple[Any, torch.Tensor]] = [(perturbation.grad_fn, torch.ones_like(perturbation))]
     while ways:
         node, weight = ways.pop()
         gradients = node(weight)
