@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import random
 import time
@@ -47,6 +48,22 @@ def test_the_page_is_that_of_the_file():
     rows = page.load()
     assert list(rows) == list(MODELS)
     assert page.render(rows) in page.PAGE.read_text()
+
+
+def test_the_page_lists_small_steps():
+    def row(smallest: float, modular: float, adamw: float) -> page.Row:
+        return {"typical": {"unreached": 0, "smallest": smallest}, "training": {"modular": modular, "adamw": adamw}}
+
+    rows = {
+        "tiny": row(2e-7, 0.5, 0.5),
+        "slow": row(2e-6, 0.8, 0.5),
+        "half": row(1e-6, 0.75, 0.5),
+        "grows": row(1.0, math.inf, 0.9),
+    }
+    rows["no"] = {"typical": {"error": "E: why"}, "training": {"error": "E: why"}}
+    assert page.tiny_targets(rows) == ["tiny (2e-07)"]
+    assert page.trained_less(rows) == ["slow (0.8, 0.5)", "grows (inf, 0.9)"]
+    assert page.small_steps({"half": rows["half"]})[1].endswith("as AdamW's: none.")
 
 
 class Passing(nn.Module):

@@ -51,12 +51,15 @@ def test_the_targets_of_an_mlp_do_not_depend_on_depth_but_for_shares():
         assert norm.targets == pytest.approx({f"{i}.weight": 1 / depth for i in range(depth)})
 
 
-@pytest.mark.parametrize("mode, sensitivity", [("bound", 1), ("typical", 0.5), ("modula", 1)])
+@pytest.mark.parametrize("mode, sensitivity", [("bound", 1), ("typical", 1 / 6), ("modula", 1)])
 def test_an_mlp_by_hand(mode, sensitivity):
-    """A relu of Gaussians halves their second moment, and what moves with them: two of them before or after each weight."""
+    """Two relus and two other weights act on what each weight moves: of Gaussians each halves the second moment, or takes a third.
+
+    No sensitivity of mode "typical" counts as less than 1.
+    """
     norm = ModularNorm(mlp(bias=False), torch.randn(3, 6), mode=mode)
     assert norm.sensitivities == pytest.approx(dict.fromkeys(norm.targets, sensitivity), rel=1e-6)
-    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3 / sensitivity), rel=1e-6)
+    assert norm.targets == pytest.approx(dict.fromkeys(norm.targets, 1 / 3), rel=1e-6)
 
 
 def test_residual_blocks_by_hand():

@@ -36,6 +36,11 @@ def _norm(f: Callable) -> Sampled:
     return Sampled(lambda x: f(x), ((16,),), sizes=((0.5,), (1.7,)), off=1e-4)
 
 
+def _onto(x: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """An index into the last dimension of x."""
+    return torch.tensor(places).expand(*x.shape[:-1], -1)
+
+
 def _as_rms(y: torch.Tensor) -> torch.Tensor:
     return convert(y, RMSTensor, (-1,)) if isinstance(y, NormedTensor) else y
 
@@ -132,6 +137,12 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
     "contraction._inner": _of_scores(lambda s: s),
     "logits.scores": _of_scores(lambda s: s),
     "_shared.with_bias": [Sampled(lambda x, b: torch.addmm(b, x, torch.eye(4, dtype=D)), ((4,), (4,)), slots=(0, 1))],
+    "replacing._added": [
+        # all onto one row, and onto rows of their own
+        Sampled(lambda x, y: torch.index_add(x, 1, torch.tensor([1, 1, 1]), y), ((2, 4), (3, 4)), slots=(0, 1)),
+        Sampled(lambda x, y: torch.index_add(x, 1, torch.tensor([3, 0, 2]), y, alpha=-2), ((4, 2), (3, 2)), slots=(0, 1)),
+        Sampled(lambda x, y: torch.scatter_add(x, -1, _onto(x, [0, 2, 2, 1]), y), ((3,), (5,)), slots=(0, 1)),
+    ],
     "reductions._vector_norm": [Sampled(lambda x: x.norm(dim=-1), ((8,),))],
     "range_bounds._smallest": [
         Sampled(lambda x, y: x / (y.norm(dim=-1, keepdim=True) + 1e-9), ((4,), (16,)), sizes=((1.0, 2.0), (0.5, 0.5))),

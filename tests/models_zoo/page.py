@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections import Counter, defaultdict
 from importlib.metadata import version
@@ -34,6 +35,7 @@ TITLES = {
 }
 PACKAGES = ("torch", "lightning-thunder", "transformers", "torchvision", "timm")
 Row = dict[str, Any]
+TINY = 1e-6  # the part of a step that ModularNorm warns of
 
 
 def installed() -> dict[str, str]:
@@ -134,6 +136,28 @@ def failures(rows: dict[str, Row]) -> list[str]:
     return found
 
 
+def tiny_targets(rows: dict[str, Row]) -> list[str]:
+    """The models with a target below a millionth in mode "typical", and it."""
+    found = {name: row["typical"].get("smallest", math.inf) for name, row in rows.items() if "typical" in row}
+    return [f"{name} ({number(t)})" for name, t in found.items() if t < TINY]
+
+
+def trained_less(rows: dict[str, Row]) -> list[str]:
+    """The models whose loss twelve steps lower less than half as much as AdamW's do, and what is left of it after both."""
+    found = {name: row["training"] for name, row in rows.items() if "training" in row and succeeds(row, "training")}
+    return [
+        f"{name} ({cell({'training': t}, 'training')})" for name, t in found.items() if 1 - t["modular"] < (1 - t["adamw"]) / 2
+    ]
+
+
+def small_steps(rows: dict[str, Row]) -> list[str]:
+    """What the table says of steps that are small, or lower a loss little."""
+    return [
+        f"- A target below {TINY:g} in mode `typical`: {', '.join(tiny_targets(rows)) or 'none'}.",
+        f"- Twelve steps lower the loss less than half as much as AdamW's: {', '.join(trained_less(rows)) or 'none'}.",
+    ]
+
+
 def counts(rows: dict[str, Row]) -> list[str]:
     """How many models of each source succeed in each column."""
     by_source = {source: [row for name, row in rows.items() if MODELS[name].source == source] for source in SOURCES}
@@ -158,6 +182,7 @@ def render(rows: dict[str, Row]) -> str:
     for source in SOURCES:
         parts += ["", f"## {source}", "", "| model | " + " | ".join(TITLES.values()) + " |", "| --- " * (1 + len(TITLES)) + "|"]
         parts += [line(name, row) for name, row in rows.items() if MODELS[name].source == source]
+    parts += ["", "## Small steps", "", *small_steps(rows)]
     return "\n".join([*parts, "", "## What fails, and why", "", *failures(rows)])
 
 

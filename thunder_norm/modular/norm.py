@@ -25,12 +25,13 @@ from thunder_norm.modular.block_balls import Blocks, blocked, roles_given
 from thunder_norm.modular.blocks import Block
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, RMSBall, ball
-from thunder_norm.modular.masses import assign_masses, light_mass
+from thunder_norm.modular.losses import Loss
+from thunder_norm.modular.masses import assign_masses, light_mass, repetitions
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.roles import Roles, find_roles
 from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
-from thunder_norm.modular.unit_norms import Loss, UnitNorms
+from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.modular.wrappers import unwrapped
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import tied_names
@@ -41,9 +42,10 @@ _VANISHING = 1e-6  # the part of a step that counts as none
 class ModularNorm:
     """The modular norm of a model, and what steepest descent under it needs.
 
-    Inputs and parameters have norm at most 1, the latter each in its natural kind (`annotate` decides otherwise); frozen parameters
-    keep the norm of their data, except in mode "modula".  A parameter that the program divides by its own length (weight normalization)
-    has norm 1 in each group of entries that its norm runs over, as `initialize_` draws it.  Nothing in the model changes until `project_` or `initialize_` is called.
+    Inputs and parameters have norm at most 1, the latter each in its natural kind (`annotate` decides otherwise); in mode "typical"
+    parameters are as large as they start (`thunder_norm.norms.starts`); frozen ones keep the norm of their data, except in mode "modula".
+    A parameter that the program divides by its own length (weight normalization) has norm 1 in each group of entries that its norm runs
+    over, as `initialize_` draws it.  Nothing in the model changes until `project_` or `initialize_` is called.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias=False))
     >>> norm = ModularNorm(model, torch.randn(3, 4))
@@ -80,7 +82,9 @@ class ModularNorm:
         masses: m_k.
         balls: the unit ball of each parameter's norm, with its duality map.
         blocks: name -> the blocks of a parameter that has several, if they were asked for.
-        targets: ``m_k / (M S_k)``, the norm of the parameter's part of a step of norm 1; 0 where m_k or S_k is.
+        targets: ``m_k / (M S_k)``, the norm of the parameter's part of a step of norm 1; 0 where m_k or S_k is.  In mode "typical" an
+            S_k below 1 / r, for one of r repeated blocks (1 for others), counts as that: derivatives at small parameters hold for small
+            steps, and many that shrink multiply up when they grow together.
 
     Warns:
         VanishingTargetWarning: a target is below 1e-6, or a parameter of positive mass is unreached; it names the operation that most
@@ -117,7 +121,8 @@ class ModularNorm:
         self.sensitivities: dict[str, float] = found.sensitivities
         self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light_mass(light, self.mode), self.mode)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
-        self._check_bounded()
+        self._check_bounded(found.loss)
+        self._repeats = repetitions(model, tied) if self.mode == "typical" else {}
         self.targets: dict[str, float] = {name: self._target(name) for name in self.masses}
         self.first_names: dict[str, str] = {name: first for first, all_names in tied.items() for name in all_names}
         by_id = {id(p): name for name, p in model.named_parameters()}
@@ -142,9 +147,7 @@ class ModularNorm:
             f"{len(self.unreached)} not at all: the output depends on them that much, or does not",
             least=least or None,
             unreached=", ".join(map(repr, self.unreached[:3])) or None,
-            lost_in=None
-            if loss is None or not tiny
-            else f"{loss.operation}, which moves {loss.factor:.2g} times as far ({loss.where})",
+            lost_in=loss if tiny else None,
             instead="mode='typical' has expected sizes in place of bounds for all inputs"
             if tiny and self.mode == "bound"
             else None,
@@ -176,20 +179,28 @@ class ModularNorm:
         """The parameters of positive mass that no output depends on: their targets are 0."""
         return tuple(name for name, s in self.sensitivities.items() if s == 0 and self.masses[name] > 0)
 
-    def _check_bounded(self) -> None:
+    def _check_bounded(self, loss: Loss | None) -> None:
         unbounded = [name for name, s in self.sensitivities.items() if not math.isfinite(s) and self.masses[name] > 0]
         if unbounded:
             raise NormMismatchError(
                 with_details(
-                    f"how far the output moves with {unbounded[0]!r} has no bound for all inputs and parameters of norm 1",
+                    f"how far the output moves with {unbounded[0]!r} has no bound for all inputs and parameters of norm 1"
+                    if self.mode == "bound"
+                    else f"how far the output moves with {unbounded[0]!r} is not finite in mode {self.mode!r}",
                     parameters=", ".join(unbounded),
-                    instead="norm_report(model, ...) shows the operation; mass 0 leaves a parameter out; mode='typical' has expected "
-                    "sizes in place of bounds",
+                    lost_in=loss,
+                    instead="norm_report(model, ...) shows the operation; mass 0 leaves a parameter out"
+                    + ("; mode='typical' has expected sizes in place of bounds" if self.mode == "bound" else ""),
                 )
             )
 
+    def _counted(self, name: str) -> float:
+        """The sensitivity that counts: S_k, or the least of mode "typical"."""
+        s, repeats = self.sensitivities[name], self._repeats.get(name)
+        return max(s, 1 / repeats) if repeats and s > 0 else s
+
     def _target(self, name: str) -> float:
-        mass, s = self.masses[name], self.sensitivities[name]
+        mass, s = self.masses[name], self._counted(name)
         return mass / (self.mass * s) if mass > 0 and s > 0 else 0.0
 
     def __call__(self, updates: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
@@ -212,7 +223,7 @@ class ModularNorm:
     def _share(self, name: str, update: torch.Tensor) -> torch.Tensor:
         """``(M / m_k) S_k ||D_k||_k``."""
         size = self.balls[name].norm(whole(update))
-        mass, s = self.masses[name], self.sensitivities[name]
+        mass, s = self.masses[name], self._counted(name)
         if mass > 0 or s == 0:
             return size * (self.mass * s / mass if mass > 0 else 0.0)
         return torch.where(size > 0, torch.full_like(size, math.inf), torch.zeros_like(size))

@@ -1,5 +1,7 @@
 """The program with everything of norm 1: which norm each parameter has, and how far the output moves when it does.
 
+In mode "typical" parameters are of the sizes that they start with (`start_size`) instead: there are no worst cases to be safe from.
+
 The model runs once in normed mode with a perturbation for every parameter; one backward pass through these scalars gives all
 sensitivities.  Weights are not needed: on the meta device they are never touched.
 """
@@ -9,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +22,12 @@ from thunder_norm.core.context import Mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.modular.losses import Loss
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.norms.eager import run_eagerly
-from thunder_norm.norms.eager_environment import Noted
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import call_with, canonical_dims, tensor_names
 from thunder_norm.norms.sensitivity import sensitivities
-from thunder_norm.op_names import op_name
 from thunder_norm.trees import leaves_of_results
 
 Values = list[tuple[torch.Tensor, torch.Tensor]]  # tensors on meta that stand for others, each with that
@@ -35,27 +35,6 @@ Values = list[tuple[torch.Tensor, torch.Tensor]]  # tensors on meta that stand f
 
 # Beyond it a step of norm 1 moves a parameter by less than a millionth, if a hundred have a share in it.
 _LARGE = 1e4
-
-
-@dataclass(frozen=True)
-class Loss:
-    """An operation behind which perturbations count much less than before it."""
-
-    operation: str
-    where: str
-    factor: float
-
-    @staticmethod
-    def of(outputs: Any, noted: Sequence[Noted]) -> Loss | None:
-        """Of the operations of a run, one after the other, the one across which the output's sensitivity falls most."""
-        moving = [n for n in noted if n.out.perturbation_size is not None and n.out.perturbation_size.requires_grad]
-        found = [(s.item(), n) for s, n in zip(sensitivities(outputs, [n.out for n in moving]), moving, strict=True)]
-        counting = [(s, n) for s, n in found if s > 0]
-        falls = [(a / b, n) for (a, _), (b, n) in itertools.pairwise(counting) if a > b]
-        if not falls:
-            return None
-        factor, at = max(falls, key=lambda pair: pair[0])
-        return Loss(op_name(at.func), ", ".join(filter(None, (at.module, at.location))), factor)
 
 
 @dataclass(frozen=True)
@@ -78,7 +57,7 @@ class UnitNorms:
 
     @staticmethod
     def of(model: torch.nn.Module, args: tuple, kwargs: dict, mode: Mode) -> UnitNorms:
-        """Run a model with parameters and inputs of norm 1; frozen parameters keep the norm of their data, except in mode "modula".
+        """Run a model with inputs and parameters of norm 1, or as large as they start; frozen ones as their data is, except in mode "modula".
 
         Raises:
             MissingNormRuleError: an operation has no rule.
@@ -126,11 +105,11 @@ class _Program:
             self.model,
             self.args,
             self.kwargs,
-            policy=given or "unit",
+            policy=given,
             mode=self.mode,
             tensors=self.tensors,
             perturbed=True,
-            otherwise="unit",
+            otherwise="start" if self.mode == "typical" else "unit",
             values=self.values,
         )
         tensors = self.tensors
@@ -138,7 +117,7 @@ class _Program:
         leaves = {names[id(tensors[k])]: leaf for k, leaf in environment.lifted.items() if id(tensors[k]) in names}
         _check_known(self.model, outputs)
         found = {name: s.item() for name, s in sensitivities(outputs, leaves).items()}
-        loss = Loss.of(outputs, environment.noted) if max(found.values(), default=0.0) > _LARGE else None
+        loss = None if all(s <= _LARGE for s in found.values()) else Loss.of(outputs, environment.noted)
         return {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs, loss
 
 

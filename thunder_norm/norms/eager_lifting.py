@@ -16,6 +16,7 @@ from thunder_norm.norms.constants import Constants
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.lifting import Lifting, Otherwise, memory_of
 from thunder_norm.norms.parameters import Derived, Policy, derived_norm, kinds_on_the_way
+from thunder_norm.norms.starts import start_size
 
 
 class EagerLifting(Lifting):
@@ -26,7 +27,7 @@ class EagerLifting(Lifting):
         policy: as `NormTransform`'s parameters.
         model: whose parameters and annotations they are.
         perturbed: give every lifted parameter a perturbation_size that requires grad.
-        otherwise: what holds for parameters a mapping does not name, "measured" or "unit".
+        otherwise: what holds for parameters a mapping does not name, "measured", "unit" or "start" (`start_size`).
         inferred: the norms chosen for parameters whose uses disagree.
         values: tensors on meta that stand for others, each with what it stands for.
     """
@@ -141,6 +142,8 @@ class EagerLifting(Lifting):
         elif size == "unit":
             normed = own.around(t, 1.0)
             normed._least = 1.0  # on the sphere: as `initialize` draws it, each group has it
+        elif size == "start":
+            normed = own.around(t, start_size(own, t.shape))
         else:
             normed = self._measured(t, kind, dims)  # exactly, in what is wanted
         first = self.lifted.get(name)

@@ -4,7 +4,7 @@ What is lifted with which size (`Lifting.size_of`):
 
 ========================================================  ==================================================================
 a parameter or buffer that a norm is given for            "given": that norm
-any other floating parameter                              "measured", "unit" or "required", as the policy says
+any other floating parameter                              "measured", "unit", "start" or "required", as the policy says
 made from parameters alone                                "measured" if they all are; else "derived": their norms, sent through
                                                           the rules of the operations that made it
 made from parameters and others, without a rule           refused where the norm of such a parameter is not that of its data
@@ -37,8 +37,8 @@ from thunder_norm.trees import flat_tensors
 
 Location = Callable[[], str | None]
 # What holds for a parameter that no norm is given for.
-Otherwise = Literal["measured", "unit", "required"]
-Size = Literal["given", "measured", "unit", "required", "derived"]
+Otherwise = Literal["measured", "unit", "start", "required"]
+Size = Literal["given", "measured", "unit", "start", "required", "derived"]
 
 _DEEP = 50  # steps from a parameter to a tensor: the norm of each takes some calls of Python's stack
 
@@ -106,7 +106,7 @@ class Lifting:
             return "measured"
         if self.is_given(name):
             return "given"
-        return "measured" if self.otherwise == "unit" and not self.is_parameter(t) else self.otherwise
+        return "measured" if self.otherwise in ("unit", "start") and not self.is_parameter(t) else self.otherwise
 
     def is_given(self, name: str) -> bool:
         """Whether a norm is given for a parameter or buffer."""

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
@@ -102,17 +103,25 @@ def index_add(input: RMSTensor, dim: int, index: torch.Tensor, source: RMSTensor
     Value:       n + |alpha| c s with c = m / sqrt K where the norm runs over `dim`, else c = m   (attained: all onto one row)
     Sensitivity: 1 to x, |alpha| c to the source
     Source:      Cauchy-Schwarz: (sum of m terms)^2 <= m times their squares
+    Typical:     sqrt(n^2 + alpha^2 (m / K) s^2), and |alpha| sqrt(m / K): energies of independent terms add, wherever they go
     """
+    share = source.numel() / max(input.numel(), 1)
     if input.ndim == 0:
-        return _added(input, source, (1.0, math.fabs(alpha) * max(source.numel(), 1)), (), "source")
+        return _added(input, source, (1.0, math.fabs(alpha) * max(source.numel(), 1)), (), "source", math.fabs(alpha), share)
     along = negative(dim, input.ndim)
     dims, (c, c_source) = align(input.shape, input, source)
     m = source.shape[along]
     c_source *= math.fabs(alpha) * m / (root(input.shape[along]) if along in dims else 1.0)
-    return _added(input, source, (c, c_source), dims, "source")
+    return _added(input, source, (c, c_source), dims, "source", math.fabs(alpha), share)
 
 
-def _added(x: RMSTensor, part: RMSTensor, factors: tuple[float, float], dims: ed.Dims, name: str) -> RMSTensor:
+def _added(
+    x: RMSTensor, part: RMSTensor, factors: tuple[float, float], dims: ed.Dims, name: str, scale: float, share: float
+) -> RMSTensor:
+    """x plus `scale` times entries of `part`, `share` of them for each of x: by these factors, or typically by root of `share`."""
+    if current_mode() == "typical":
+        c = scale * math.sqrt(share)
+        return rms(root_sum_squares(x.norm_size, times(part.norm_size, c)), dims, sensitivity={"input": 1, name: c})
     value = times(x.norm_size, factors[0]) + times(part.norm_size, factors[1])
     return rms(value, dims, sensitivity={"input": factors[0], name: factors[1]})
 
@@ -162,14 +171,16 @@ def scatter_add(input: RMSTensor, dim: int, index: torch.Tensor, src: RMSTensor)
                  (attained: all onto one position), times the share of src in the other dimensions of the norm
     Sensitivity: 1 to x, c to src
     Source:      Cauchy-Schwarz, as for `index_add`
+    Typical:     as for `index_add`, m / K being the entries of the index for each of x
     """
+    share = index.numel() / max(input.numel(), 1)
     if input.ndim == 0:
-        return _added(input, src, (1.0, 1.0), (), "src")
+        return _added(input, src, (1.0, 1.0), (), "src", 1.0, share)
     along = negative(dim, input.ndim)
     dims, (c, c_src) = align(input.shape, input, src)
     m = index.shape[along]
     c_src *= _share(input, src, dims) * (math.sqrt(m) if along in dims else m)
-    return _added(input, src, (c, c_src), dims, "src")
+    return _added(input, src, (c, c_src), dims, "src", 1.0, share)
 
 
 # -- by masks -----------------------------------------------------------------------------------------------------------------
