@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm.errors import AcquiredAnewWarning
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad
 import thunder
@@ -285,8 +286,8 @@ def test_random_numbers_of_python_are_drawn_in_each_call(transform, draw):
         return x * draw()
 
     def three(g):
-        random.seed(5)
-        np.random.seed(5)
+        random.seed(seeded(5))
+        np.random.seed(seeded(5))
         return [g(torch.ones(2)) for _ in range(3)]
 
     jitted = thunder.jit(f, transforms=[transform()])
@@ -300,7 +301,7 @@ def test_random_numbers_of_python_are_drawn_in_each_call(transform, draw):
 
 def test_a_generator_that_the_program_makes_says_the_same_each_time():
     def f(x):
-        return x * random.Random(3).random()
+        return x * random.Random(seeded(3)).random()
 
     jitted = thunder.jit(f, transforms=[SubclassTransform()])
     torch.testing.assert_close([jitted(X), jitted(X)], [f(X), f(X)])

@@ -69,6 +69,9 @@ def test_a_deviation_has_a_value_and_no_sensitivity():
         masked("std", 1)(R(1.0, backing=a, perturbation_size=1.0))
 
 
-def test_a_quotient_is_refused():
-    with pytest.raises(NormMismatchError, match="lower bound"):
-        masked("normalize", 2.0, 1)(R.of(torch.ones(3, 4)))
+def test_a_quotient_has_the_bound_that_its_eps_gives():
+    """Of ``x / max(|x|, eps)`` whose length is masked the rules know the eps alone."""
+    a = torch.randn(3, 4, dtype=D)
+    out = masked("normalize", 2.0, 1)(R.of(a))
+    assert torch.equal(out.backing, masked("normalize", 2.0, 1)(a))
+    assert out.backing.square().mean(-1).sqrt().max() <= out.norm_size <= R.of(a).norm_size * 1e12 * (1 + 1e-6)

@@ -248,7 +248,7 @@ def _difference(ours: list[Any], expected: list[Any]) -> str:
 def _restored() -> Iterator[None]:
     """What changes of the surroundings is as before afterwards."""
     dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    deterministic, mkldnn = torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.deterministic
+    deterministic = torch.are_deterministic_algorithms_enabled()
     names, environment = set(vars(math)), dict(os.environ)
     try:
         yield
@@ -256,7 +256,6 @@ def _restored() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(deterministic)
-        torch.backends.mkldnn.deterministic = mkldnn
         for name in set(vars(math)) - names:
             delattr(math, name)
         for name in set(os.environ) - set(environment):

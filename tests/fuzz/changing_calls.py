@@ -123,11 +123,6 @@ CALLS = (
         ("torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)"),
     ),
     Part(
-        "a flag of a backend",
-        "x = x * (2 if torch.backends.mkldnn.deterministic else 3)",
-        ("torch.backends.mkldnn.deterministic = True", "torch.backends.mkldnn.deterministic = False"),
-    ),
-    Part(
         "precision of products",
         "x = x * len(torch.get_float32_matmul_precision())",
         ("torch.set_float32_matmul_precision('medium')", "torch.set_float32_matmul_precision('highest')"),

@@ -240,7 +240,7 @@ class _Searching:
             else:
                 points.append(self._start([_sort(restart, j) for j in range(len(self.balls))], radii, radii))
         ascents = Ascents(self.balls, _stacked_radii([radii] * len(points)), torch.zeros(len(points), dtype=torch.bool))
-        return ascents.climb(lambda points, which: self._out_norms(self._called(points)), _stacked(points), self.steps)
+        return ascents.climb(lambda points, which: self._norms_at(points), _stacked(points), self.steps)
 
     def _largest_slope(self, k: int, starts: Sequence[int], witnesses: Sequence[Witness]) -> float:
         """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
@@ -275,8 +275,17 @@ class _Searching:
 
     def _called(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The operation's results at stacks of inputs: called once for each, with tensors that share no memory."""
-        results = [self.call(*[x.clone() for x in one]) for one in zip(*[x.unbind() for x in inputs], strict=True)]
-        return torch.stack([_doubled(r) for r in results])
+        return torch.stack(self._results(inputs))
+
+    def _results(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [_doubled(self.call(*[x.clone() for x in one])) for one in zip(*[x.unbind() for x in inputs], strict=True)]
+
+    def _norms_at(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The norms of the operation's results, whose shapes may depend on values (distinct rows)."""
+        results = self._results(inputs)
+        if all(r.shape == results[0].shape for r in results):
+            return self._out_norms(torch.stack(results))
+        return torch.cat([self._out_norms(r.unsqueeze(0)) for r in results])
 
     def _out_norms(self, t: torch.Tensor) -> torch.Tensor:
         return norms(type(self.claimed["out"]), t, self.claimed["out"].elem_dims)

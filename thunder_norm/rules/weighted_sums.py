@@ -53,7 +53,7 @@ def register(rule: Rule, *ops: Callable) -> None:
 
 def first(args: tuple, kwargs: Mapping[str, Any]) -> Any:
     """The first argument of a call."""
-    return argument(args, kwargs, 0, "input", "self")
+    return argument(args, kwargs, 0, "input", "self", "a", "x", "x1")
 
 
 def _pair(args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -80,6 +80,7 @@ _STAND_ANYWHERE = (*_IDENTICAL, *_GUARDED_BY_THUNDER, bytes, CodeType, CellType)
 _BY_KEY = (dict.get, dict.__getitem__)
 _ASK_FOR_TYPES = (isinstance, type, callable)
 _OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
+_COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discard".split())  # methods of containers
 _NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
 _MOST_KEYS = 256
@@ -166,7 +167,8 @@ def _note_method(wrapped: WrappedValue, method: MethodType) -> None:
     if guards is not None and path is not None and path[-1][0] == "attribute":
         name = path[-1][1]
         is_everybodys = method.__func__ is getattr(torch.nn.Module, name, None)
-        if not is_everybodys and name not in getattr(method.__self__, "__dict__", (name,)):
+        is_of_class = in_classes(type(method.__self__).__mro__, name, None) is not None  # it may stand in a list or a cell
+        if is_of_class and not is_everybodys and name not in getattr(method.__self__, "__dict__", (name,)):
             guards.conditions.setdefault((path[:-1], "not own", name), None)
 
 
@@ -276,7 +278,7 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     guards = _current.get()
     if guards is not None:
         guards.surroundings.note_call(fn, tuple(a.value for a in args), not args or not is_guarded(args[0]))
-    for a in args:
+    for a in args[1:] if fn.__name__ in _COMPARE else ():
         if _is_compared(type(a.value)):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))
     if any(type(a.value) in _CONTAINERS for a in args) and not _looks_into_nothing(fn) and not is_known(fn):

@@ -29,7 +29,7 @@ from thunder_norm.tracing.classes import in_classes
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.snapshots import same_as
 from thunder_norm.tracing.ways import is_of_others
-from thunder.core.interpreter import WrappedValue
+from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx
 from thunder.core.proxies import Proxy
 
 _nothing = object()
@@ -104,7 +104,7 @@ class Surroundings:
         elif isinstance(function, functools._lru_cache_wrapper):
             if not any(isinstance(v, Proxy) for v in given):
                 self._note_state(function, given)
-        elif function is ContextVar.get and given:
+        elif function is ContextVar.get and given and not _is_in_library():
             self._note_state(ContextVar.get, (given[0], None))
         elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own):
             self._note_drawn(function)
@@ -165,6 +165,11 @@ def _value(x: Any) -> Any:
 
 def _defaults(function: FunctionType | None) -> Any:
     return None if function is None else (function.__defaults__, function.__kwdefaults__)
+
+
+def _is_in_library() -> bool:
+    """Whether the statement that is interpreted is of a library: Thunder's own context variables are others while it interprets."""
+    return is_of_others(_value(get_interpreterruntimectx().frame_stack[-1].globals))
 
 
 def _is_of_library(owner: type, name: str) -> bool:
