@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 # Of these no one looks into the items one by one, and what is in them may change.
 _COLLECTIONS = (set, frozenset, collections.deque)
@@ -23,7 +24,8 @@ def same_as(value: Any) -> Callable[[Any], bool]:
     """A function that says whether a value is what `value` is now, with all that is in it.
 
     Numbers that are equal are not the same if one has another sign (0.0 and -0.0) or another type (1 and True); anything that is no
-    container and no data is the same only if it is the same object.
+    container and no data is the same only if it is the same object.  Of a tensor class, shape and dtype are compared: a trace does not hold
+    what is in it.
     """
     kind = type(value)
     if kind in (int, str, bool):
@@ -43,11 +45,17 @@ def same_as(value: Any) -> Callable[[Any], bool]:
         return functools.partial(_has_bytes, kind, value.dtype, value.shape, value.tobytes())
     if isinstance(value, _DATA):
         return functools.partial(_is_equal, kind, value)
+    if isinstance(value, torch.Tensor):
+        return functools.partial(_is_a_tensor_like, kind, value.shape, value.dtype)
     return functools.partial(_is, value)
 
 
 def _is(then: Any, now: Any) -> bool:
     return now is then
+
+
+def _is_a_tensor_like(kind: type, shape: torch.Size, dtype: torch.dtype, now: Any) -> bool:
+    return type(now) is kind and now.shape == shape and now.dtype == dtype
 
 
 def _is_equal(kind: type, then: Any, now: Any) -> bool:
