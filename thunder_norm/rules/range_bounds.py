@@ -97,7 +97,7 @@ def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | Non
     dims, k = product_dims(input, other)
     ca = refined(input, dims)
     result = rms(input.norm_size * (ca / c), dims, sensitivity={"input": ca / c, "other": input.norm_size * (k / c**2)})
-    return quotient_at_most(input, other, result) if current_mode() == "bound" else result
+    return quotient_at_most(input, other, result) if current_mode() == "bound" else result  # type: ignore[return-value]
 
 
 @normed_op(torch.div).register_norm(when=lambda args: args["rounding_mode"] is None and _away_from_zero("other")(args))

@@ -213,7 +213,8 @@ def _made_of(value: float | None) -> Callable[[tuple, Mapping[str, Any], Of], Kn
 _register(_made_of(0.0), torch.Tensor.new_zeros)
 _register(_made_of(1.0), torch.Tensor.new_ones)
 _register(_made_of(None), torch.Tensor.new_full)
-_register(lambda args, kwargs, of: _said(_first(args, kwargs, of).of_entries()), torch.Tensor.mT.__get__, torch.Tensor.T.__get__)
+_MT, _T = (vars(torch._C.TensorBase)[name].__get__ for name in ("mT", "T"))
+_register(lambda args, kwargs, of: _said(_first(args, kwargs, of).of_entries()), _MT, _T)
 
 
 def _running_product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:

@@ -112,7 +112,7 @@ register(_reshaped, torch.squeeze, torch.Tensor.view, torch.reshape)
 register(_indexed, torch.Tensor.__getitem__)
 register(_permuted, torch.permute)
 register(_transposed, torch.transpose)
-register(lambda args, kwargs, out: _exchanged(first(args, kwargs), -2, -1), torch.Tensor.mT.__get__)
+register(lambda args, kwargs, out: _exchanged(first(args, kwargs), -2, -1), torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
 register(_expanded, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as)
 
 

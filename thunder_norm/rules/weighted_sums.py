@@ -99,7 +99,7 @@ def _product(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found
     of_a, of_b = list(weights_of(a)), list(weights_of(b))
     for weights, x in ((of_a, b), (of_b, a)):
         if isinstance(x, NormedTensor) and not is_zero(x):
-            found += [c for w in weights for c in weighted(w, x, out.shape) if w.term != terms.ZERO]
+            found += [c for w in weights for c in weighted(w, x, out.shape) if w.term != terms.ZERO]  # type: ignore[arg-type]
     found.sort(key=lambda c: -len(c.term.factors) if isinstance(c, Combination) else 0)
     return few([*(both(v, w) for v in of_a[:1] for w in of_b[:1]), *found])
 
@@ -221,7 +221,7 @@ def _contracted(a: Any, b: Any, of_a: Labels, of_b: Labels, sizes: Mapping[str, 
     for x, y, of_x, of_y in ((a, b, of_a, of_b), (b, a, of_b, of_a)):
         for w in weights_of(x):
             if isinstance(y, NormedTensor) and w.term != terms.ZERO:
-                found += [_sum_of_products(w, c, y, of_x, of_y, sizes) for c in as_combinations(y)]
+                found += [_sum_of_products(w, c, y, of_x, of_y, sizes) for c in as_combinations(y)]  # type: ignore[arg-type]
     for v in list(weights_of(a, exactly=False))[:2]:
         for w in list(weights_of(b, exactly=False))[:2]:
             product = both(v, w)
