@@ -139,8 +139,6 @@ class NormAcquisition(Acquisition):
                 return True
         if is_mutation and any(map(self._moves, proxies[1:])):
             return True
-            if self.fakes.shares_storage_with_another(self.fake_of(proxies[0])):  # Thunder would change this one alone
-                return True
         if not is_mutation and not registry.has_rule(fn) and _composite_body(fn) is not None:
             return any(map(self.lifting.is_parameter_proxy, proxies))
         if is_mutation or not registry.has_rule(fn):

@@ -140,11 +140,6 @@ class Fakes:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def shares_storage_with_another(self, fake: torch.Tensor) -> bool:
-        """Whether some other known fake is a view of the same storage."""
-        storage = fake.untyped_storage()._cdata
-        return any(other is not fake and other.untyped_storage()._cdata == storage for other, _ in self.pairs())
-
     def hold(self, fake: torch.Tensor) -> None:
         """The program got hold of `fake` as a plain tensor."""
         self._held[id(fake)] = fake

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 MISSING = object()
+# What these have written is taken to stay as it is.
+LIBRARIES = frozenset({"thunder_norm", "thunder", "torch", *sys.stdlib_module_names} - {"__main__"})
 
 
 def in_classes(mro: Sequence[type], name: str, default: Any = MISSING) -> Any:

@@ -277,7 +277,7 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
 def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     guards = _current.get()
     if guards is not None:
-        guards.surroundings.note_call(fn, tuple(a.value for a in args), not args or not is_guarded(args[0]))
+        guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
     for a in args[1:] if fn.__name__ in _COMPARE else ():
         if _is_compared(type(a.value)):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))

@@ -11,7 +11,6 @@ import datetime
 import functools
 import os
 import random
-import sys
 import time
 import warnings
 import weakref
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 
 from thunder_norm.errors import AcquiredAnewWarning, with_details
-from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.snapshots import same_as
 from thunder_norm.tracing.ways import is_of_others
@@ -34,7 +33,6 @@ from thunder.core.proxies import Proxy
 
 _nothing = object()
 _CODE = (FunctionType, property, staticmethod, classmethod)
-_LIBRARIES = frozenset({"thunder_norm", "thunder", "torch", *sys.stdlib_module_names} - {"__main__"})
 _ENVIRONMENT = type(os.environ)
 _READS = ("get_", "is_", "are_", "_get_", "_is_", "_are_")
 # Thunder has its own guards of the first; the others say what a program is in the middle of.
@@ -88,13 +86,13 @@ class Surroundings:
         if isinstance(found, _CODE) and (name == "forward" or not _is_of_library(owner, name)):
             self.attributes[owner, name] = found
 
-    def note_call(self, function: Callable, given: tuple[Any, ...], is_own: bool) -> None:
+    def note_call(self, function: Callable, given: tuple[Any, ...], is_own: Callable[[], bool]) -> None:
         """Note a function in C that reads the state of the process, or says something else in each call.
 
         Args:
             function: as it is about to be called.
             given: its arguments.
-            is_own: whether the program has made the first of them itself.
+            is_own: says whether the program has made the first of them itself.
         """
         if isinstance(function, BuiltinFunctionType):
             if function in _STATE and all(isinstance(a, _PLAIN) for a in given):
@@ -106,7 +104,7 @@ class Surroundings:
                 self._note_state(function, given)
         elif function is ContextVar.get and given and not _is_in_library():
             self._note_state(ContextVar.get, (given[0], None))
-        elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own):
+        elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own()):
             self._note_drawn(function)
 
     def _note_state(self, function: Callable, given: tuple) -> None:
@@ -174,7 +172,7 @@ def _is_in_library() -> bool:
 
 def _is_of_library(owner: type, name: str) -> bool:
     base = next(b for b in owner.__mro__ if name in vars(b))
-    return base.__module__.partition(".")[0] in _LIBRARIES
+    return base.__module__.partition(".")[0] in LIBRARIES
 
 
 def _read(owner: str, key: str, found: Any, name: Callable[[Any], str]) -> str:

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from thunder_norm.tracing import guards
-from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
@@ -31,7 +31,7 @@ _METHODS = {
 _OPERATION_BITS = 5 if sys.version_info >= (3, 13) else 4 if sys.version_info >= (3, 12) else 0  # beside the operation's number
 _WANTS_BOOL = 16  # from Python 3.13 on
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
-_LIBRARIES = frozenset({"torch", "thunder", "thunder_norm", "numpy", *sys.stdlib_module_names} - {"__main__"})
+_COMPARE_NATIVELY = LIBRARIES | {"numpy"}
 
 
 def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
@@ -52,7 +52,7 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
 def _has_own(x: WrappedValue, operation: str) -> bool:
     """Whether a class that a user wrote says what the operation is."""
     kind = type(x.value)
-    if isinstance(x.value, Proxy | type) or kind.__module__.partition(".")[0] in _LIBRARIES:
+    if isinstance(x.value, Proxy | type) or kind.__module__.partition(".")[0] in _COMPARE_NATIVELY:
         return False
     names = (*_METHODS[operation], "__eq__") if operation == "!=" else _METHODS[operation]
     return any(isinstance(in_classes(kind.__mro__, name, None), FunctionType) for name in names)
