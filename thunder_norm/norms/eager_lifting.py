@@ -113,17 +113,23 @@ class EagerLifting(Lifting):
         return self.perturbed or super().matters(t)
 
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
-        """The normed tensor for a plain one, by the policy; one for each parameter and kind."""
+        """The normed tensor for a plain one, by the policy; one for each parameter and kind, and another after its data changed."""
         name = self.name_of(t)
         if name is None:
             return self._lift_derived(t, kind, dims) if id(t) in self.derived else self._lift_constant(t, kind, dims)
         if self._wanted_now is not None:
             self._wanted_now[name] = NormSpec(kind, dims)
         key = (name, kind, dims, context.records_program())
-        if key not in self._cache:
+        if key not in self._cache or self._has_changed(t, self._cache[key]):
             normed = self._cache[key] = self._lift_parameter(t, name, kind, dims)
             normed._is_leaf_value = True
         return self._cache[key]
+
+    def _has_changed(self, t: torch.Tensor, lifted: NormedTensor) -> bool:
+        """Whether the program wrote something else into a tensor whose norm is that of its data."""
+        if self.perturbed and self.is_parameter(t) or self.size_of(t) != "measured":  # writing into those is refused
+            return False
+        return bool(self._measured(t, type(lifted), lifted.elem_dims).norm_size != lifted.norm_size)
 
     def _lift_constant(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         return self._measured(t, kind, dims)

@@ -135,7 +135,8 @@ class NormAcquisition(Acquisition):
             return True
         is_mutation = registry.is_mutation(fn, {k: value_of(v) for k, v in kwargs.items()})
         if is_mutation and proxies and self.lifting.is_parameter_proxy(proxies[0]):
-            if id(self.fake_of(proxies[0])) in self.lifting.derived:
+            target = self.fake_of(proxies[0])
+            if id(target) in self.lifting.derived or not self.lifting.is_measured(target):
                 return True
         if is_mutation and any(map(self._moves, proxies[1:])):
             return True
@@ -274,6 +275,7 @@ class NormEnvironment(LiftingEnvironment):
 
     def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters alone (a transpose, a cast): plain, but remembered."""
+        dispatch.refuse_out(func, kwargs)
         body = func.body if isinstance(func, registry.NormedOp) else func
         result = self.run_real(body, args, kwargs)
         self.lifting.remember(func, args, kwargs, result)

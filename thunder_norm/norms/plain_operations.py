@@ -74,6 +74,7 @@ class LiftingEnvironment(context.Environment):
 
     def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters alone: plain, but remembered."""
+        dispatch.refuse_out(func, kwargs)
         result = func(*args, **kwargs)
         self.lifting.remember(func, args, kwargs, result)
         return result

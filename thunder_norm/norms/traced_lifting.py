@@ -17,6 +17,7 @@ from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.lifting import Lifting, Location, Otherwise, unknown_norm
 from thunder_norm.norms.parameters import Policy, derived_norm, kinds_on_the_way, tied_names
 from thunder_norm.norms.recorder import NormRecorder
+from thunder_norm.norms.writes import Writes
 from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
@@ -37,6 +38,7 @@ class TracedLifting(Lifting):
         self.tied: dict[str, tuple[str, ...]] = {} if model is None else tied_names(model)
         self.lifted: dict[tuple, NormedTensor] = {}
         self._acquisition = acquisition
+        self._writes = Writes(acquisition.fakes)
         self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
         self._made_by: dict[str, str] = {}  # what plain operations made from parameters with given norms, and which ones
         self._num_followed = 0
@@ -123,10 +125,10 @@ class TracedLifting(Lifting):
     # -- lifting ------------------------------------------------------------------------------------------------------
 
     def lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
-        """The normed tensor for a plain one, by the policy; written once."""
+        """The normed tensor for a plain one, by the policy; written once, and again after something was written into its memory."""
         if self._acquisition.fakes.proxy_of(t) is None and (id(t) not in self.derived or self.is_measured(t)):
             return kind.of(t, dims)  # a temporary of the operation being recorded
-        key = (id(t), kind, dims, is_grad_enabled())
+        key = (id(t), kind, dims, is_grad_enabled(), self._writes.into(t))
         found = self.lifted.get(key)
         found = recorder.lifts.get(key) if found is None else found
         if found is None:

@@ -63,14 +63,15 @@ def _is_mask(item: Any) -> bool:
 
 def sharing_memory(target: torch.Tensor, known: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Those of the tensors that have their entries where the target has its own, each once and without it."""
-    if not _has_memory(target):
+    if not has_memory(target):
         return []
     storage = target.untyped_storage()._cdata
-    found = (t for t in known if t is not target and _has_memory(t) and t.untyped_storage()._cdata == storage)
+    found = (t for t in known if t is not target and has_memory(t) and t.untyped_storage()._cdata == storage)
     return list({id(t): t for t in found}.values())
 
 
-def _has_memory(t: torch.Tensor) -> bool:
+def has_memory(t: torch.Tensor) -> bool:
+    """Whether a tensor has a storage that can be asked for."""
     return t.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 

@@ -75,10 +75,16 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
     if not hasattr(torch.Tensor, name.value):
         return result
     get_interpreterruntimectx().curexc = None
+    if name.value == "data":
+        return _interpret_call(_data, obj)
     method = getattr(torch.Tensor, name.value)
     if not callable(method):
         return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()
 
 
 def _recorded(acquisition: Acquisition, torch_fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:

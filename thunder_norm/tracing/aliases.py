@@ -21,10 +21,10 @@ from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, tracectx
-from thunder.core.update_aliases import _is_view_creation_op
+from thunder.core.trace import TraceCtx, from_trace, get_tracectx, tracectx
+from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
 
 _MOST_ELEMENTS = 2**26  # of a storage whose elements are compared one by one
 
@@ -36,7 +36,9 @@ _MEET = "meet"
 class _Aliases:
     """What the inputs of one acquisition share."""
 
-    inputs: list[tuple[Any, torch.Tensor]] = field(default_factory=list)  # with what their proxies have as history
+    inputs: dict[int, tuple[Any, torch.Tensor]] = field(
+        default_factory=dict
+    )  # by the id of what their proxies have as history, and with it
     groups: list[list[str]] = field(default_factory=list)  # the names of those that stand for each other
     meeting: tuple[str, str] | None = None  # one that is written shares some of its elements with the other
 
@@ -62,14 +64,21 @@ def note(x: torch.Tensor, history: Any) -> None:
     """Note an input tensor."""
     aliases = _current.get()
     if aliases is not None:
-        aliases.inputs.append((history, x))
+        aliases.inputs[id(history)] = history, x
+
+
+def storage_of(proxy: TensorProxy) -> int:
+    """Where the memory begins of the tensor that an input is in the call at hand; 0 if nobody knows."""
+    aliases = _current.get()
+    found = None if aliases is None else aliases.inputs.get(id(proxy.history))
+    return 0 if found is None else _storage(found[1])
 
 
 def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
     """Find out which inputs share memory with one that the program writes into, and let the prologue see that it stays so."""
     aliases = _current.get()
     assert aliases is not None
-    real = {id(history): x for history, x in aliases.inputs}
+    real = {key: x for key, (_, x) in aliases.inputs.items()}
     given = [p for p in computation.args if type(p) is TensorProxy and id(p.history) in real]
     written = _written(computation)
     positions = [i for i, p in enumerate(given) if p.name in written]
@@ -116,6 +125,63 @@ def indices(trace: TraceCtx) -> list[list[int]] | None:
         )
     position = {p.name: i for i, p in enumerate(trace.args)}
     return [sorted(position[name] for name in group) for group in aliases.groups]
+
+
+def with_last_writes(trace: TraceCtx) -> TraceCtx:
+    """A trace whose inputs are returned as they are after the last write into a view of them.
+
+    Thunder gives a tensor another name at the next use after something was written into its memory.  Where none follows, the input that is
+    returned does not depend on the write, and what the forward of a differentiated program does not need becomes a part of the backward.
+    """
+    families: dict[str, list[str]] = {}
+    last: dict[int, TensorProxy] = {}  # by family: the result of the last write, if no name was made after it
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id == prims.PrimIDs.UPDATE_ALIASES:
+            _unite(families, [p.name for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)])
+            last.pop(id(families[bsym.flat_proxy_outs[0].name]), None)
+        elif _is_inplace_op(bsym) and bsym.flat_proxy_args:
+            target = bsym.flat_proxy_args[0]
+            results = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)] or [target]
+            _unite(families, [target.name, results[0].name])
+            last[id(families[target.name])] = results[0]
+        elif _is_view_creation_op(bsym):
+            _unite(families, [p.name for p in (*bsym.flat_proxy_args[:1], *bsym.flat_proxy_outs)])
+    return _returning_after(trace, {name: last[id(f)] for name, f in families.items() if id(f) in last})
+
+
+def _unite(families: dict[str, list[str]], names: Sequence[str]) -> None:
+    """Make one family of the names and of those that they are of; the first one's stays itself."""
+    found = next((families[n] for n in names if n in families), [])
+    for name in names:
+        for member in families.get(name, [name]):
+            if families.get(member) is not found:
+                found.append(member)
+                families[member] = found
+
+
+def _returning_after(trace: TraceCtx, last: dict[str, TensorProxy]) -> TraceCtx:
+    given = trace.bound_symbols[-1].args[0]
+    late = [p for p in given["flat_args"] if isinstance(p, TensorProxy) and p.name in last and p.name != last[p.name].name]
+    if not late:
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = trace.bound_symbols[:-1]
+    renamed = {}
+    for p in late:
+        with tracectx(new):
+            aliases = tuple(TensorProxy(like=q, requires_grad=q.requires_grad) for q in (last[p.name], p))
+        new.bound_symbols.append(prims.update_aliases.bind((last[p.name], p), output=aliases))
+        renamed[variableify(p)] = aliases[1]
+    new.bound_symbols.append(trace.bound_symbols[-1].from_bsym_swap_proxies(renamed))
+    return new
+
+
+def written_tensor(proxy: TensorProxy) -> TensorProxy:
+    """The tensor that is called by another name since the program wrote into it: in eager mode they are one object."""
+    for bsym in reversed(get_tracectx().bound_symbols):
+        if _is_inplace_op(bsym) and any(p.name == proxy.name for p in bsym.flat_proxy_outs):
+            proxy = bsym.flat_proxy_args[0]
+    return proxy
 
 
 def _written(trace: TraceCtx) -> set[str]:

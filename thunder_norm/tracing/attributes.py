@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing import guards
+from thunder_norm.tracing import aliases, guards, tensor_attributes
 from thunder_norm.tracing.classes import MISSING as _nothing
 from thunder_norm.tracing.classes import in_classes
 from thunder_norm.tracing.snapshots import same_as
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
-from thunder.core.proxies import AnyProxy, Proxy
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 # what holds no attributes that a program computes or assigns, or says of itself what they are
@@ -39,9 +39,9 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if fn is getattr and len(args) >= 2:
         if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):
             guards.note_attribute(args[0], args[1].value)
-        return _of_tensor if _is_users(*args[:2]) else _read(*args[:2])
-    if fn is hasattr and len(args) == 2 and _is_users(*args):
-        return _tensor_has
+        return tensor_attributes.read if tensor_attributes.is_users(*args[:2]) else _read(*args[:2])
+    if fn is hasattr and len(args) == 2 and tensor_attributes.is_users(*args):
+        return tensor_attributes.has
     if fn is object.__getattribute__ and len(args) == 2:
         return _by_object
     if (fn is setattr or fn is object.__setattr__) and len(args) == 3:
@@ -73,31 +73,6 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
         return _computed if has_changed else None
     _forget_if_changed(obj, name.value)
     return None
-
-
-def _is_users(obj: WrappedValue, name: WrappedValue) -> bool:
-    """Whether it is an attribute that a user may have given to a tensor of torch's, of which Thunder's proxies know nothing."""
-    tensor = obj.original_value
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or type(name.value) is not str:
-        return False
-    return name.value not in obj.attribute_wrappers and not hasattr(type(tensor), name.value) and guards.is_guarded(obj)
-
-
-def _of_tensor(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
-    found = vars(obj.original_value).get(name.value, _nothing)
-    guards.note(obj, "has", name.value, found is not _nothing)
-    if found is _nothing:
-        return default[0] if default else do_raise(AttributeError(f"'Tensor' object has no attribute {name.value!r}"))
-    if isinstance(found, torch.Tensor):
-        return thunders.wrap_attribute(found, obj, name)
-    guards.note(obj, "own attribute", name.value, same_as(found))
-    return wrap_const(found)
-
-
-def _tensor_has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
-    is_there = name.value in vars(obj.original_value)
-    guards.note(obj, "has", name.value, is_there)
-    return wrap_const(is_there)
 
 
 def _forget_if_changed(obj: WrappedValue, name: str) -> None:
@@ -233,14 +208,16 @@ def _by_super(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> 
 
 def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
     owner = obj.value
+    if type(owner) is TensorProxy:
+        return tensor_attributes.assignment(obj, name, value)
     if _is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
         return None
     is_new = _is_new(obj)
     if not is_new:
         setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
     if fn is setattr and isinstance(owner, torch.nn.Module):
-        if owner._modules.get(name.value, _nothing) is value.value:
-            return lambda *_: wrap_const(None)  # it holds that module already
+        if owner._modules.get(name.value, _nothing) is value.value or _is_its_own_parameter(obj, name, value):
+            return lambda *_: wrap_const(None)  # it holds that already
         is_member = issubclass(getattr(value.value, "python_typ", value.python_typ), (torch.nn.Module, torch.nn.Parameter))
         if is_member or any(name.value in members for members in (owner._parameters, owner._buffers, owner._modules)):
             return None
@@ -256,6 +233,14 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
     if fn is setattr or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
         return None
     return _on_new if is_new else _into_dict
+
+
+def _is_its_own_parameter(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> bool:
+    """Whether the tensor that is assigned is the parameter of that name, which was changed in place (``self.weight *= 2``), or not at all."""
+    if name.value not in obj.value._parameters or type(value.value) is not TensorProxy:
+        return False
+    held = thunders._interpret_call(getattr, obj, name)
+    return held is not _EXCEPTION_RAISED and held.value is aliases.written_tensor(value.value)
 
 
 def _is_new(obj: WrappedValue) -> bool:

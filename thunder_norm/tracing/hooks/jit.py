@@ -100,10 +100,14 @@ def _check_cache_option() -> None:
 def _alias_updates(computation_trace: TraceCtx, alias_tensor_indices: list[list[int]]) -> TraceCtx:
     """What is written in place, with the names that it has afterwards; ours are the inputs that share memory.
 
-    Thunder takes tensors of one storage for one tensor in any program that writes something in place.
+    Thunder takes tensors of one storage for one tensor in any program that writes something in place, and loses the last writes into views
+    of inputs where the program is differentiated.
     """
-    own = aliases.indices(computation_trace) if participants() else None
-    return _original_alias_updates(computation_trace, alias_tensor_indices if own is None else own)
+    if not participants():
+        return _original_alias_updates(computation_trace, alias_tensor_indices)
+    own = aliases.indices(computation_trace)
+    updated = _original_alias_updates(computation_trace, alias_tensor_indices if own is None else own)
+    return updated if updated is computation_trace else aliases.with_last_writes(updated)
 
 
 @replaces(thunder, "_with_cache_info_ctx", "fn", lines="jit: @_with_cache_info_ctx, around its search for a program")

@@ -1,0 +1,93 @@
+"""Attributes of plain tensors, of which Thunder's proxies know nothing: those that users give to them, and those that torch lets one set.
+
+Whatever is set on a proxy is gone after the call: the tensor that it stands for is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing import aliases, guards
+from thunder_norm.tracing.classes import MISSING
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.snapshots import same_as
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
+
+_INSTEAD = {
+    "data": "write into it: tensor.copy_(value), under torch.no_grad()",
+    "requires_grad": "set it outside of the jitted function, or use tensor.detach()",
+    "grad": "set it outside of the jitted function",
+}
+
+
+def is_users(obj: WrappedValue, name: WrappedValue) -> bool:
+    """Whether it is an attribute that a user may have given to an input."""
+    tensor = obj.original_value
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or type(name.value) is not str:
+        return False
+    return name.value not in obj.attribute_wrappers and not hasattr(type(tensor), name.value) and guards.is_guarded(obj)
+
+
+def read(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for `getattr` of what `is_users`."""
+    found = vars(obj.original_value).get(name.value, MISSING)
+    guards.note(obj, "has", name.value, found is not MISSING)
+    if found is MISSING:
+        return default[0] if default else do_raise(AttributeError(f"'Tensor' object has no attribute {name.value!r}"))
+    if isinstance(found, torch.Tensor):
+        return thunders.wrap_attribute(found, obj, name)
+    guards.note(obj, "own attribute", name.value, same_as(found))
+    return wrap_const(found)
+
+
+def has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
+    """Called for `hasattr` of what `is_users`."""
+    is_there = name.value in vars(obj.original_value)
+    guards.note(obj, "has", name.value, is_there)
+    return wrap_const(is_there)
+
+
+def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
+    """What to call for `setattr` of a plain tensor; None to leave it to Thunder: a user's attribute of what the program made."""
+    if not hasattr(torch.Tensor, name.value):
+        return _refuse if guards.is_guarded(obj) else None
+    return _keep if _is_as_it_was(obj, name.value, value.value) else _refuse
+
+
+def _is_as_it_was(obj: WrappedValue, name: str, value: Any) -> bool:
+    if name == "requires_grad":
+        return value is obj.value.requires_grad
+    if name == "data":  # tensor.data += 1
+        return type(value) is TensorProxy and _detached(aliases.written_tensor(value)) is aliases.written_tensor(obj.value)
+    real = obj.original_value
+    return name in ("grad", "names") and value is None and (not isinstance(real, torch.Tensor) or real.grad is None)
+
+
+def _detached(proxy: TensorProxy) -> TensorProxy | None:
+    """What a tensor is the data of, which the program read in the same memory."""
+    made = next((b for b in get_tracectx().bound_symbols if any(p.name == proxy.name for p in b.flat_proxy_outs)), None)
+    return aliases.written_tensor(made.args[0]) if made is not None and made.sym.name == "detach" else None
+
+
+def _keep(*_: WrappedValue) -> WrappedValue:
+    return wrap_const(None)
+
+
+def _refuse(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    return do_raise(
+        UnsupportedOpError(
+            with_details(
+                f"attribute {name.value!r} of a tensor is set",
+                at=location_of_user(),
+                why="the trace computes new tensors, the one given to the program would stay as it is",
+                instead=_INSTEAD.get(name.value, "set it outside of the jitted function, or keep the value elsewhere"),
+            )
+        )
+    )
