@@ -27,6 +27,8 @@ each program is drawn from its subject, the seed and its number alone.
 - **modules**: random modules with norms: bounds against actual norms, reached parameters against torch's gradients, the model untouched.
 - **wrappers**: random programs with tensor subclasses, against eager mode.
 - **changes**: modules of which something changes between two calls (an attribute, a default, a hook, a dtype, a mode), against eager mode.
+- **writes**: modules that write into parameters, buffers and constants, and into views of them: results, gradients, the state afterwards and
+  bounds, against eager mode.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

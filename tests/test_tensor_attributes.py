@@ -1,0 +1,202 @@
+"""Attributes that a program sets on plain tensors: what stays as it was is nothing, what would be lost is refused; `.data` is the same memory."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from thunder_norm import RMSTensor, norm_report
+from thunder_norm.errors import NormMismatchError, UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+
+class Module(nn.Module):
+    def __init__(self, program):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(16.0).view(4, 4))
+        self.b = nn.Parameter(torch.ones(4))
+        self.register_buffer("r", torch.full((4, 4), 2.0))
+        self.program = program
+
+    def forward(self, x):
+        return self.program(self, x)
+
+
+def doubles_in_place(m, x):
+    m.w *= 2
+    return x @ m.w
+
+
+def is_assigned_itself(m, x):
+    m.w = m.w
+    return x @ m.w
+
+
+def is_assigned_its_result(m, x):
+    m.w = m.w.mul_(2).add_(1)
+    return x @ m.w
+
+
+def data_is_written(m, x):
+    m.w.data.mul_(3.0)
+    m.r.data[0] = 1.0
+    return x @ m.w.data + m.r[0]
+
+
+def data_is_added_to(m, x):
+    m.w.data += 1
+    m.w[0] += 1
+    return x @ m.w
+
+
+def data_of_data(m, x):
+    return x.data @ m.w.data.t().data
+
+
+def nothing_changes(m, x):
+    m.w.grad = None
+    x.requires_grad = x.requires_grad
+    return x @ m.w
+
+
+def of_what_it_made(m, x):
+    y = x * 2
+    y.tag = 3
+    return y * y.tag
+
+
+ALLOWED = [
+    doubles_in_place, is_assigned_itself, is_assigned_its_result, data_is_written, data_is_added_to, data_of_data, nothing_changes, of_what_it_made
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+@pytest.mark.parametrize("program", ALLOWED)
+def test_what_is_allowed_is_eager_s(program, transform, trains):
+    ours, eager = Module(program).requires_grad_(trains), Module(program).requires_grad_(trains)
+    jitted, x = thunder.jit(ours, transforms=[transform()]), torch.ones(2, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(jitted(x), eager(x))
+            torch.testing.assert_close(dict(ours.state_dict()), dict(eager.state_dict()))
+
+
+def assigns(name, value):
+    def program(m, x):
+        setattr(m.w, name, value(m, x))
+        return x @ m.w
+
+    return program
+
+
+def sets_of_input(m, x):
+    x.tag = 3
+    return x * x.tag
+
+
+def sets_data_of_what_it_made(m, x):
+    y = x * 1
+    y.data = x * 3
+    return y
+
+
+REFUSED = {
+    "data": assigns("data", lambda m, x: m.w * 2),
+    "data of another": assigns("data", lambda m, x: m.r.data),
+    "grad": assigns("grad", lambda m, x: m.r),
+    "requires_grad": assigns("requires_grad", lambda m, x: not m.w.requires_grad),
+    "tag": assigns("tag", lambda m, x: 3),
+    "of an input": sets_of_input,
+    "of what it made": sets_data_of_what_it_made,
+}
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("given", [torch.ones(2, 4), RMSTensor.of(torch.ones(2, 4))], ids=["plain", "normed"])
+@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
+def test_what_would_be_lost_is_refused(program, given, gradients):
+    model = Module(program)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with contextlib.nullcontext() if gradients else torch.no_grad(), pytest.raises(UnsupportedOpError, match="is set") as error:
+        thunder.jit(model, transforms=[NormTransform()])(given)
+    assert __file__ in str(error.value)
+    assert model.w.grad is None and model.w.requires_grad and not hasattr(model.w, "tag")
+    torch.testing.assert_close(dict(model.state_dict()), before)
+
+
+def writes_out(m, x):
+    torch.mul(m.w, 2.0, out=m.w)
+    return x @ m.w
+
+
+def writes_out_by_a_view(m, x):
+    torch.mul(m.w, 2.0, out=m.w.view(4, 4))
+    return x @ m.w
+
+
+@pytest.mark.parametrize("program", [writes_out, writes_out_by_a_view])
+@pytest.mark.parametrize("parameters", ["measured", "unit"])
+def test_an_output_that_is_given_is_refused_where_parameters_have_norms(program, parameters):
+    jitted = thunder.jit(Module(program), transforms=[NormTransform(parameters=parameters)])
+    for call in (jitted, lambda x: norm_report(jitted, x.backing)):
+        with torch.no_grad(), pytest.raises(UnsupportedOpError, match="out= is not possible"):
+            call(RMSTensor.of(torch.ones(2, 4)))
+
+
+def buffer_between_uses(m, x):
+    y = x @ (m.w + m.r)
+    m.r.mul_(30.0)
+    return y @ (m.r * m.w)
+
+
+def parameter_between_uses(m, x):
+    y = x @ m.w
+    m.w.add_(m.r.mean())
+    return y @ m.w
+
+
+def parameter_by_a_view_between_uses(m, x):
+    v = m.w.t()
+    y = x @ v
+    m.w.mul_(10.0)
+    return y @ v
+
+
+def of_one_storage(m, x):
+    y = x @ m.w
+    m.q.mul_(10.0)
+    return y @ m.w
+
+
+@pytest.mark.parametrize(
+    "program", [buffer_between_uses, parameter_between_uses, parameter_by_a_view_between_uses, of_one_storage]
+)
+def test_what_was_written_is_measured_again(program):
+    def module():
+        m = Module(program).requires_grad_(False)
+        m.q = nn.Parameter(m.w.data.view(4, 4), requires_grad=False)
+        return m
+
+    x = torch.ones(2, 4)
+    with torch.no_grad():
+        expected = module()(x)
+        result = thunder.jit(module(), transforms=[NormTransform()])(RMSTensor.of(x))
+        torch.testing.assert_close(result.backing, expected)
+        assert expected.square().mean(-1).sqrt().max() <= result.norm_size * (1 + 1e-5)
+        report = norm_report(thunder.jit(module(), transforms=[NormTransform()]), RMSTensor.of(x))
+        assert all(row.tightness is None or row.tightness <= 1 + 1e-5 for row in report.rows)
+
+
+def adds_to_a_given_parameter(m, x):
+    m.w.add_(m.r.mean())
+    return x @ m.w
+
+
+@pytest.mark.parametrize("parameters", ["unit", {"w": 3.0}])
+def test_a_parameter_of_given_size_is_not_written(parameters):
+    jitted = thunder.jit(Module(adds_to_a_given_parameter), transforms=[NormTransform(parameters=parameters)])
+    with torch.no_grad(), pytest.raises((UnsupportedOpError, NormMismatchError)):
+        jitted(RMSTensor.of(torch.ones(2, 4)))
