@@ -170,6 +170,7 @@ def norm_report(
     sensitivity: Sensitivity | None = None,
     radius: float | None = None,
     precision: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    per: int | None = None,
     **kwargs: Any,
 ) -> NormReport:
     """Norm, sensitivity and tightness of every operation of a normed program.
@@ -189,19 +190,21 @@ def norm_report(
             the results, at most and typically, next to what is measured (`ReportRow.rounding`, `NormReport.precision`).  Or dtypes by
             patterns of operations and modules, the last that fits counts: ``{"*": torch.bfloat16, "lm_head": torch.float32}``.  With
             dtypes of 8 bits matrix products take their operands in them, each scaled to its largest entry, and all else is bfloat16.
+        per: a dimension of results: rows have the actual norm of what is at each of its indices (`ReportRow.parts`), over the other
+            elem_dims.  With [..., token, feature] -2 is each token, and with [batch, head, token, feature] -3 is each head.
         **kwargs: as `args`, by name (for a norm map `normed_state_dict` too).
 
     Raises:
         NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
             its norm and no norm fits all of them; no such sensitivity; "composed" of a norm map, without data or measured parameters,
             in another mode than "bound", or without a normed input; a precision without data, in another mode, or no format; a
-            radius that is negative, or with another sensitivity than "within".
+            radius that is negative, or with another sensitivity than "within"; `per` without data.
         NormMapKeyError: a pattern of `precision` fits nothing.
     """
     if sensitivity is not None:
         check_sensitivity(sensitivity)
     with first_calls.shown("norm report"), torch.inference_mode(False), torch.enable_grad():
-        report = _report_of(target, args, kwargs, _scope(sensitivity, radius), radius or 0.0, precision)
+        report = _report_of(target, args, kwargs, _scope(sensitivity, radius), radius or 0.0, precision, per)
     return replace(report, explains=True) if explain else report
 
 
@@ -222,11 +225,14 @@ def _report_of(
     sensitivity: Sensitivity | None,
     radius: float,
     precision: torch.dtype | Mapping[str, torch.dtype] | None,
+    per: int | None,
 ) -> NormReport:
     if isinstance(target, NormMap):
         if isinstance(target.model, WithoutModel):
             target.model()  # says that there is none
         not_composed(sensitivity or "global", "a norm map")
+        if per is not None:
+            raise NormMismatchError("per is about data, which a norm map has none of: norm_report(thunder.jit(...), x, per=...)")
         if precision is not None:
             raise NormMismatchError(
                 "precision is about roundings of data, which a norm map has none of: norm_report(thunder.jit(...), x)"
@@ -246,9 +252,11 @@ def _report_of(
         sensitivity = (
             "local" if has_data and transform.parameters == "measured" and transform.mode == "bound" else transform.sensitivity
         )
+    if per is not None and not has_data:
+        raise NormMismatchError("per is about data, and there are tensors on meta")
     if sensitivity in COMPOSED:
         _check_composed(sensitivity, transform, has_data, (args, kwargs))
-    program = Program(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity, radius=radius)
+    program = Program(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity, radius=radius, per=per)
     if precision is None:
         return _report(program.run().findings(sensitivity, radius))
     _check_precision(program, has_data)

@@ -76,6 +76,8 @@ class ReportRow:
         rule: the rule that gave the norm.
         arguments: its normed arguments, with the factors of their conversions.
         rounding: what it adds to the error of the program in low precision, if that was asked for and it rounds.
+        parts: the actual norm of what the result has at each index of the dimension that was asked for (`per`), over the other
+            elem_dims; None if it has no such dimension, or no other elem_dims, or is an operator between this one and another.
     """
 
     op: str
@@ -91,6 +93,7 @@ class ReportRow:
     rule: Callable | None = None
     arguments: tuple[Argument, ...] = ()
     rounding: Rounding | None = None
+    parts: tuple[float, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The rule by its name: rules are not what their modules have under it."""

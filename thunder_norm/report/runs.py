@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core.context import COMPOSED, Mode, Sensitivity
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment, Noted
 from thunder_norm.norms.lifting import Otherwise
@@ -42,6 +43,7 @@ class Program:
         otherwise: what holds for parameters that a mapping does not name.
         scope: for which inputs sensitivities hold.
         radius: with scope "within", how far the inputs may be from the data, in their norms.
+        per: a dimension of results, for the actual norm at each of its indices.
     """
 
     model: torch.nn.Module
@@ -53,6 +55,7 @@ class Program:
     otherwise: Otherwise = "measured"
     scope: Sensitivity = "global"
     radius: float = 0.0
+    per: int | None = None
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -79,7 +82,7 @@ class Program:
         )
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, NormedTensor)]
         results = {i: y for i, y in enumerate(tree_flatten(result)[0]) if isinstance(y, NormedTensor)}
-        return Run(inputs, list(results.values()), list(results), environment)
+        return Run(inputs, list(results.values()), list(results), environment, self.per)
 
     def _perturbed(self, x: Any) -> Any:
         if not isinstance(x, NormedTensor) or x.perturbation_size is not None:
@@ -91,12 +94,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Run:
-    """What a program was given, what it returned (and in which leaves of that), and what was seen on the way."""
+    """What a program was given, what it returned (and in which leaves of that), what was seen on the way, and in parts along what."""
 
     inputs: list[NormedTensor]
     results: list[NormedTensor]
     places: list[int]
     environment: EagerEnvironment
+    per: int | None = None
 
     def gains(self, targets: Sequence[NormedTensor]) -> list[float]:
         """How far the results move, together, when one of these moves by 1."""
@@ -127,10 +131,10 @@ class Run:
         if scope in COMPOSED:
             gains[: len(noted)] = self.from_inputs()
         by_name = {
-            name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g)
+            name: _row(Noted(_parameter, name.rpartition(".")[0], "", p), g, None)
             for (name, p), g in zip(parameters, gains[len(noted) :], strict=True)
         }
-        rows = tuple(_row(n, g) for n, g in zip(noted, gains, strict=False))
+        rows = tuple(_row(n, g, self.per) for n, g in zip(noted, gains, strict=False))
         return Findings(rows, by_name, self.environment.infer(), scope=scope, radius=radius if scope == "within" else None)
 
 
@@ -142,7 +146,7 @@ def _moves(y: NormedTensor) -> bool:
     return y.perturbation_size is not None and y.perturbation_size.requires_grad
 
 
-def _row(noted: Noted, gain: float) -> ReportRow:
+def _row(noted: Noted, gain: float, per: int | None) -> ReportRow:
     out = noted.out
     size = out.norm_size.item()
     actual = None
@@ -162,4 +166,18 @@ def _row(noted: Noted, gain: float) -> ReportRow:
         tightness=None if actual is None or size == 0 else actual / size,
         rule=noted.rule,
         arguments=noted.arguments,
+        parts=None if per is None else _parts(out, per),
     )
+
+
+def _parts(out: NormedTensor, per: int) -> tuple[float, ...] | None:
+    """The norm of what a result has at each index of a dimension, over those of its elem_dims that the parts have."""
+    dim = per + out.ndim if per < 0 else per
+    dims = [d % out.ndim for d in out.elem_dims]
+    remaining = tuple(d - (d > dim) for d in dims if d != dim)
+    if not 0 <= dim < out.ndim or dims == [dim] or out.backing.device.type == "meta":
+        return None
+    try:
+        return tuple(type(out).of(part, remaining).norm_size.item() for part in out.backing.unbind(dim))
+    except NormMismatchError:  # operators need both of theirs
+        return None

@@ -100,10 +100,12 @@ _OF_ROUNDING = ("added", "added_typical", "arriving", "arriving_typical")
 def dataframe(report: Findings) -> Any:
     """See `NormReport.to_dataframe`."""
     pandas = pandas_for("NormReport.to_dataframe")
-    columns = [f.name for f in dataclasses.fields(ReportRow) if f.name not in ("rule", "arguments", "rounding")]
+    columns = [f.name for f in dataclasses.fields(ReportRow) if f.name not in ("rule", "arguments", "rounding", "parts")]
     data = {name: [getattr(row, name) for row in report.rows] for name in columns}
     if report.precision is not None:
         data |= {name: [getattr(row.rounding, name, 0.0) for row in report.rows] for name in _OF_ROUNDING}
+    if any(row.parts is not None for row in report.rows):
+        data["parts"] = [row.parts for row in report.rows]
     return pandas.DataFrame({**data, "rule": [None if row.rule is None else row.rule.__name__ for row in report.rows]})
 
 
