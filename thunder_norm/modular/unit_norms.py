@@ -26,7 +26,7 @@ from thunder_norm.modular.losses import Loss
 from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.inference import NormSpec
-from thunder_norm.norms.parameters import call_with, canonical_dims, tensor_names
+from thunder_norm.norms.parameters import as_parameter, call_with, canonical_dims, detached, tensor_names
 from thunder_norm.norms.sensitivity import sensitivities
 from thunder_norm.trees import leaves_of_results
 
@@ -176,11 +176,11 @@ def _stand_ins(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[dict[
     buffers = {id(b) for b in model.buffers()}
 
     def stand_in(t: torch.Tensor) -> torch.Tensor:
+        if is_spread(t):
+            return as_parameter(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), t)
         if is_meta:
-            return (
-                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") if is_spread(t) else t.detach().to("meta")
-            )
-        return t.detach().clone() if id(t) in buffers else t.detach()
+            return detached(t, "meta")
+        return t.detach().clone() if id(t) in buffers else detached(t)
 
     made = {id(t): stand_in(t) for t in names.values()}
     with_data = {id(t): t for t in names.values() if is_meta and id(t) in buffers and not t.is_meta and not is_spread(t)}
@@ -248,7 +248,7 @@ class _InputsAsParameters(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, leaves: list, spec: Any, plain: dict[int, torch.Tensor]):
         super().__init__()
         self._model = (model,)  # in a tuple: none of its parameters is one of this module
-        self._tensors = {name: t.detach().to("meta") for name, t in tensor_names(model).items()}
+        self._tensors = {name: detached(t, "meta") for name, t in tensor_names(model).items()}
         self._leaves, self._spec = leaves, spec
         for i in plain:
             self.register_parameter(f"input_{i}", torch.nn.Parameter(leaves[i].detach(), requires_grad=False))

@@ -22,7 +22,7 @@ from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.norms.eager_lifting import EagerLifting
 from thunder_norm.norms.inference import Candidate, NormSpec, RunWith, choose
 from thunder_norm.norms.lifting import Otherwise
-from thunder_norm.norms.parameters import Policy, call_with, tensor_names
+from thunder_norm.norms.parameters import Policy, call_with, detached, tensor_names
 from thunder_norm.norms.plain_operations import Functions
 from thunder_norm.norms.undisturbed import Surroundings
 from thunder_norm.trees import map_tensors
@@ -210,7 +210,7 @@ class _Run:
     def on_copies(self) -> _Run:
         """The same program on detached parameters, and on copies of buffers, which it may change."""
         buffers = dict(self.model.named_buffers(remove_duplicate=False))
-        copies = {id(t): t.detach().clone() if name in buffers else t.detach() for name, t in self.tensors.items()}
+        copies = {id(t): t.detach().clone() if name in buffers else detached(t) for name, t in self.tensors.items()}
         values = [(copies.get(id(t), t), value) for t, value in self.values]
         return replace(self, tensors={name: copies[id(t)] for name, t in self.tensors.items()}, values=values)
 

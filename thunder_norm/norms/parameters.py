@@ -32,6 +32,16 @@ def check_policy(policy: Any) -> Policy:
     raise NormMismatchError(f"parameters must be 'measured', 'unit' or a mapping from names to sizes, got {policy!r}")
 
 
+def detached(t: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:
+    """The same data without a history, maybe elsewhere: of a parameter a parameter, as programs ask whether one is."""
+    return as_parameter(t.detach() if device is None else t.detach().to(device), t)
+
+
+def as_parameter(new: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """A tensor without a history that stands for `t`: a parameter if that is one."""
+    return torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
+
+
 def tensor_names(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers by every dotted name they are reachable under (tied ones have several).
 

@@ -15,7 +15,7 @@ from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment, Noted
 from thunder_norm.norms.lifting import Otherwise
-from thunder_norm.norms.parameters import Policy, tensor_names
+from thunder_norm.norms.parameters import Policy, detached, tensor_names
 from thunder_norm.norms.sensitivity import movement, with_perturbation
 from thunder_norm.op_names import op_key
 from thunder_norm.report.rows import Findings, ReportRow
@@ -66,7 +66,7 @@ class Program:
         """The program with parameters and inputs that carry perturbations."""
         tensors = self.tensors
         # one detached tensor for each: only norm scalars are differentiated
-        detached = {id(t): t.detach() for t in tensors.values()}
+        copies = {id(t): detached(t) for t in tensors.values()}
         args, kwargs = tree_map(self._perturbed, (self.args, self.kwargs))
         result, environment = run_eagerly(
             self.model,
@@ -75,7 +75,7 @@ class Program:
             policy=self.policy,
             mode=self.mode,
             sensitivity=self.scope,
-            tensors={name: detached[id(t)] for name, t in tensors.items()},
+            tensors={name: copies[id(t)] for name, t in tensors.items()},
             perturbed=True,
             otherwise=self.otherwise,
             arithmetic=arithmetic,

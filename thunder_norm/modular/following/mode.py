@@ -17,7 +17,7 @@ from thunder_norm.modular.following import entries, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
 from thunder_norm.modular.shards import is_spread, without_hooks
 from thunder_norm.norms.eager import no_values
-from thunder_norm.norms.parameters import call_with, tensor_names
+from thunder_norm.norms.parameters import as_parameter, call_with, detached, tensor_names
 from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.trees import leaves_of_results
 
@@ -102,7 +102,9 @@ def follow(model: torch.nn.Module, args: tuple, kwargs: dict) -> Notes:
     """
     args, kwargs = tree_map(lambda x: x.backing if isinstance(x, NormedTensor) else x, (args, kwargs))
     names = tensor_names(model)
-    on_meta = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in names.values()}
+    on_meta = {
+        id(t): as_parameter(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), t) for t in names.values()
+    }
     try:
         without_data = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, (args, kwargs))
         return _followed(model, *without_data, {name: on_meta[id(t)] for name, t in names.items()})
@@ -120,7 +122,7 @@ def follow_with_data(model: torch.nn.Module, args: tuple, kwargs: dict) -> Notes
     """
     buffers = {id(b) for b in model.buffers()}
     names = tensor_names(model)
-    copies = {id(t): t.detach().clone() if id(t) in buffers else t.detach() for t in names.values()}
+    copies = {id(t): t.detach().clone() if id(t) in buffers else detached(t) for t in names.values()}
     return _followed(model, args, kwargs, {name: copies[id(t)] for name, t in names.items()})
 
 
