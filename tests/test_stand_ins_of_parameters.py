@@ -14,11 +14,11 @@ class Asks(nn.Module):
     def __init__(self, device=None):
         super().__init__()
         self.w = nn.Parameter(torch.eye(4, device=device))
-        self.register_buffer("r", torch.ones(4, device=device))
+        self.register_buffer("r", torch.ones(4))
 
     def forward(self, x):
         assert type(self.w) is nn.Parameter and not isinstance(self.r, nn.Parameter)
-        return x @ self.w * (1.0 if isinstance(self.w, nn.Parameter) else 100.0) + self.r
+        return x @ self.w * (1.0 if isinstance(self.w, nn.Parameter) else 100.0) + self.r.to(x.device)
 
 
 def test_a_report_takes_the_branch_of_eager_mode():
