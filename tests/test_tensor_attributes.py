@@ -200,3 +200,15 @@ def test_a_parameter_of_given_size_is_not_written(parameters):
     jitted = thunder.jit(Module(adds_to_a_given_parameter), transforms=[NormTransform(parameters=parameters)])
     with torch.no_grad(), pytest.raises((UnsupportedOpError, NormMismatchError)):
         jitted(RMSTensor.of(torch.ones(2, 4)))
+
+
+def counts_shapes(m, x):
+    return x / x.shape.numel() + x.shape[1:].numel() + x.size().numel() * m.w.shape[:0].numel()
+
+
+@pytest.mark.parametrize("given", [torch.ones, lambda *shape: RMSTensor.of(torch.ones(*shape))], ids=["plain", "normed"])
+def test_shapes_have_a_number_of_elements(given):
+    jitted = thunder.jit(Module(counts_shapes), transforms=[NormTransform()])
+    for shape in ((2, 4), (3, 4)):
+        result = jitted(given(*shape))
+        torch.testing.assert_close(getattr(result, "backing", result), counts_shapes(jitted, torch.ones(*shape)))

@@ -37,6 +37,8 @@ _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it reads or sets an attribute in a way that Thunder has not; None to leave it to Thunder."""
     if fn is getattr and len(args) >= 2:
+        if args[1].value == "numel" and type(args[0].value) is tuple:
+            return tensor_attributes.numel_of_shape
         if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):
             guards.note_attribute(args[0], args[1].value)
         return tensor_attributes.read if tensor_attributes.is_users(*args[:2]) else _read(*args[:2])

@@ -6,6 +6,7 @@ Whatever is set on a proxy is gone after the call: the tensor that it stands for
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from thunder_norm.tracing.classes import MISSING
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.snapshots import same_as
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
 
@@ -52,6 +53,20 @@ def has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
     is_there = name.value in vars(obj.original_value)
     guards.note(obj, "has", name.value, is_there)
     return wrap_const(is_there)
+
+
+def numel_of_shape(shape: WrappedValue, name: WrappedValue, *default: WrappedValue) -> WrappedValue:
+    """Called for ``x.shape.numel``: Thunder's shapes are tuples."""
+    return wrap_const(
+        MethodType(_numel, shape.value), provenance=ProvenanceRecord(PseudoInst.LOAD_ATTR, [shape.provenance, name.provenance])
+    )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    n = 1
+    for length in shape:
+        n = n * length
+    return n
 
 
 def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
