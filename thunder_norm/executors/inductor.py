@@ -15,6 +15,7 @@ import torch
 from thunder_norm.executors import gradients
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.regions import Item, Region, partitioned
+from thunder_norm.tracing import hooks
 from thunder.core import prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, Variable, unvariableify
@@ -119,6 +120,8 @@ def _outputs(outputs: Sequence[Proxy]) -> tuple[Proxy, ...]:
     return tuple(outputs)
 
 
+hooks.brings(InductorExecutor, hooks.Participant)
+hooks.install()
 executor = InductorExecutor()
 gradients.register(executor)
 register_executor(executor)
