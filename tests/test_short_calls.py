@@ -233,3 +233,44 @@ def test_guards_hold_where_a_function_transform_or_an_executor_brings_them():
         a = torch.ones(2, 2)
         assert_close(both(a, a), torch.full((2, 2), 4.0))
         assert_close(a, torch.full((2, 2), 2.0))
+
+
+def test_modules_that_a_transformed_function_closes_over_are_looked_at_in_short_calls():
+    inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = nn.Sequential(inner, nn.Dropout(0.5)).eval()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return model(x).tanh().sum()
+
+    jitted = thunder.jit(transforms.grad(f))
+    x = torch.randn(3, 4)
+    changes = (
+        lambda: None,
+        lambda: inner.__setitem__(0, nn.Linear(4, 4)),
+        lambda: setattr(inner[0], "bias", None),
+        lambda: setattr(inner[0], "weight", nn.Parameter(torch.randn(4, 4))),
+        lambda: setattr(inner[1], "running_mean", torch.randn(4)),
+        lambda: setattr(inner[1], "eps", 0.5),
+        lambda: model.__setitem__(1, nn.Tanh()),
+        lambda: setattr(inner[0], "weight", nn.Parameter(inner[0].weight.detach(), requires_grad=False)),
+        lambda: setattr(model, "0", nn.Linear(4, 4)),
+    )
+    for change in changes:
+        change()
+        for _ in range(3):
+            assert_close(jitted(x), torch.func.grad(f)(x))
+        assert not goes_thunders_way(jitted, x)
+
+
+def test_a_tensor_that_is_an_argument_and_a_parameter_may_be_two():
+    model = nn.Linear(4, 4)
+    jitted = thunder.jit(transforms.grad(lambda p, x: (torch.func.functional_call(model, p, (x,)) * model.weight).sum()))
+    x = torch.randn(4, 4)
+    same = dict(model.named_parameters())
+    other = {name: nn.Parameter(2 * p.detach()) for name, p in same.items()}
+    for parameters in (same, same, other, other, same, other):
+        found = jitted(parameters, x)
+        expected = torch.func.grad(lambda p: (torch.func.functional_call(model, p, (x,)) * model.weight.detach()).sum())(
+            {name: p.detach() for name, p in parameters.items()}
+        )
+        assert_close({k: v.detach() for k, v in found.items()}, expected)
