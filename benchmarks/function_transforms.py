@@ -1,10 +1,11 @@
-"""Transforms of functions: ours with Thunder's own executors and with the one that fuses by torch.compile, and torch.func in eager and
-under torch.compile.
+"""Transforms of functions: ours with Thunder's own executors, with `executors.inductor` and with Thunder's executor of torch.compile, and
+torch.func in eager and under torch.compile.
 
 Per-sample gradients of an MLP and of a small transformer, Jacobians of the MLP by both modes, Hessian-vector products of both models, a
 Hessian, each by the same function of the library's transforms; over batch sizes, in float32, without autograd.  Results are checked equal
-before anything is timed.  torch.compile gets each batch size anew (static shapes) and an empty cache, the transformer one size only: that
-takes it most of the time of the suite.  Without a C++ compiler its backend is aot_eager, and the candidate's name says so.
+before anything is timed.  Whatever compiles gets each batch size anew (static shapes) and an empty cache: that takes most of the time of
+the suite.  Thunder's executor of torch.compile gets one batch size of each function.  Without a C++ compiler torch.compile's backend is
+aot_eager, and the candidate's name says so.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks import models, timing
-from thunder_norm import transforms
+from thunder_norm import executors, transforms
 import thunder
 
 EAGER = "torch.func"
 BACKEND = "inductor" if shutil.which(os.environ.get("CXX", "g++")) else "aot_eager"
-OURS, FUSED = "thunder_norm", f"thunder_norm, torch.compile({BACKEND}) executor"
+OURS, FUSED = "thunder_norm", "thunder_norm, executors.inductor"
+THUNDERS = f"thunder_norm, torch.compile({BACKEND}) executor"
 COMPILED = f"torch.compile({BACKEND}) of torch.func"
 
 
@@ -77,7 +79,7 @@ class Case:
     make: Callable[[Any], Callable]  # takes torch.func or thunder_norm.transforms
     arguments: Callable[[int], tuple]
     batch_sizes: tuple[int, ...]
-    compiled_sizes: tuple[int, ...]  # of those, for which torch.compile is measured too
+    thunders_sizes: tuple[int, ...]  # of those, for which Thunder's executor of torch.compile is measured too
     is_jitted: bool = False  # a function that calls transforms, where others are made by them: ours is to be compiled by name
 
     def candidates(self, batch_size: int) -> dict[str, Callable[[], Any]]:
@@ -85,18 +87,19 @@ class Case:
         arguments = self.arguments(batch_size)
         eager, ours = self.make(torch.func), self.make(transforms)
         if self.is_jitted:
-            ours = thunder.jit(ours)
+            ours = thunder.jit(ours, transforms=[transforms.SubclassTransform()])
         functions = {EAGER: eager, OURS: ours}
-        if batch_size in self.compiled_sizes:
-            torch._dynamo.reset()
-            if BACKEND == "inductor":
-                functions[FUSED] = thunder.jit(self.make(transforms), executors=["torchcompile"])
-            functions[COMPILED] = torch.compile(eager, backend=BACKEND, fullgraph=True, dynamic=False)
+        torch._dynamo.reset()
+        if BACKEND == "inductor":
+            functions[FUSED] = thunder.jit(self.make(transforms), executors=[executors.inductor])
+            if batch_size in self.thunders_sizes:
+                functions[THUNDERS] = thunder.jit(self.make(transforms), executors=["torchcompile"])
+        functions[COMPILED] = torch.compile(eager, backend=BACKEND, fullgraph=True, dynamic=False)
         return {name: lambda f=f: f(*arguments) for name, f in functions.items()}
 
 
 def _per_sample(
-    name: str, model: nn.Module, shape: tuple[int, ...], batch_sizes: tuple[int, ...], compiled_sizes: tuple[int, ...]
+    name: str, model: nn.Module, shape: tuple[int, ...], batch_sizes: tuple[int, ...], thunders_sizes: tuple[int, ...]
 ) -> Case:
     parameters, loss = loss_of(model)
 
@@ -106,7 +109,7 @@ def _per_sample(
     def make(library: Any) -> Callable:
         return library.vmap(library.grad(loss), in_dims=(None, 0, 0))
 
-    return Case(f"per-sample gradients, {name}", make, arguments, batch_sizes, compiled_sizes)
+    return Case(f"per-sample gradients, {name}", make, arguments, batch_sizes, thunders_sizes)
 
 
 def _jacobian(which: str, batch_sizes: tuple[int, ...]) -> Case:
@@ -174,7 +177,7 @@ def run(options: models.Options) -> list[dict[str, Any]]:
     one = sizes[len(sizes) // 2 :][:1]
     torch.manual_seed(0)
     cases = [
-        _per_sample("MLP", mlp(), (32,), sizes, sizes),
+        _per_sample("MLP", mlp(), (32,), sizes, one),
         _per_sample("transformer", Transformer(), (16, 32), sizes, one),
         _jacobian("jacrev", one),
         _jacobian("jacfwd", one),

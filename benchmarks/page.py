@@ -252,7 +252,12 @@ def _against_a_peer(cases: Cases) -> list[str]:
 
 def _function_transforms(cases: Cases) -> list[str]:
     calls = {case.removesuffix(": call"): rows for case, rows in cases.items() if case.endswith(": call")}
-    columns = {"ours": "thunder_norm", "ours, fused": "executor", "torch.compile": "of torch.func"}
+    columns = {
+        "ours": "thunder_norm",
+        "ours, `executors.inductor`": "executors.inductor",
+        "torch.compile": "of torch.func",
+        "ours, Thunder's torch.compile executor": " executor",
+    }
     lines = []
     for case, rows in calls.items():
         by_column = {

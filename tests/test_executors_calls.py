@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.seeds import seeded
-from thunder_norm import executors
+from thunder_norm import executors, transforms
 from thunder_norm.errors import CompilerError
 from thunder_norm.executors import calls, graphs
 from thunder_norm.transforms import NormTransform
@@ -143,6 +143,25 @@ def test_other_strides_are_compiled_once_and_alternate(compilations: list[Any]):
     assert compilations == [[(4, 1)], [(1, 4)], [(8, 2)]]
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_numbers_that_an_operation_makes_do_not_keep_it_from_being_compiled(reduction: str, weighted: bool, monkeypatch: Any):
+    made = []
+    original = calls.compiled
+    monkeypatch.setattr(calls, "compiled", lambda *args: made.append(original(*args)) or made[-1])
+    weight = torch.rand(5) if weighted else None
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # its gradient in Thunder is written with torch.tensor(0.0)
+        return torch.nn.functional.cross_entropy(x, y, weight=weight, reduction=reduction).sum()
+
+    x, y = torch.randn(3, 4, 5), torch.tensor([[0, 1, 4, 4], [2, -100, 3, 0], [1, 1, 1, 2]])
+    with torch.no_grad():
+        jitted = jit(transforms.vmap(transforms.grad(loss)))
+        for _ in range(2):
+            assert_close(jitted(x, y), torch.func.vmap(torch.func.grad(loss))(x, y))
+    assert made and all(made)
+
+
 def test_one_tensor_in_two_places_is_found_again(compilations: list[Any]):
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
@@ -264,7 +283,7 @@ import sys
 import thunder
 from thunder.extend import _executor_map
 assert "thunder_norm_inductor" not in _executor_map and "torch._inductor.compile_fx" not in sys.modules
-from thunder_norm import executors
+from thunder_norm import executors, transforms
 assert "thunder_norm_inductor" not in _executor_map
 assert executors.inductor is _executor_map["thunder_norm_inductor"]
 import torch

@@ -47,3 +47,20 @@ def test_both_gradients_of_a_convolution_are_one_operation_where_both_are_wanted
     names = [b.sym.name for r in thunder.last_backward_traces(jitted)[-1].bound_symbols for b in (r, *r.subsymbols)]
     assert (names.count("convolution_gradients"), names.count("convolution_weight_gradient")) == (1, 1)  # none of the input
     assert "convolution_input_gradient" not in names
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_gradients_of_leaves_have_the_strides_and_values_of_eager(memory_format: torch.memory_format) -> None:
+    torch.manual_seed(seeded(3))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3, groups=1))
+    model.double().to(memory_format=memory_format)
+    theirs = copy.deepcopy(model)
+    jitted = jit(model)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    found = [x.clone().requires_grad_() for _ in range(2)]
+    for _ in range(2):
+        for f, t in zip((jitted, theirs), found, strict=True):
+            f(t).square().sum().backward()
+    for mine, other in zip((found[0], *model.parameters()), (found[1], *theirs.parameters()), strict=True):
+        assert_close(mine.grad, other.grad)
+        assert mine.grad is not None and mine.grad.stride() == mine.stride()

@@ -10,8 +10,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
+from thunder_norm import executors, transforms
 from thunder_norm.errors import TransformError, UnsupportedOpError
+from thunder_norm.tracing import hooks
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -195,3 +198,79 @@ def test_nothing_of_a_short_call_stays():
     del y
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("is_jitted", [True, False])
+def test_a_function_transform_or_an_executor_of_ours_makes_a_compilation_one_with_us(is_jitted: bool):
+    given: list[hooks.Participant] = []
+    f = transforms.vmap(lambda x: x.tanh().exp())
+    jitted = (
+        thunder.jit(f, transforms=given)
+        if is_jitted
+        else thunder.jit(f.function, transforms=given, executors=[executors.inductor])
+    )
+    assert not given and any(isinstance(t, hooks.Participant) for t in thunder.list_transforms(jitted))
+    symbolic = thunder.jit(lambda x: x + 1, cache="symbolic values", executors=[executors.inductor])
+    assert not thunder.list_transforms(symbolic)
+    plain = thunder.jit(f.function, transforms=given)
+    assert not thunder.list_transforms(plain)
+
+
+def test_guards_hold_where_a_function_transform_or_an_executor_brings_them():
+    scale = {"by": 2.0}
+    jitted = thunder.jit(transforms.vmap(transforms.grad(lambda x: (x * x).sum() * scale["by"])))
+    x = torch.randn(3, 4)
+    for by in (2.0, 2.0, 3.0, 2.0):
+        scale["by"] = by
+        assert_close(jitted(x), 2 * by * x)
+    assert not goes_thunders_way(jitted, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(jitted(x), 4 * x)
+    both = thunder.jit(lambda a, b: a.add_(b) * b, executors=[executors.inductor])  # inputs that share memory, and that do not
+    for _ in range(3):
+        a, b = torch.ones(2, 2), torch.full((2, 2), 3.0)
+        assert_close(both(a, b), torch.full((2, 2), 12.0))
+        a = torch.ones(2, 2)
+        assert_close(both(a, a), torch.full((2, 2), 4.0))
+        assert_close(a, torch.full((2, 2), 2.0))
+
+
+def test_modules_that_a_transformed_function_closes_over_are_looked_at_in_short_calls():
+    inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = nn.Sequential(inner, nn.Dropout(0.5)).eval()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return model(x).tanh().sum()
+
+    jitted = thunder.jit(transforms.grad(f))
+    x = torch.randn(3, 4)
+    changes = (
+        lambda: None,
+        lambda: inner.__setitem__(0, nn.Linear(4, 4)),
+        lambda: setattr(inner[0], "bias", None),
+        lambda: setattr(inner[0], "weight", nn.Parameter(torch.randn(4, 4))),
+        lambda: setattr(inner[1], "running_mean", torch.randn(4)),
+        lambda: setattr(inner[1], "eps", 0.5),
+        lambda: model.__setitem__(1, nn.Tanh()),
+        lambda: setattr(inner[0], "weight", nn.Parameter(inner[0].weight.detach(), requires_grad=False)),
+        lambda: setattr(model, "0", nn.Linear(4, 4)),
+    )
+    for change in changes:
+        change()
+        for _ in range(3):
+            assert_close(jitted(x), torch.func.grad(f)(x))
+        assert not goes_thunders_way(jitted, x)
+
+
+def test_a_tensor_that_is_an_argument_and_a_parameter_may_be_two():
+    model = nn.Linear(4, 4)
+    jitted = thunder.jit(transforms.grad(lambda p, x: (torch.func.functional_call(model, p, (x,)) * model.weight).sum()))
+    x = torch.randn(4, 4)
+    same = dict(model.named_parameters())
+    other = {name: nn.Parameter(2 * p.detach()) for name, p in same.items()}
+    for parameters in (same, same, other, other, same, other):
+        found = jitted(parameters, x)
+        expected = torch.func.grad(lambda p: (torch.func.functional_call(model, p, (x,)) * model.weight.detach()).sum())(
+            {name: p.detach() for name, p in parameters.items()}
+        )
+        assert_close({k: v.detach() for k, v in found.items()}, expected)

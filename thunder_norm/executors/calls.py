@@ -80,9 +80,7 @@ class RegionCall:
             if variant.is_same_state() and variant.fits(*inputs):
                 self._use(variant)
                 return variant.run(list(inputs))
-        run = self._run_for(inputs)
-        if run is None:
-            return self.plain(*inputs)
+        run = self._run_for(inputs) or self._one_by_one
         variant = _Variant(_guards(inputs), GlobalStateGuard().check, run)
         self.variants = [variant, *self.variants[: _MOST_VARIANTS - 1]]
         self._use(variant)
@@ -98,6 +96,9 @@ class RegionCall:
                 return None
             self._by_key[key] = self._compiled(inputs)
             return self._by_key[key]
+
+    def _one_by_one(self, inputs: list[torch.Tensor]) -> Tensors:
+        return self.plain(*inputs)
 
     def _compiled(self, inputs: tuple[torch.Tensor, ...]) -> Boxed | None:
         with first_calls.shown("compiling", lambda: self.traits.place):

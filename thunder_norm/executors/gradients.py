@@ -133,6 +133,12 @@ def _is_plain_batch_norm(
     return (bool(training) or is_given) and not any(isinstance(t, TensorProxy) and t.requires_grad for t in statistics)
 
 
+def _follow(running: TensorProxy | None, found: TensorProxy, momentum: float) -> None:
+    """Move a running statistic towards what was found in a batch."""
+    if running is not None:
+        ltorch._copy_(running, ltorch.to((1 - momentum) * running + momentum * found, running.dtype))
+
+
 def _batch_norm(
     a: TensorProxy,
     running_mean: TensorProxy | None = None,
@@ -150,20 +156,29 @@ def _batch_norm(
     """
     precise = get_computation_dtype(a.dtype)
     dims, shape = (0, *range(2, a.ndim)), (1, -1, *(1,) * (a.ndim - 2))
-    if training:  # before the running statistics are written
-        variance, mean = ltorch.var_mean(ltorch.to(a, precise), dim=dims, correction=0, keepdim=False)
+    wide = ltorch.to(a, precise)
+    if training:
+        variance, mean = ltorch.var_mean(wide, dim=dims, correction=0, keepdim=False)
+        n = math.prod(a.shape) / a.shape[1]
+        _follow(running_mean, mean, momentum)
+        if running_var is not None:
+            _follow(running_var, variance * (n / (n - 1)), momentum)
     else:
         variance, mean = ltorch.to(running_var, precise), ltorch.to(running_mean, precise)
     r = ltorch.rsqrt(variance + eps)
-    # what ltorch.batch_norm consists of, which a region takes; the symbol itself would be claimed as one operation of torch's
-    out = ltorch._native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    centred = wide - ltorch.reshape(mean, shape)
+    # operations that a region takes; the symbol of the whole would be claimed as one of torch's
+    out = centred * ltorch.reshape(r, shape)
+    if weight is not None:
+        out = out * ltorch.reshape(weight, shape)
+    if bias is not None:
+        out = out + ltorch.reshape(bias, shape)
+    out = ltorch.to(out, a.dtype)
     g = ltorch.to(prims.get_grad(out), precise)
-    centred = ltorch.to(a, precise) - ltorch.reshape(mean, shape)
     of_g, of_product = ltorch.sum(g, dims), ltorch.sum(g * centred, dims)
     scale = r if weight is None else r * ltorch.to(weight, precise)
     inner = g
     if training:
-        n = math.prod(a.shape) / a.shape[1]
         inner = g - ltorch.reshape(of_g / n, shape) - centred * ltorch.reshape(r * r * of_product / n, shape)
     prims.put_grad(a, ltorch.to(inner * ltorch.reshape(scale, shape), a.dtype))
     if weight is not None:

@@ -67,6 +67,7 @@ def compiled(function: Function, inputs: Tensors, keeps_strides: Sequence[bool],
         fakes = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
         graph, plan = _traced(function, fakes)
     _check_pure(graph)
+    _write_out_numbers(graph)
     call = _through_inductor(graph, fakes, mode, _with_strides(plan, keeps_strides), has_backward)
     return call if plan.is_direct else _with_views(call, plan.views)
 
@@ -145,15 +146,37 @@ def _writing(graph: torch.fx.GraphModule) -> bool:
     return any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in graph.graph.nodes)
 
 
+def _write_out_numbers(graph: torch.fx.GraphModule) -> None:
+    """Have the graph make what operations make of a number, ``torch.tensor(0.0)``; refuse other tensors that stand in the function."""
+    aten = torch.ops.aten
+    graph.graph.eliminate_dead_code()
+    for copied in graph.graph.find_nodes(op="call_function", target=aten.lift_fresh_copy.default):
+        constant = copied.args[0]
+        value = getattr(graph, constant.target) if constant.op == "get_attr" else None
+        if type(value) is not torch.Tensor or value.ndim or value.is_complex():
+            continue
+        with graph.graph.inserting_before(copied):
+            made = graph.graph.call_function(
+                aten.full.default, ([], value.item()), {"dtype": value.dtype, "device": value.device}
+            )
+        made.meta.update(copied.meta)
+        copied.replace_all_uses_with(made)
+        graph.graph.erase_node(copied)
+    graph.graph.eliminate_dead_code()
+    if graph.graph.find_nodes(op="get_attr"):
+        raise NotCompilable
+
+
 def _check_pure(graph: torch.fx.GraphModule) -> None:
     """Refuse what draws numbers: inductor would draw others, or in another order."""
     for node in graph.graph.nodes:
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded in target.tags and not _has_no_dropout(node):
-                raise NotCompilable
-        elif node.op == "get_attr":
-            raise NotCompilable  # a tensor that stands in the function
+        if (
+            isinstance(target, torch._ops.OpOverload)
+            and torch.Tag.nondeterministic_seeded in target.tags
+            and not _has_no_dropout(node)
+        ):
+            raise NotCompilable
 
 
 def _has_no_dropout(node: torch.fx.Node) -> bool:

@@ -15,6 +15,7 @@ import torch
 from thunder_norm.executors import gradients
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.regions import Item, Region, partitioned
+from thunder_norm.tracing import hooks
 from thunder.core import prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, Variable, unvariableify
@@ -40,14 +41,16 @@ class InductorExecutor(FusionExecutor):
         trace = _transform_for_operator_executor_execution(trace, get_always_executors())
         items = partitioned(gradients.together(trace.bound_symbols))
         regions = [item for item in items if isinstance(item, Region)]
-        elsewhere = _used_outside(items)
+        used, returned = _used_outside(items)
         has_backward = any(r.is_backward for r in regions)
         fused = from_trace(trace)
         fused.bound_symbols = []
         count = 0
         for item in items:
             if isinstance(item, Region):
-                strides = tuple(p.name in elsewhere for p in item.outputs)
+                # gradients may lie in memory as they come: torch's autograd gives those of leaves the strides of the leaves
+                seen = used if item.is_backward else used | returned
+                strides = tuple(p.name in seen for p in item.outputs)
                 traits = Traits(f"region {count + 1} of {len(regions)}", strides, has_backward)
                 fused.bound_symbols.append(self._bound(f"inductor{count}", item, traits))
                 count += 1
@@ -82,9 +85,14 @@ class InductorExecutor(FusionExecutor):
         )
 
 
-def _used_outside(items: Sequence[Item]) -> set[str]:
-    """The names that something else than a region uses: it may ask for strides."""
-    return {p.name for item in items if isinstance(item, BoundSymbol) for p in item.flat_proxy_args}
+def _used_outside(items: Sequence[Item]) -> tuple[set[str], set[str]]:
+    """The names that something else than a region uses, which may ask for strides: operations, and what returns the results."""
+    used: set[str] = set()
+    returned: set[str] = set()
+    for item in items:
+        if isinstance(item, BoundSymbol):
+            (returned if item.sym.id is prims.PrimIDs.RETURN else used).update(p.name for p in item.flat_proxy_args)
+    return used, returned
 
 
 def _function_of(name: str, region: Region) -> Callable:
@@ -119,6 +127,8 @@ def _outputs(outputs: Sequence[Proxy]) -> tuple[Proxy, ...]:
     return tuple(outputs)
 
 
+hooks.brings(InductorExecutor, hooks.Participant)
+hooks.install()
 executor = InductorExecutor()
 gradients.register(executor)
 register_executor(executor)

@@ -18,7 +18,7 @@ from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.transformed import compiles
+from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase
 from thunder_norm.subclass.broadcast import broadcast_scalars
@@ -30,7 +30,7 @@ from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.subclass.turns import awaited
-from thunder_norm.tracing import compilation
+from thunder_norm.tracing import compilation, hooks
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_semantics import clamp
 import thunder.torch as ltorch
@@ -121,6 +121,8 @@ class SubclassTransform(interception.Interpreting):
         """What a derived transform does once there are only plain tensors left."""
         return traces
 
+
+hooks.brings(Transformed, SubclassTransform)
 
 # -- gradients by our rules ---------------------------------------------------------------------------------------------
 

@@ -67,6 +67,8 @@ class _Writer:
         self._roots: set[str] = set()
         self._functions: set[str] = set()
         self._jitted: set[str] = set()
+        self._foreign: set[str] = set()  # modules that were not jitted
+        self._attributes: dict[tuple[str, str], str] = {}  # of those, in which variable they are
 
     def constant(self, value: Any) -> str:
         name = f"_constant{len(self.constants)}"
@@ -178,12 +180,17 @@ class _Writer:
             self._jitted.add(bsym.output.name)
             self.lines.append(f"{bsym.output.name} = {self.constant(weakref.ref(self.module))}()")
         else:
+            if self.module is None:  # a function was jitted: Thunder has nothing else for any module
+                self._foreign.add(bsym.output.name)
             self.lines.append(f"{bsym.output.name} = _thunder_module({model.name})")
         return True
 
     def unpack_of_module(self, bsym: BoundSymbol) -> bool:
         """All parameters of the module, or all buffers, or all modules in it, are fetched where the first of them is."""
         source, kind = bsym.args[0], bsym.sym.id
+        if isinstance(source, Proxy) and source.name in self._foreign:
+            self.lines.append(f"{bsym.output.name} = {self.attribute(source.name, bsym.args[1], kind)}")
+            return True
         if not isinstance(source, Proxy) or source.name not in self._jitted:
             return False
         if (source.name, kind) not in self._fetched:
@@ -199,6 +206,20 @@ class _Writer:
                 f"{name} = {table}[{key!r}]" if key in held else f"{name} = {by_name}({key!r})" for name, key in found.items()
             )
         return True
+
+    def attribute(self, root: str, name: str, kind: Any) -> str:
+        """What ``root.get_parameter(name)`` or its like gives, in a variable; `check_like` says whether it is a Parameter."""
+        above, _, key = name.rpartition(".")
+        holder = self.attribute(root, above, PrimIDs.UNPACK_SUBMODULE) if above else root
+        found = self._attributes.get((root, name))
+        if found is None:
+            found = self._attributes[root, name] = f"_attribute{len(self._attributes)}"
+            self.lines.append(f"{found} = getattr({holder}, {key!r})")
+            if kind is PrimIDs.UNPACK_SUBMODULE:
+                self.refuse_if(f"not isinstance({found}, _Module)")
+            elif kind is PrimIDs.UNPACK_BUFFER:
+                self.refuse_if(f"{key!r} not in {holder}._buffers")
+        return found
 
     def nothing(self, bsym: BoundSymbol) -> bool:
         return True
@@ -271,6 +292,7 @@ def shortened(
     names |= {
         "get_default_dtype": torch.get_default_dtype,
         "is_grad_enabled": torch.is_grad_enabled,
+        "_Module": torch.nn.Module,
         "_autocast": torch._C._is_any_autocast_enabled,
         "_modes": torch._C._len_torch_function_stack,
     }

@@ -5,7 +5,8 @@ A file for each part of Thunder: `autocast`, `jit` (``thunder``), `interpretatio
 is called instead of a function.
 
 *Use* is making a transform of ours (a `Participant`), or a function that one makes (``grad(f)``).  `import thunder_norm` changes nothing.
-A compilation has a part of ours if a `Participant` is in its list of transforms, or while the function of a function transform is being
+A compilation has a part of ours if a `Participant` is in its list of transforms, if what it compiles or an executor in its list brings
+one (`brings`), or while the function of a function transform is being
 interpreted.  In all others the replaced functions call the original with the same arguments.
 
 Each replaced function names the line of Thunder that it relies on (lightning-thunder 0.2.6) and says why there is no official hook.
@@ -34,13 +35,14 @@ import thunder_norm.tracing.modules  # noqa: F401
 from thunder_norm.tracing.hooks import autocast, interpretation, interpreter, jit, promotion, symbols  # noqa: F401 - have what is replaced
 from thunder_norm.tracing.hooks.autocast import disable_autocast
 from thunder_norm.tracing.hooks.lookups import is_replaced_for_all, lookaside_for, register_for_all
-from thunder_norm.tracing.hooks.participants import Participant, inside_function, leader, thunders_proxy
+from thunder_norm.tracing.hooks.participants import Participant, brings, inside_function, leader, thunders_proxy
 from thunder_norm.tracing.hooks.proxies import torch_functions_on_proxies
 from thunder_norm.tracing.hooks.replaced import REPLACED, check_patch_points, first_use, install
 
 __all__ = [
     "REPLACED",
     "Participant",
+    "brings",
     "check_patch_points",
     "disable_autocast",
     "first_use",

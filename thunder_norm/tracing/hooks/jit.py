@@ -14,7 +14,7 @@ from thunder_norm.tracing import aliases, containers, guards, native, proxy_name
 from thunder_norm.tracing.calls.differentiated import InOneNode, connect
 from thunder_norm.tracing.calls.ready import short_calls
 from thunder_norm.tracing.garbage import rarely_collected
-from thunder_norm.tracing.hooks.participants import Participant, leading, participants
+from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants
 from thunder_norm.tracing.hooks.replaced import replaces
 import thunder
 from thunder.core.compile_data import get_cache_option, get_compile_data
@@ -110,7 +110,12 @@ def _alias_updates(computation_trace: TraceCtx, alias_tensor_indices: list[list[
     return updated if updated is computation_trace else aliases.with_last_writes(updated)
 
 
-@replaces(thunder, "_with_cache_info_ctx", "fn", lines="jit: @_with_cache_info_ctx, around its search for a program")
+@replaces(
+    thunder,
+    "_with_cache_info_ctx",
+    "fn",
+    lines="jit: @_with_cache_info_ctx, around its search for a program, once the list of transforms is known",
+)
 def _with_cache_info(fn: Callable) -> Callable:
     """A call of a jitted function, from arguments to a program and its inputs; `fn` is what ``thunder.jit`` is about to return.
 
@@ -118,9 +123,7 @@ def _with_cache_info(fn: Callable) -> Callable:
     """
     find = _original_with_cache_info(fn)
     around = inspect.getclosurevars(fn).nonlocals
-    if not {"weakref_cd", "weakref_cs"} <= around.keys() or not any(
-        isinstance(t, Participant) for t in around["weakref_cd"]().transforms
-    ):
+    if not {"weakref_cd", "weakref_cs"} <= around.keys() or not _has_participant(around):
         return find
 
     def compiling(*args: Any, **kwargs: Any) -> Any:
@@ -131,6 +134,22 @@ def _with_cache_info(fn: Callable) -> Callable:
         return found
 
     return short_calls(compiling, around["weakref_cd"], around["weakref_cs"])
+
+
+def _has_participant(around: dict[str, Any]) -> bool:
+    """Whether one is in the list of transforms, which what is compiled or an executor may bring; the user's list stays as it is."""
+    cd = around["weakref_cd"]()
+    if any(isinstance(t, Participant) for t in cd.transforms):
+        return True
+    if cd.cache_option is CACHE_OPTIONS.SYMBOLIC_VALUES:
+        return False
+    brought = brought_by(cd.fn, cd.executors_list)
+    builds = around.get("apply_transforms_and_build_cache_entry")
+    if brought is None or builds is None or "transforms" not in builds.__code__.co_freevars:
+        return False
+    cell = builds.__closure__[builds.__code__.co_freevars.index("transforms")]
+    cell.cell_contents = cd.transforms = [*cd.transforms, brought]
+    return True
 
 
 @replaces(

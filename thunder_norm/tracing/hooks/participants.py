@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -64,6 +64,23 @@ class Participant(Transform):
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """The program that runs, forward or backward; a backward lets go of what was saved for nothing."""
         return releasing_saved(computation_trace)
+
+
+_BROUGHT: dict[type, Callable[[], Participant]] = {}
+
+
+def brings(kind: type, make: Callable[[], Participant]) -> None:
+    """Have ``thunder.jit`` compile with what `make` gives where it is given a function of class `kind`, or an executor of that class."""
+    _BROUGHT[kind] = make
+
+
+def brought_by(fn: Callable, executors: Sequence[Any]) -> Participant | None:
+    """The participant of a compilation that has none in its list: of the function, or else of an executor."""
+    for given in (fn, *executors):
+        for kind, make in _BROUGHT.items():
+            if isinstance(given, kind):
+                return make()
+    return None
 
 
 def participants() -> list[Participant]:
