@@ -202,6 +202,26 @@ def test_norms_and_data_of_normed_programs():
         torch.testing.assert_close(run(jitted), expected)
 
 
+def test_autocast():
+    x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+
+    def run(call: Callable, inside: bool) -> tuple:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = call(x, w)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return gradient.detach(), *torch.autograd.grad(gradient.square().sum(), (x, w))
+
+    jitted = thunder.jit(lambda x, w: torch.tanh(x @ w), transforms=[SubclassTransform()])
+    for inside in (False, True):
+        expected = run(lambda x, w: torch.tanh(x @ w), inside)
+        for _ in range(2):
+            for g, e in zip(run(jitted, inside), expected, strict=True):
+                torch.testing.assert_close(
+                    g, e, atol=0.1 * e.abs().max().item(), rtol=0
+                )  # bfloat16 has 8 bits, here summed over 3
+
+
 def test_what_changes_after_the_call_is_noticed():
     x, w = drawn(3), drawn(3)
     jitted = thunder.jit(lambda x, w: x * w * w, transforms=[SubclassTransform()])

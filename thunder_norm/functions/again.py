@@ -16,6 +16,7 @@ from thunder_norm.functions.acquisition import Call
 from thunder_norm.functions.functionalization import parts_of_copies
 from thunder_norm.functions.programs import flat_program, is_bookkeeping, is_differentiable, replayed
 from thunder_norm.functions.transformed import Transformed
+from thunder_norm.subclass.differentiation import has_tape
 from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tracing import random_numbers
 from thunder_norm.tracing.calls.differentiated import Gradients, Run, makes_pullbacks
@@ -63,6 +64,8 @@ class Again:
             TransformError: the program cannot be run again.
             RuntimeError: an input was changed in place since, as torch's autograd has it.
         """
+        if any(has_tape(b) for b in self._trace.bound_symbols):
+            return [None] * len(run.inputs)  # the results have them from a tape of the program
         if self._program is None:
             self._program = self._prepared()
         needed = [run.inputs[i] for i in self._positions]
@@ -110,8 +113,8 @@ def _check_can_be_run_again(bsym: BoundSymbol) -> None:
         raise _refused(bsym, "it uses what it has written into an input")
     if _has_effect(bsym):
         raise _refused(bsym, "it does more than return tensors")
-    if bsym.sym.name.startswith("torch_autograd"):
-        raise _refused(bsym, "gradients of wrappers that require grad are torch's, recorded once")
+    if has_tape(bsym) is False:
+        raise _refused(bsym, "it has more than operations on wrappers between its inputs and results")
 
 
 def _refused(bsym: BoundSymbol, why: str) -> TransformError:
