@@ -94,3 +94,12 @@ def gradients(function: Callable, args: tuple, call: Callable) -> tuple[Any, lis
         else:
             t.backward(torch.ones_like(t), retain_graph=True)
     return result, [t.grad for t in leaves]
+
+
+def second_gradients(function: Callable, args: tuple, call: Callable) -> list[torch.Tensor | None] | None:
+    """The gradients of the sums of gradients; None where these have none."""
+    leaves = differentiable(function, args)
+    results = [t for t in tree_leaves(call(*args)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    first = torch.autograd.grad(results, leaves, list(map(torch.ones_like, results)), create_graph=True, allow_unused=True)
+    found = [g for g in first if g is not None and g.requires_grad]
+    return list(torch.autograd.grad(found, leaves, list(map(torch.ones_like, found)), allow_unused=True)) if found else None

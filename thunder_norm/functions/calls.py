@@ -22,13 +22,13 @@ from thunder_norm.tracing import hooks, lookasides
 from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
+from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder_norm.tracing.recording import scope
-from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.symbol import BoundSymbol
 
 
 @lookasides.for_our(Transformed.__call__)
@@ -171,11 +171,6 @@ def _remember_function(made: WrappedValue, target: WrappedValue) -> None:
     inner = wrapped(function, target)
     made.attribute_wrappers["function"] = inner
     _remember_function(inner, target)
-
-
-def draws_numbers(bsym: BoundSymbol) -> bool:
-    """Whether an operation draws random numbers."""
-    return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or any(draws_numbers(s) for s in bsym.subsymbols)
 
 
 # -- what goes in, and what comes out -----------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class _Memory:
             self.check_own(copy.args[1], bsym)
         written = {copy.output.name for copy in copies}
         get_tracectx().peek_scope().extend(
-            b for b in _flattened(renamed) if not any(p.name in written for p in b.flat_proxy_outs)
+            b for b in parts_of_copies(renamed) if not any(p.name in written for p in b.flat_proxy_outs)
         )
         for copy in copies:
             source, target = copy.args[:2]
@@ -269,11 +269,11 @@ def _copies(bsym: BoundSymbol) -> list[BoundSymbol]:
     return [c for s in bsym.subsymbols for c in _copies(s)]
 
 
-def _flattened(bsym: BoundSymbol) -> Sequence[BoundSymbol]:
+def parts_of_copies(bsym: BoundSymbol) -> Sequence[BoundSymbol]:
     """The parts of an operation that holds a copy; the operations without one stay whole."""
     if not _copies(bsym) or not bsym.subsymbols:
         return [bsym]
-    return [b for s in bsym.subsymbols for b in _flattened(s)]
+    return [b for s in bsym.subsymbols for b in parts_of_copies(s)]
 
 
 def _views(bsym: BoundSymbol) -> dict[str, str]:

@@ -11,12 +11,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
 from thunder_norm.functions.batching import Randomness, evaluate_in_chunks, with_batch
-from thunder_norm.functions.calls import check_result, constructor, draws_numbers, split_aux
+from thunder_norm.functions.calls import check_result, constructor, split_aux
 from thunder_norm.functions.completion import eye
 from thunder_norm.functions.forward import evaluate_jvp
 from thunder_norm.functions.gradients import Argnums, Differentiated, checked_argnums, zeros_if_none
 from thunder_norm.functions.programs import anew, described, is_complex, outputs_of, program_of
 from thunder_norm.functions.transformed import Call, Transformed, shared
+from thunder_norm.tracing.random_numbers import draws_numbers
 import thunder.torch as ltorch
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy

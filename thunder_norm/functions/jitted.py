@@ -28,6 +28,7 @@ from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.opaque_traces import check_computation
 from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.replaced import returning_current
+from thunder_norm.subclass.tape_inputs import hand_on_inputs, tape_of
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.subclass.turns import awaited
 from thunder_norm.tracing import compilation, hooks
@@ -96,8 +97,10 @@ class SubclassTransform(interception.Interpreting):
         check_computation(acquisition, computation_trace)
         traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
+        if joint is not None:
+            joint.tape = tape_of(acquisition, traces[1], joint)
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
-        computation = awaited(acquisition, computation)
+        prologue, computation, epilogue = hand_on_inputs((prologue, awaited(acquisition, computation), epilogue), joint)
         if acquisition.has_wrappers:
             compilation.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():

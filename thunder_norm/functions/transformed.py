@@ -11,10 +11,9 @@ that nobody asks for, and gradients of any order are those of the transforms.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.subclass import plain
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
-from thunder_norm.tracing import hooks
+from thunder_norm.tracing import hooks, random_numbers
 from thunder_norm.wrapper_classes import is_wrapper
 import thunder
 from thunder.core import dtypes
@@ -218,7 +217,7 @@ class _EagerCall:
     positions: list[int]  # of what autograd keeps among them
     num_inputs: int  # of the node, what the function uses beside its arguments not counted
     opens: bool  # whether the inner tensors of wrappers are inputs and results of the node, in place of the wrappers
-    rng_states: tuple[torch.Tensor, list[torch.Tensor]] | None
+    rng_states: random_numbers.States | None
     is_connected: list[bool]  # of each result: not those that the function returns as it found them
 
 
@@ -230,7 +229,7 @@ def _run(transformed: Transformed, args: tuple, kwargs: dict) -> Any:
     if not torch.is_grad_enabled():
         found, number, *_ = compiled(*args, **kwargs)
         return tree_unflatten(found, transformed.result_specs[number])
-    rng_states = _rng_states()
+    rng_states = random_numbers.states()
     has_containers = any(not isinstance(v, torch.Tensor) and type(v) not in _LEAVES for v in (*args, *kwargs.values()))
     if has_containers and any(t.requires_grad for t in tensors):
         # containers of the call's own: what the function reads of the same ones in its surroundings has gradients of its own
@@ -332,7 +331,7 @@ class _Node(torch.autograd.Function):
         args, kwargs = tree_unflatten(leaves, call.spec)
         given = iter(cotangents)
         of_results = tuple(next(given) if connects else None for connects in call.is_connected)
-        with _rng_restored(call.rng_states):
+        with random_numbers.restored(call.rng_states):  # the backward computes the forward again
             of_args, of_captured, found, _ = call.transformed.backward(of_results, call.opens, *args, **kwargs)
         by_identity = {id(t): g for t, g in zip(found, of_captured, strict=True)}
         gradients = [*of_args, *(by_identity.get(id(t)) for t in captured)]
@@ -345,21 +344,3 @@ def _is_plain(call: _EagerCall) -> list[bool]:
     for i, v in enumerate(call.leaves):
         found += [True] if i in call.positions else [False] * len(_inner(v)) if isinstance(v, torch.Tensor) else []
     return found
-
-
-def _rng_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-
-@contextlib.contextmanager
-def _rng_restored(states: tuple[torch.Tensor, list[torch.Tensor]] | None) -> Iterator[None]:
-    """The backward computes the forward again: with the numbers it drew, without disturbing what is drawn later."""
-    if states is None:
-        yield
-        return
-    on_cpu, on_devices = states
-    with torch.random.fork_rng(range(len(on_devices)), device_type="cuda"):
-        torch.set_rng_state(on_cpu)
-        if on_devices:
-            torch.cuda.set_rng_state_all(on_devices)
-        yield

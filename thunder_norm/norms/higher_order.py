@@ -1,8 +1,8 @@
-"""Derivatives of norms beyond the first, through jitted functions.
+"""Derivatives of norm maps beyond the first.
 
-Thunder's connection to torch.autograd is differentiable once; asked for more it gives detached gradients without a word.  The
-scalars of a normed program pass through `DoublyDifferentiable`, whose backward is Thunder's own, except when a graph of the backward is
-asked for (``create_graph=True``): then the program is run again by torch, under autograd, and differentiated by torch.
+A norm map runs compiled programs itself, with a node of torch's autograd around each.  Its backward is the compiled one, except when a
+graph of the backward is asked for (``create_graph=True``): then the program is run again by torch, under autograd, and differentiated
+by torch.
 """
 
 from __future__ import annotations
@@ -107,25 +107,6 @@ def _executable(trace: TraceCtx) -> TraceCtx:
     return transform_for_execution(trace, executors_list=(torchex, pythonex))
 
 
-class DoublyDifferentiable(torch.autograd.Function):
-    """The identity on scalars, whose backward can itself be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, replay: Replay, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`tensors` are `count` scalars and then the inputs of the computation they came from."""
-        ctx.replay, ctx.count = replay, count
-        ctx.save_for_backward(*tensors[count:])
-        return tuple(t.detach() for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        """Thunder's gradients, or torch's own with a graph if one is asked for."""
-        inputs = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return (None, None, *grads, *(None for _ in inputs))
-        return (None, None, *(None for _ in grads), *ctx.replay.gradients(inputs, grads))
-
-
 class RunCompiled(torch.autograd.Function):
     """A compiled computation of scalars, whose backward is the compiled one and can itself be differentiated."""
 
@@ -144,13 +125,3 @@ class RunCompiled(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (None, None, *ctx.replay.gradients(tensors[ctx.num_saved :], grads))
         return (None, None, *ctx.entry.backward_fn([list(tensors[: ctx.num_saved]), ctx.saved_other], list(grads)))
-
-
-def differentiable_twice(
-    replay: Replay, scalars: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """`scalars` with derivatives of any order with respect to `inputs`."""
-    if not any(s.requires_grad for s in scalars):
-        return tuple(scalars)
-    with torch.enable_grad():
-        return DoublyDifferentiable.apply(replay, len(scalars), *scalars, *inputs)

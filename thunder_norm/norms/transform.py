@@ -16,7 +16,6 @@ from thunder_norm.functions.transformed import compiles
 from thunder_norm.norms import recurrent_modules  # noqa: F401 - has lookasides
 from thunder_norm.norms import traced_initializing as _traced_initializing  # registers what it traces  # noqa: F401
 from thunder_norm.norms.annotations import named_annotations
-from thunder_norm.norms.higher_order import Replay, differentiable_twice
 from thunder_norm.norms.normed_mode import NormAcquisition, normed_call
 from thunder_norm.norms.parameters import Policy, check_names, check_policy
 from thunder_norm.norms.scalar_fusion import fuse_scalars
@@ -71,33 +70,20 @@ class NormTransform(SubclassTransform):
         return NormAcquisition(self.parameters, self.mode, self._model, self.sensitivity)
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
-        """Let derivatives of norm sizes be differentiated again."""
+        """Under `torch.no_grad` perturbations go on, and nothing else does."""
         _, computation, epilogue = traces
-        if epilogue is None:
+        if epilogue is None or torch.is_grad_enabled():
             return traces
         results = boundary_passes.results_and_received(computation, epilogue)
-        norms = [(p, r) for p, r in results if is_norm_scalar(p)]
-        if not torch.is_grad_enabled():  # perturbations go on, and nothing else does
-            active = depending(computation, {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad})
-            given = {p.name for p in computation.args}
-            if torch.is_inference_mode_enabled() and not active.isdisjoint({p.name for p, _ in results} - given):
-                raise NormMismatchError(
-                    "a jitted call with a perturbation_size that requires grad under torch.inference_mode(), where nothing can be "
-                    "differentiated: call it under torch.no_grad()"
-                )
-            constants = tuple(r for p, r in results if p.name not in active | given)
-            traces = boundary_passes.pass_through_epilogue(traces, constants, (), "detach", _detached)
-            norms = [(p, r) for p, r in norms if p.name in active]
-        computed, scalars = [p for p, _ in norms], tuple([r for _, r in norms])
-        of_norms = boundary_passes.computing_only(computation, computed)
-        if not any(p.requires_grad for p in of_norms.args if isinstance(p, TensorProxy)):
-            return traces
-        replay = Replay(of_norms, computed)
-
-        def again(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return differentiable_twice(replay, tensors[: len(scalars)], tensors[len(scalars) :])
-
-        return boundary_passes.pass_through_epilogue(traces, scalars, of_norms.args, "differentiable_twice", again)
+        active = depending(computation, {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad})
+        given = {p.name for p in computation.args}
+        if torch.is_inference_mode_enabled() and not active.isdisjoint({p.name for p, _ in results} - given):
+            raise NormMismatchError(
+                "a jitted call with a perturbation_size that requires grad under torch.inference_mode(), where nothing can be "
+                "differentiated: call it under torch.no_grad()"
+            )
+        constants = tuple(r for p, r in results if p.name not in active | given)
+        return boundary_passes.pass_through_epilogue(traces, constants, (), "detach", _detached)
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """Fuse the norm arithmetic of a normed program; leave the others alone."""

@@ -24,6 +24,7 @@ from thunder_norm.subclass.integer_values import IntegerValues
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.refused import Refused
+from thunder_norm.subclass.tape import Tape
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.wrapper_classes import is_wrapper
@@ -105,6 +106,7 @@ class Acquisition:
         self.integers = IntegerValues(self.fakes)
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
+        self.tape = Tape()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired
         self.equality = Equality()
         self.opaque = Opaque()

@@ -13,6 +13,7 @@ from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.gradients import detached
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.tape import Tape
 from thunder_norm.tracing.bindable import bindable, executor
 from thunder_norm.tracing.conditions import GuardError
 from thunder.core import prims
@@ -63,15 +64,18 @@ def flatten_operator(spec: WrapperSpec, is_detached: tuple[bool, ...]) -> Callab
     return bindable(f"flatten_{spec.cls.__name__}", flatten)
 
 
-def unflatten_operator(fake: torch.Tensor, joint: Joint | None) -> Callable:
-    """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results; carriers of its gradient may follow these."""
+def unflatten_operator(fake: torch.Tensor, joint: Joint | None, tape: Tape | None = None) -> Callable:
+    """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results; carriers of its gradient may follow these.
+
+    After those come the inputs that the tape is given, if there is one.
+    """
     spec = WrapperSpec.of(fake)
     result = None if joint is None else joint.result_of(fake)
     is_result = [joint is not None and joint.result_of(t) is not None for t in spec.leaves(fake)]
 
     def build(*leaves: torch.Tensor) -> torch.Tensor:
         if result is not None:
-            return result.close(spec, leaves)
+            return result.close(spec, leaves, tape)
         if joint is not None:
             with torch.enable_grad():
                 return spec.build(tuple(t if r else detached(t) for t, r in zip(leaves, is_result, strict=True)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,21 +23,32 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.aten import captured
 from thunder_norm.subclass.effects import is_effect
+from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.fallback import fallback
+from thunder_norm.subclass.followed import check_followed
 from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
 from thunder_norm.subclass.mutations import check_newest
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
 from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
+from thunder_norm.subclass.tape import Tape
 from thunder_norm.subclass.trace import OperationId, composite
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.wrapper_classes import is_wrapper
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes, prims
-from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
+
+# What the last operation is called: whether there is a tape for gradients that are differentiated again.
+_WITH_TAPE, _WITHOUT_TAPE = "torch_autograd", "once_by_torch_autograd"
+
+
+def has_tape(bsym: BoundSymbol) -> bool | None:
+    """Of the last operation, whether there is a tape; None for all others."""
+    return True if bsym.sym.name.startswith(_WITH_TAPE) else False if bsym.sym.name.startswith(_WITHOUT_TAPE) else None
 
 
 @dataclass
@@ -48,10 +59,16 @@ class Joint:
     sources: list[Source]
     results: list[Result]
     segments: list[Segment]
+    tape: Tape | None = None  # what gradients that are differentiated again are computed with
+    plain_results: dict[str, torch.Tensor] = field(default_factory=dict)  # fakes, by the names of what the computation returns
 
     def result_of(self, fake: torch.Tensor) -> Result | None:
         """The entry of an output, if it gets a gradient."""
         return next((r for r in self.results if r.fake is fake), None)
+
+    def plain_input(self, fake: torch.Tensor) -> TensorProxy:
+        """The argument of the finished program that a plain fake stands for."""
+        return self.acquisition.fakes.current(self.acquisition.fakes.proxy_of(fake))
 
     # -- the trace ----------------------------------------------------------------------------------------------------
 
@@ -134,11 +151,18 @@ class Joint:
         anchored = self._anchor_results(returned, inner, given)
         results = iter(self._write_operation(trace, executor, list(anchored.values()), given))
         connected = {name: next(results) for name in anchored}
+        self.plain_results = {connected[n].name: f for f, n in self._plain(returned) if n in connected}
         for result in (r for r in self.results if r.uses_carriers):
             result.anchors = tuple(next(results) for _ in result.tangent.carried)
         trace.bound_symbols = _with_outputs(trace.bound_symbols)
         carriers = (p for _, found in self.result_carriers() for p in found)
         return (*(connected.get(p.name, p) if isinstance(p, TensorProxy) else p for p in outputs), *carriers)
+
+    def _plain(self, returned: Sequence[Any]) -> list[tuple[torch.Tensor, str]]:
+        """The plain results that get a gradient, with the names of their proxies."""
+        fakes = self.acquisition.fakes.by_name()
+        found = [(fake_of(p, fakes), p.name) for p in returned if isinstance(p, TensorProxy) and not isinstance(p, SubclassProxy)]
+        return [(fake, name) for fake, name in found if fake is not None and self.result_of(fake) is not None]
 
     def _anchor_results(
         self, returned: Sequence[Any], inner: dict[str, tuple[TensorProxy, ...]], arguments: set[str]
@@ -147,7 +171,7 @@ class Joint:
         proxies: dict[int, tuple[TensorProxy, ...]] = {}
         fakes = self.acquisition.fakes.by_name()
         for p in returned:
-            fake = _fake(p, fakes)
+            fake = fake_of(p, fakes)
             if fake is not None:
                 proxies.setdefault(id(fake), inner[p.name] if isinstance(p, SubclassProxy) else (p,))
             if isinstance(p, SubclassProxy):
@@ -190,7 +214,7 @@ class Joint:
                 prims.put_grad(p, env[id(t)] if id(t) in env else captured(t))
             return results
 
-        operation = executor.register_operator("torch_autograd", like=forward)
+        operation = executor.register_operator(_WITH_TAPE if self.tape else _WITHOUT_TAPE, like=forward)
         executor.register_implementation(operation, execution_transform=forward, grad_transform=grad)
         check_newest(trace, [*anchored, *anchors, *saved])
         with tracectx(trace), scope(trace) as written:
@@ -245,7 +269,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
         UnsupportedOpError: something of the program does not go through torch's autograd.
     """
     fakes = acquisition.fakes.by_name()
-    _check_followed(acquisition, trace, fakes)
+    check_followed(acquisition, trace, fakes)
     outputs = _outputs(trace, fakes)
     sources = list(acquisition.autograd.sources.values())
     if not outputs or not sources:
@@ -290,55 +314,11 @@ def _outputs(trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> list[torch.T
     """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included."""
     found: dict[int, torch.Tensor] = {}
     for p in trace.bound_symbols[-1].args[0]["output"]:
-        fake = _fake(p, fakes)
+        fake = fake_of(p, fakes)
         for t in () if fake is None else (fake, *leaves_of(fake)):
             if t.requires_grad:
                 found[id(t)] = t
     return list(found.values())
-
-
-def _fake(p: Any, fakes: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    if isinstance(p, SubclassProxy):
-        return p.fake
-    return fakes.get(p.name) if isinstance(p, TensorProxy) else None
-
-
-def _check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> None:
-    """Refuse what would lose gradients without a word."""
-    for proxy in acquisition.wrappers.proxies():
-        spec = acquisition.wrappers.specs.get(id(proxy.fake))
-        if spec is not None and not spec.requires_grad and any(acquisition.fakes.inner.get(id(t)) for t in leaves_of(proxy.fake)):
-            raise UnsupportedOpError(
-                with_details(
-                    f"{proxy.name}, a {type(proxy.fake).__name__}, does not require grad but its inner tensors do",
-                    why="other wrappers of the program require grad themselves, so gradients are torch's, which has none here",
-                    instead="let all wrappers require grad themselves, or none",
-                )
-            )
-    for bsym in trace.bound_symbols:
-        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in (prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL):
-            continue
-        if not any(_is_tracked(acquisition, _fake(p, fakes)) for p in bsym.flat_proxy_args):
-            continue
-        for out in bsym.flat_proxy_outs:
-            if (
-                isinstance(out, TensorProxy)
-                and not isinstance(out, SubclassProxy)
-                and dtypes.is_float_dtype(out.dtype)
-                and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in out.tags
-            ):
-                line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
-                raise UnsupportedOpError(
-                    with_details(
-                        f"{bsym.sym.name} on a tensor whose gradient is that of a wrapper subclass",
-                        at=f"{bsym.source_filename}:{line}",
-                        why="it did not go through torch's autograd",
-                    )
-                )
-
-
-def _is_tracked(acquisition: Acquisition, fake: torch.Tensor | None) -> bool:
-    return fake is not None and fake.requires_grad and id(fake) not in acquisition.autograd.sources
 
 
 def _tangent_like(acquisition: Acquisition, t: torch.Tensor) -> torch.Tensor:

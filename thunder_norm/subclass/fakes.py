@@ -5,7 +5,7 @@ A fake is known by identity; the tables keep it alive, so that an id never comes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -202,3 +202,10 @@ class Wrappers:
     def spec_of(self, proxy: SubclassProxy) -> WrapperSpec:
         """What the prologue must find in the input a proxy stands for (the interpreter may have renamed it)."""
         return self.specs[id(proxy.fake)]
+
+
+def fake_of(p: Any, fakes: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The fake of what a finished trace has; `fakes` are those of plain proxies by name."""
+    if isinstance(p, SubclassProxy):
+        return p.fake
+    return fakes.get(p.name) if isinstance(p, TensorProxy) else None

@@ -15,6 +15,7 @@ from thunder_norm.model_state.escapes import check_inner
 from thunder_norm.subclass.encoding import decode, encode
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.record import Recorded
+from thunder_norm.subclass.tape import Tape
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.proxies import TensorProxy
 
@@ -188,16 +189,23 @@ class _Close(torch.autograd.Function):
     """From inner results to the wrapper around them; backwards, from its gradient to theirs."""
 
     @staticmethod
-    def forward(ctx: Any, result: Result, spec: WrapperSpec, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.result, ctx.num_leaves = result, spec.num_leaves
+    def forward(ctx: Any, result: Result, spec: WrapperSpec, tape: Tape | None, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.result, ctx.num_leaves, ctx.tape = result, spec.num_leaves, tape
         ctx.set_materialize_grads(False)
+        if tape is not None:
+            ctx.num_own = len(tensors) - len(tape.given)
+            ctx.save_for_backward(*tensors[ctx.num_own :])
         return spec.build(tuple(map(detached, tensors[: spec.num_leaves])))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
-        result = ctx.result
+        result, tape = ctx.result, ctx.tape
+        if tape is not None and torch.is_grad_enabled():
+            found = (None,) * len(tape.given) if grad is None else tape.gradients(result.fake, grad, ctx.saved_tensors)
+            return None, None, None, *(None,) * ctx.num_own, *found
         grads = (None,) * len(result.tangent.carried) if grad is None else result.tangent.open(grad)
-        return None, None, *((None,) * ctx.num_leaves if result.uses_carriers else ()), *grads
+        others = () if tape is None else (None,) * len(tape.given)
+        return None, None, None, *((None,) * ctx.num_leaves if result.uses_carriers else ()), *grads, *others
 
 
 @dataclass
@@ -223,10 +231,10 @@ class Result:
     uses_carriers: bool
     anchors: tuple[TensorProxy, ...] = ()
 
-    def close(self, spec: WrapperSpec, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The wrapper around inner results, connected to Thunder's autograd."""
+    def close(self, spec: WrapperSpec, tensors: tuple[torch.Tensor, ...], tape: Tape | None) -> torch.Tensor:
+        """The wrapper around inner results, connected to Thunder's autograd; what the tape is given follows these."""
         with torch.enable_grad():
-            return _Close.apply(self, spec, *tensors)
+            return _Close.apply(self, spec, tape, *tensors)
 
 
 @dataclass

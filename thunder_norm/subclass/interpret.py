@@ -12,7 +12,6 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import jagged_makers, opaque_lookasides, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.attributes import (
@@ -36,7 +35,15 @@ from thunder_norm.subclass.plain_operations import written_out
 from thunder_norm.subclass.protocol import is_of_wrappers, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
-from thunder_norm.subclass.refusals import FUNCTORCH_LEVELS, refuse_functorch, refuse_make_wrapper, refuse_setattr, refuse_value
+from thunder_norm.subclass.refusals import (
+    FUNCTORCH_LEVELS,
+    is_derivative,
+    refuse_derivative,
+    refuse_functorch,
+    refuse_make_wrapper,
+    refuse_setattr,
+    refuse_value,
+)
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
@@ -94,9 +101,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         acquisition.autograd.is_running or acquisition.intercepts_plain or _has_wrapper(args, kwargs)
     ):
         return _without_checkpoint
-    is_derivative = fn is torch.autograd.grad or fn is torch.autograd.backward
-    if is_derivative and (acquisition.meets_wrappers or acquisition.intercepts_plain):
-        return functools.partial(_refuse_derivative, acquisition, fn)
+    if is_derivative(fn):
+        return functools.partial(refuse_derivative, acquisition)
     if _has_wrapper(args, kwargs):
         if fn in ASKS_FOR_OVERRIDES:  # torch's modules leave their fused inference kernels where a subclass takes part
             return functools.partial(has_override, acquisition, fn)
@@ -181,18 +187,6 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     if is_torchs and any(isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in values):
         acquisition.differentiate()
     return lambda cls, *inputs, **options: operation_of(acquisition, apply)(*inputs, **options)
-
-
-def _refuse_derivative(acquisition: Acquisition, fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    """Called for `torch.autograd.grad` in a program with wrappers."""
-    error = UnsupportedOpError(
-        with_details(
-            f"torch.autograd.{fn.__name__} inside a traced program with wrapper subclasses",
-            why="there is no graph while a trace is acquired",
-            instead="thunder_norm.transforms.grad or vjp inside of it, or take the derivative outside",
-        )
-    )
-    return do_raise(acquisition.refuse(error))
 
 
 _CHECKPOINT_OPTIONS = frozenset("use_reentrant context_fn determinism_check debug preserve_rng_state early_stop".split())

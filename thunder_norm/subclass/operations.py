@@ -16,9 +16,11 @@ from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
 from thunder_norm.subclass import executors, jagged_operations, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.effects import SameValues
+from thunder_norm.subclass.fallback import is_kept
 from thunder_norm.subclass.protocol import is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.record import recording
+from thunder_norm.subclass.record import Recorded, in_autocast_region, recording
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 import thunder.torch as ltorch
 from thunder.core.interpreter import (
@@ -199,6 +201,18 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
             result = acquisition.run(recorder, run, fake_args, fake_kwargs)
         else:
             result = acquisition.run(recorder, executors.run_with_rule, (rule, recorder, fn, fake_args, fake_kwargs), {})
+    if rule is not None or acquisition.num_levels or _in_autocast() or any(map(_is_of_one_run, recorder.log)):
+        acquisition.tape.tear()
+    acquisition.tape.note(fn, fake_args, fake_kwargs, result, is_grad_enabled())
     acquisition.write_hoisted(recorder)
     operation = trace.operation_id(fn, fake_args, fake_kwargs, result)
     return trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)
+
+
+def _in_autocast() -> bool:
+    return in_autocast_region() or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _is_of_one_run(record: Recorded) -> bool:
+    """Whether an operation draws random numbers, or does more than return tensors and check them."""
+    return is_kept(record.func) and not isinstance(record.func, SameValues)

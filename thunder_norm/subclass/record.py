@@ -22,6 +22,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.aliasing import elements, is_reshaped, order, place, taken_out, whole, with_written
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
+from thunder_norm.subclass.functional_forms import functional_variant, returning_what_it_writes, with_defaults
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
@@ -227,6 +228,8 @@ class Recorder(TorchDispatchMode):
     def _record_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
         schema = func._schema
         mutated = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        if (whole_form := returning_what_it_writes(func)) is not None:
+            return self._record_with_results(func, whole_form, [args[i] for i in mutated], args, kwargs)
         functional = functional_variant(func)
         if mutated != [0] or functional is None:
             raise UnsupportedOpError(
@@ -235,7 +238,7 @@ class Recorder(TorchDispatchMode):
         target = args[0]
         self._check_may_mutate(func, target)
         self.acquisition.integers.forget(target)
-        args = _with_defaults(func, args, kwargs)
+        args = with_defaults(func, args, kwargs)
         with self.paused():
             value = functional(*args, **kwargs)
             if not torch.can_cast(value.dtype, target.dtype):  # torch's words; fakes are not asked by all operations
@@ -249,6 +252,23 @@ class Recorder(TorchDispatchMode):
             self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
         self._renew(aliases, target)
         return result
+
+    def _record_with_results(self, func: Any, functional: Any, targets: Sequence[torch.Tensor], args: tuple, kwargs: dict) -> Any:
+        for target in targets:
+            self._check_may_mutate(func, target)
+            self.acquisition.integers.forget(target)
+        with self.paused():
+            found = functional(*args, **kwargs)
+        self._append(functional, args, kwargs, found)
+        num_results = len(found) - len(targets)
+        results, values = found[:num_results], found[num_results:]
+        for target, value in zip(targets, values, strict=True):
+            aliases = self._aliases(target)
+            self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
+            self._renew(aliases, target)
+        if not results:  # an in-place operation returns what it writes into
+            return targets[0]
+        return results if len(results) > 1 else results[0]
 
     def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Record what tensors became that share memory with `target`, which was changed."""
@@ -319,31 +339,6 @@ def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
                 needed="torch.library.register_fake for it",
             )
         ) from e
-
-
-def _with_defaults(func: Any, args: tuple, kwargs: dict) -> tuple:
-    """All positional arguments: those left out may have no default in the functional variant (bernoulli's p)."""
-    rest = func._schema.arguments[len(args) :]
-    given = itertools.takewhile(lambda a: not a.kwarg_only and a.name not in kwargs and a.has_default_value(), rest)
-    return (*args, *(a.default_value for a in given))
-
-
-def functional_variant(func: Any) -> Any | None:
-    """The out-of-place overload of an in-place aten overload, if there is one with the same arguments."""
-    if func is aten.normal_.default:
-        return aten.normal_functional.default  # whose first argument has another name
-    name = func.overloadpacket.__name__
-    if not name.endswith("_"):
-        return None
-    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
-    if func.namespace != "aten" or packet is None:
-        return None
-    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
-    for overload in packet.overloads():  # pow_.Scalar(Tensor, Scalar) goes with pow.Tensor_Scalar
-        found = getattr(packet, overload)
-        if not found._schema.is_mutable and [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
-            return found
-    return None
 
 
 @contextlib.contextmanager

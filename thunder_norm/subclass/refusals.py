@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.lookasides import instead_of_named
+from thunder_norm.tracing.lookasides import instead_of, instead_of_named
 from thunder.core.interpreter import (
     WrappedValue,
     do_raise,
@@ -101,3 +102,28 @@ FUNCTORCH_LEVELS = tuple(
     for name in ("grad", "vmap", "jvp", "func")
     if hasattr(torch._C._functorch, f"_{name}_increment_nesting")
 )
+
+
+_DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+
+
+def is_derivative(fn: Callable) -> bool:
+    """Whether it is torch's autograd, which works on the graph of what has run."""
+    return any(fn is derivative for derivative in _DERIVATIVES)
+
+
+def refuse_derivative(acquisition: Acquisition | None, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for torch's autograd in a program."""
+    error = UnsupportedOpError(
+        with_details(
+            "torch.autograd.grad, or .backward(), inside a traced program",
+            at=location_of_user(),
+            why="there is no graph while a trace is acquired",
+            instead="thunder_norm.transforms.grad or vjp inside of it, or take the derivative outside",
+        )
+    )
+    return do_raise(error if acquisition is None else acquisition.refuse(error))
+
+
+for _function in _DERIVATIVES:
+    instead_of(_function)(functools.partial(refuse_derivative, None))

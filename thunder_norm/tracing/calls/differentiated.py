@@ -1,49 +1,116 @@
-"""A program with a backward part as one node of torch's autograd.
+"""Programs with a backward part in torch's autograd.
 
 ``thunder.executors.torch_autograd`` makes two nodes, so that the gradients of large results can be freed while the backward part runs, with
 a random tensor between them in each direction.  One node is enough where the results are small.
+
+Thunder's nodes can be differentiated once: asked for a graph of the backward (``create_graph=True``) they give gradients without history,
+without a word.  Those here leave the compiled backward part then: the program that Thunder differentiated is differentiated again, as a
+function of its inputs and the cotangents (`functions/again.py` registers how).  They keep the inputs for that.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing import random_numbers
+from thunder.core import prims
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
 _MOST_BYTES = 2**24  # of results whose gradients may stay while the backward part runs
 
+Gradients = Sequence[torch.Tensor | None]
 
-class _Program(torch.autograd.Function):
-    """Results that were computed already, with the backward part of their program."""
+
+@dataclass(frozen=True)
+class Run:
+    """What a program ran on.
+
+    Attributes:
+        inputs: of the computation, flat.
+        versions: of each, before the program wrote into it, if it does.
+        drawn_from: the states of torch's generators, if the program draws random numbers.
+    """
+
+    inputs: Sequence[Any]
+    versions: Sequence[int]
+    drawn_from: random_numbers.States | None
+
+
+# From a run and cotangents of its results to gradients with a history, one for each input.
+Pullback = Callable[[Run, Gradients], Gradients]
+
+_makers: list[Callable[[TraceCtx], Pullback]] = []
+
+
+def makes_pullbacks(make: Callable[[TraceCtx], Pullback]) -> Callable[[TraceCtx], Pullback]:
+    """Register what differentiates a computation trace for gradients that can be differentiated again."""
+    _makers.append(make)
+    return make
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The backward part of an entry.
+
+    Attributes:
+        compiled: of what was saved and the cotangents of the results; it empties both lists.
+        pullback: the same with a history.
+        notes_start: whether the program draws random numbers or writes into tensors: what it starts from is to be noted.
+        in_one_node: whether torch's autograd gets one node.
+        start: what was noted of a call: versions of the inputs, and states of generators.
+    """
+
+    compiled: Callable
+    pullback: Pullback
+    notes_start: bool
+    in_one_node: bool = False
+    start: tuple[list[int], random_numbers.States] | None = None
 
     @staticmethod
-    def forward(ctx: Any, backward: Callable, saved: tuple, other: Any, results: tuple, *inputs: Any) -> tuple:
-        ctx.program, ctx.other = backward, other
-        # a view of a result that is saved would keep the result, and with it this node, for good: github.com/pytorch/pytorch/issues/94990
-        ctx.save_for_backward(*(t.detach() if isinstance(t, torch.Tensor) and t._base is not None else t for t in saved))
-        return results
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *cotangents: Any) -> tuple:
-        saved = list(ctx.saved_tensors)
-        ctx.maybe_clear_saved_tensors()  # the backward part frees each when it has used it
-        return (None, None, None, None, *ctx.program([saved, ctx.other], list(cotangents)))
-
-
-class InOneNode:
-    """The backward part of an entry whose results are to be connected by `connect`."""
-
-    def __init__(self, backward: Callable):
-        self.backward = backward
+    def of(compiled: Callable, program: TraceCtx, forward: TraceCtx) -> Backward:
+        """That of `program`, which Thunder differentiated, and which runs as `forward`."""
+        notes_start = any(random_numbers.draws_numbers(b) or _writes(b) for b in program.bound_symbols)
+        if any(b.sym.is_fusion and random_numbers.draws_numbers(b) for b in forward.bound_symbols):
+            return Backward(compiled, functools.partial(_refused, "it draws random numbers in a region of a compiler's"), False)
+        if not _makers:
+            return Backward(compiled, functools.partial(_refused, "thunder_norm.transforms is not imported"), False)
+        return Backward(compiled, _makers[0](program), notes_start)
 
     def __call__(self, saved: Any, cotangents: Any) -> Any:
-        return self.backward(saved, cotangents)
+        return self.compiled(saved, cotangents)
+
+    def as_one_node(self) -> Backward:
+        """The same, for results that are small."""
+        return replace(self, in_one_node=True)
+
+    def run(self, inputs: Sequence[Any]) -> Run:
+        """What the program has just run on."""
+        versions, drawn_from = self.start or (_versions(inputs), None)
+        return Run(inputs, versions, drawn_from)
+
+
+def of_call(entry: Any, inputs: Sequence[Any]) -> Any:
+    """A cache entry for the call that is about to run on these inputs."""
+    backward = entry.backward_fn
+    if type(backward) is Backward and backward.notes_start:
+        return entry._replace(backward_fn=replace(backward, start=(_versions(inputs), random_numbers.states())))
+    return entry
+
+
+def _writes(bsym: BoundSymbol) -> bool:
+    return bsym.sym.id is prims.PrimIDs.COPY_ or any(map(_writes, bsym.subsymbols))
+
+
+def _refused(why: str, run: Run, cotangents: Gradients) -> Gradients:
+    raise UnsupportedOpError(with_details("create_graph=True through a jitted program", why=why))
 
 
 def has_small_results(trace: TraceCtx) -> bool:
@@ -55,14 +122,123 @@ def has_small_results(trace: TraceCtx) -> bool:
     return sum(sizes) <= _MOST_BYTES
 
 
-def connect(backward: InOneNode, inputs: Sequence[Any], results: tuple, saved: tuple, other: Any) -> None:
+def _differentiated(ctx: Any, cotangents: Gradients) -> Gradients:
+    """Gradients with a history."""
+    if ctx.run is None:
+        raise RuntimeError(
+            "trying to backward through a jitted function a second time, after its inputs were freed: retain_graph=True"
+        )
+    return ctx.pullback(ctx.run, cotangents)
+
+
+def _free(ctx: Any) -> None:
+    """Let go of the inputs if torch lets go of what it saved."""
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.run = None
+
+
+def _versions(tensors: Sequence[Any]) -> list[int]:
+    try:
+        return [t._version for t in tensors]
+    except (AttributeError, RuntimeError):  # a number; a tensor made in inference mode
+        return [t._version if isinstance(t, torch.Tensor) and not t.is_inference() else 0 for t in tensors]
+
+
+def _unviewed(saved: Sequence[Any]) -> tuple:
+    # a view of a result that is saved would keep the result, and with it this node, for good: github.com/pytorch/pytorch/issues/94990
+    return tuple([t.detach() if isinstance(t, torch.Tensor) and t._base is not None else t for t in saved])
+
+
+class _Program(torch.autograd.Function):
+    """Results that were computed already, with the backward part of their program."""
+
+    @staticmethod
+    def forward(ctx: Any, backward: Backward, saved: tuple, other: Any, results: tuple, constant: tuple, *inputs: Any) -> tuple:
+        ctx.compiled, ctx.other, ctx.pullback, ctx.run = backward.compiled, other, backward.pullback, backward.run(inputs)
+        ctx.save_for_backward(*_unviewed(saved))
+        if constant:
+            ctx.mark_non_differentiable(*constant)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple:
+        if torch.is_grad_enabled():
+            found = _differentiated(ctx, cotangents)
+        else:
+            saved = list(ctx.saved_tensors)
+            ctx.maybe_clear_saved_tensors()  # the backward part frees each when it has used it
+            found = ctx.compiled([saved, ctx.other], list(cotangents))
+        _free(ctx)
+        return (None, None, None, None, None, *found)
+
+
+@dataclass
+class _Link:
+    """What the two nodes of a program have in common."""
+
+    backward: Backward
+    other: Any
+    given: tuple | None = (
+        None  # what was saved, and the cotangents, on their way to the first node; None if the second has done it all
+    )
+
+
+class _First(torch.autograd.Function):
+    """The node that runs the backward part: when it does nobody else holds the gradients of results."""
+
+    @staticmethod
+    def forward(ctx: Any, link: _Link, *inputs: Any) -> torch.Tensor:
+        ctx.link, ctx.num_inputs = link, len(inputs)
+        return torch.empty(1, device="meta")
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> tuple:
+        given, ctx.link.given = ctx.link.given, None
+        if given is None:
+            return (None,) * (1 + ctx.num_inputs)
+        saved, cotangents = given
+        del given
+        return (None, *ctx.link.backward.compiled([saved, ctx.link.other], cotangents))
+
+
+class _Second(torch.autograd.Function):
+    """The node that torch hands the gradients of results to."""
+
+    @staticmethod
+    def forward(ctx: Any, first: torch.Tensor, link: _Link, saved: tuple, results: tuple, *inputs: Any) -> tuple:
+        ctx.link, ctx.pullback, ctx.run, ctx.num_inputs = link, link.backward.pullback, link.backward.run(inputs), len(inputs)
+        ctx.save_for_backward(*_unviewed(saved))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple:
+        if torch.is_grad_enabled():
+            first, found = None, _differentiated(ctx, cotangents)
+        else:
+            ctx.link.given = list(ctx.saved_tensors), list(cotangents)
+            ctx.maybe_clear_saved_tensors()
+            first, found = torch.empty(1, device="meta"), (None,) * ctx.num_inputs
+        _free(ctx)
+        return (first, None, None, None, *found)
+
+
+@torch.enable_grad()
+def connect(
+    backward: Backward, inputs: Sequence[Any], results: tuple, saved: tuple, other: Any, is_differentiable: Sequence[bool] | None
+) -> None:
     """Have torch's autograd differentiate results that were computed already.
 
     Args:
-        backward: of what was saved and the cotangents of the results; it empties both lists.
+        backward: of the program.
         inputs: of the program, flat.
         results: of the program, flat; they get the history.
         saved: tensors that the backward part needs.
         other: what else it needs.
+        is_differentiable: of each result, whether it gets a history; None if all do.
     """
-    _Program.apply(backward.backward, saved, other, results, *inputs)
+    if backward.in_one_node or is_differentiable is not None:
+        constant = tuple([t for t, d in zip(results, is_differentiable or (), strict=False) if not d])
+        _Program.apply(backward, saved, other, results, constant, *inputs)
+    else:
+        link = _Link(backward, other)
+        _Second.apply(_First.apply(link, *inputs), link, saved, results, *inputs)

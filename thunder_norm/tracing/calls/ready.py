@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _contextlib
 
-from thunder_norm.tracing.calls.differentiated import InOneNode, has_small_results
+from thunder_norm.tracing.calls.differentiated import Backward, has_small_results, of_call
 from thunder_norm.tracing.calls.prologue import Inputs, shortened
 from thunder_norm.tracing.calls.replaced import Watched
 from thunder.core.module import ThunderModule
@@ -67,17 +67,16 @@ def short_calls(find: Callable, cd: Callable[[], Any], cs: Callable[[], Any]) ->
                 ready = (r, *ready[:n], *ready[n + 1 :])
             _note_hit(stats, r.entry)
             cd().is_grad_enabled = torch.is_grad_enabled()
-            return r.called, *inputs
+            return of_call(r.called, inputs[0]), *inputs
         misses = stats.cache_misses
-        result = find(*args, **kwargs)
-        entry = result[0]
+        entry, *inputs = find(*args, **kwargs)
         if stats.cache_misses == misses and _can_be_ready(cd(), stats):
             _, times = tried.get(id(entry), (entry, 0))
             if times < _MOST_FORMS:
                 tried[id(entry)] = entry, times + 1
                 new = _made_ready(entry, cd(), stats, args, kwargs)
                 ready = ready if new is None else (new, *ready)
-        return result
+        return of_call(entry, inputs[0]), *inputs
 
     return found
 
@@ -114,10 +113,8 @@ def _made_ready(entry: Any, cd: Any, stats: Any, args: tuple, kwargs: dict) -> _
         return None
     bare = functools.partial(_bare, with_grad=torch.is_grad_enabled())
     called = entry._replace(computation_fn=bare(entry.computation_fn), epilogue_fn=bare(entry.epilogue_fn))
-    if entry.backward_fn is not None and torch.is_grad_enabled() and not entry.return_none_instead_of_grads:
-        connects = not {"is_differentiable_outputs", "thunderfx_disable_split_autograd"} & cd.compile_options.keys()
-        if connects and has_small_results(entry.computation_traces[-1]):
-            called = called._replace(backward_fn=InOneNode(entry.backward_fn))
+    if isinstance(entry.backward_fn, Backward) and torch.is_grad_enabled() and has_small_results(entry.computation_traces[-1]):
+        called = called._replace(backward_fn=entry.backward_fn.as_one_node())
     return _Ready(entry, position, inputs, called)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import aliases, containers, guards, native, proxy_names, python, whereabouts
-from thunder_norm.tracing.calls.differentiated import InOneNode, connect
+from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import short_calls
 from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants
@@ -21,13 +21,17 @@ from thunder.core.compile_data import get_cache_option, get_compile_data
 from thunder.core.module import get_thunder_module
 from thunder.core.options import CACHE_OPTIONS, SHARP_EDGES_OPTIONS
 from thunder.core.trace import TraceCtx
+from thunder.transforms import autodiff
 
-_IS_OF_ONE_CALL = "_thunder_norm_is_of_one_call"  # of compile data: what was acquired last
+# of compile data: what was acquired last
+_IS_OF_ONE_CALL = "_thunder_norm_is_of_one_call"
+_DIFFERENTIATED = "_thunder_norm_differentiated"
 
 _original_acquire = thunder.thunder_general_jit
 _original_alias_updates = thunder.insert_alias_updates
 _original_with_cache_info = thunder._with_cache_info_ctx
 _original_connect = thunder.connect_to_autograd
+_original_differentiate = autodiff.grad_transform_on_trace
 
 
 @replaces(
@@ -128,10 +132,17 @@ def _with_cache_info(fn: Callable) -> Callable:
 
     def compiling(*args: Any, **kwargs: Any) -> Any:
         with native.compiler(), rarely_collected():
-            found = find(*args, **kwargs)
-        if vars(around["weakref_cd"]()).pop(_IS_OF_ONE_CALL, False):
-            around["weakref_cs"]().interpreter_cache.pop()
-        return found
+            entry, *inputs = find(*args, **kwargs)
+        acquired = vars(around["weakref_cd"]())
+        program, is_of_one_call = acquired.pop(_DIFFERENTIATED, None), acquired.pop(_IS_OF_ONE_CALL, False)
+        cache = around["weakref_cs"]().interpreter_cache
+        if entry.backward_fn is not None and program is not None:
+            found = entry._replace(backward_fn=Backward.of(entry.backward_fn, program, entry.computation_traces[-1]))
+            cache[:] = [found if e is entry else e for e in cache]
+            entry = found
+        if is_of_one_call:
+            cache.pop()
+        return entry, *inputs
 
     return short_calls(compiling, around["weakref_cd"], around["weakref_cs"])
 
@@ -153,6 +164,21 @@ def _has_participant(around: dict[str, Any]) -> bool:
 
 
 @replaces(
+    autodiff,
+    "grad_transform_on_trace",
+    "trace",
+    "args",
+    "kwargs",
+    lines="apply_transforms_and_build_cache_entry: grad_transform_on_trace(computation_trc)",
+)
+def _differentiate(trace: TraceCtx, /, *args: Any, **kwargs: Any) -> TraceCtx:
+    """The program that Thunder differentiates: what is differentiated again where somebody asks for it."""
+    if participants():
+        setattr(get_compile_data(), _DIFFERENTIATED, trace)
+    return _original_differentiate(trace, *args, **kwargs)
+
+
+@replaces(
     thunder,
     "connect_to_autograd",
     "backward_fn",
@@ -166,8 +192,10 @@ def _has_participant(around: dict[str, Any]) -> bool:
     lines="maybe_connect_to_autograd: connect_to_autograd(backward_fn=cache_entry.backward_fn, ...",
 )
 def _connect_to_autograd(*, backward_fn: Callable, **parts: Any) -> None:
-    """The history of a program's results: two nodes of torch's autograd, with a random tensor between them, where one is enough."""
-    if isinstance(backward_fn, InOneNode):
-        connect(backward_fn, parts["flat_args"], parts["flat_output"], parts["saved_tensors"], parts["saved_other"])
-    else:
+    """The history of a program's results: one that can be differentiated again, of one node where one is enough."""
+    if not isinstance(backward_fn, Backward) or parts["return_none_instead_of_grads"]:
         _original_connect(backward_fn=backward_fn, **parts)
+        return
+    backward = backward_fn.as_one_node() if parts["disable_split_autograd"] else backward_fn
+    tensors = parts["flat_args"], parts["flat_output"], parts["saved_tensors"], parts["saved_other"]
+    connect(backward, *tensors, parts["is_differentiable_outputs"])

@@ -1,0 +1,59 @@
+"""What of a program torch's autograd has followed on the fakes: what it has not would lose gradients without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.fakes import fake_of
+from thunder_norm.subclass.gradients import leaves_of
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.trace import OperationId
+from thunder.core import dtypes, prims
+from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.trace import TraceCtx
+
+
+def check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> None:
+    """Refuse what would lose gradients.
+
+    Raises:
+        UnsupportedOpError: something of the program does not go through torch's autograd.
+    """
+    for proxy in acquisition.wrappers.proxies():
+        spec = acquisition.wrappers.specs.get(id(proxy.fake))
+        if spec is not None and not spec.requires_grad and any(acquisition.fakes.inner.get(id(t)) for t in leaves_of(proxy.fake)):
+            raise UnsupportedOpError(
+                with_details(
+                    f"{proxy.name}, a {type(proxy.fake).__name__}, does not require grad but its inner tensors do",
+                    why="other wrappers of the program require grad themselves, so gradients are torch's, which has none here",
+                    instead="let all wrappers require grad themselves, or none",
+                )
+            )
+    for bsym in trace.bound_symbols:
+        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in (prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL):
+            continue
+        if not any(_is_tracked(acquisition, fake_of(p, fakes)) for p in bsym.flat_proxy_args):
+            continue
+        for out in bsym.flat_proxy_outs:
+            if (
+                isinstance(out, TensorProxy)
+                and not isinstance(out, SubclassProxy)
+                and dtypes.is_float_dtype(out.dtype)
+                and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in out.tags
+            ):
+                line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
+                raise UnsupportedOpError(
+                    with_details(
+                        f"{bsym.sym.name} on a tensor whose gradient is that of a wrapper subclass",
+                        at=f"{bsym.source_filename}:{line}",
+                        why="it did not go through torch's autograd",
+                    )
+                )
+
+
+def _is_tracked(acquisition: Acquisition, fake: torch.Tensor | None) -> bool:
+    return fake is not None and fake.requires_grad and id(fake) not in acquisition.autograd.sources

@@ -1,0 +1,48 @@
+"""Operations of torch's that write into what they are given, and those that return it instead."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# They write into several arguments, or into one that is not the first; the functional form returns what these become after its results.
+_WITH_RESULTS = {
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+    aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
+}
+
+
+def returning_what_it_writes(func: Any) -> Any | None:
+    """The overload that returns the results of `func`, and then what becomes of each argument that this writes into."""
+    return _WITH_RESULTS.get(func)
+
+
+def functional_variant(func: Any) -> Any | None:
+    """The out-of-place overload of an in-place aten overload, if there is one with the same arguments."""
+    if func is aten.normal_.default:
+        return aten.normal_functional.default  # whose first argument has another name
+    name = func.overloadpacket.__name__
+    if not name.endswith("_"):
+        return None
+    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
+    if func.namespace != "aten" or packet is None:
+        return None
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    for overload in packet.overloads():  # pow_.Scalar(Tensor, Scalar) goes with pow.Tensor_Scalar
+        found = getattr(packet, overload)
+        if not found._schema.is_mutable and [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
+            return found
+    return None
+
+
+def with_defaults(func: Any, args: tuple, kwargs: dict) -> tuple:
+    """All positional arguments: those left out may have no default in the functional variant (bernoulli's p)."""
+    rest = func._schema.arguments[len(args) :]
+    given = itertools.takewhile(lambda a: not a.kwarg_only and a.name not in kwargs and a.has_default_value(), rest)
+    return (*args, *(a.default_value for a in given))

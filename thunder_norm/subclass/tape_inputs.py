@@ -1,0 +1,101 @@
+"""The inputs that a tape is given, at hand where the results of a program leave it; see `tape`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.activity import depending
+from thunder_norm.subclass.boundary_operators import unflatten_operator
+from thunder_norm.subclass.boundary_passes import Traces, bind_arguments, results_and_received
+from thunder_norm.subclass.differentiation import Joint
+from thunder_norm.subclass.fakes import fake_of
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.tape import Again, Tape
+from thunder_norm.tracing.bindable import bindable
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace, tracectx
+
+
+def tape_of(acquisition: Acquisition, trace: TraceCtx, joint: Joint) -> Tape | None:
+    """The tape of an acquired program, if it computes all that the program returns with a gradient, from the inputs alone."""
+    fakes = acquisition.fakes.by_name()
+    returned = trace.bound_symbols[-1].args[0]["output"]
+    results = {id(r.fake) for r in joint.results}
+    if not results <= {id(fake_of(p, fakes)) for p in returned} or acquisition.has_changed_plain():
+        return None
+    active = depending(trace, {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad})
+    if any(isinstance(p, TensorProxy) and p.name in active and id(fake_of(p, fakes)) not in results for p in returned):
+        return None
+    inputs = [p.fake for p in acquisition.wrappers.proxies() if id(p.fake) in acquisition.wrappers.specs]
+    inputs += [t for t, _ in acquisition.fakes.plain_inputs() if acquisition.fakes.is_given(t)]
+    is_whole = acquisition.tape.covers(inputs, [s.fake for s in joint.sources], [r.fake for r in joint.results])
+    return acquisition.tape if is_whole else None
+
+
+def hand_on_inputs(traces: Traces, joint: Joint | None) -> Traces:
+    """Have the prologue send the inputs of the tape to the epilogue, and the results there keep them for their gradients."""
+    prologue, computation, epilogue = traces
+    if joint is None or joint.tape is None or epilogue is None:
+        return traces
+    given = [_in_prologue(prologue, joint, fake) for fake in joint.tape.given]
+    to_computation, to_epilogue = prologue.bound_symbols[-1].args[0]
+    new_prologue = from_trace(prologue)
+    returned = prologue.bound_symbols[-1].from_bsym(args=((to_computation, (*to_epilogue, *given)),))
+    new_prologue.bound_symbols = [*prologue.bound_symbols[:-1], returned]
+    new = from_trace(epilogue)
+    with tracectx(new):
+        inputs = [TensorProxy(like=p) for p in given]
+    unpacks = [b for b in epilogue.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
+    rest = [b for b in epilogue.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
+    connecting, swaps = _connected(new, joint, joint.tape, results_and_received(computation, epilogue), inputs)
+    rest = [_with_inputs(b.from_bsym_swap_proxies(swaps), joint, inputs) for b in rest]
+    new.bound_symbols = [*unpacks, *connecting, *rest]
+    new.args = (*epilogue.args[: len(to_epilogue)], *inputs, *epilogue.args[len(to_epilogue) :])
+    bind_arguments(new, "epilogue", list(inputs))
+    return new_prologue, computation, new
+
+
+def _in_prologue(prologue: TraceCtx, joint: Joint, fake: torch.Tensor) -> TensorProxy:
+    for bsym in prologue.bound_symbols:
+        if isinstance(bsym.output, SubclassProxy) and bsym.output.fake is fake:
+            return bsym.output
+    return joint.plain_input(fake)
+
+
+def _connected(
+    trace: TraceCtx, joint: Joint, tape: Tape, results: Sequence[tuple], inputs: Sequence[TensorProxy]
+) -> tuple[list[BoundSymbol], dict]:
+    """What gives plain results the inputs, and what stands for these results then."""
+    plain = [
+        (q, fake)
+        for p, q in results
+        if (fake := joint.plain_results.get(p.name) if isinstance(p, TensorProxy) else None) is not None
+    ]
+    if not plain:
+        return [], {}
+    with tracectx(trace):
+        passed = tuple([TensorProxy(like=q) for q, _ in plain])
+    # the fakes themselves have a history, of the acquisition
+    gradients = [functools.partial(tape.gradients, fake) for _, fake in plain]
+
+    def connect(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = tensors[len(gradients) :]
+        with torch.enable_grad():
+            return tuple([Again.apply(g, t, *given) for g, t in zip(gradients, tensors, strict=False)])
+
+    call = bindable("differentiable_again", connect)(*(q for q, _ in plain), *inputs, output=passed)
+    return [call], {variableify(q): p for (q, _), p in zip(plain, passed, strict=True)}
+
+
+def _with_inputs(bsym: BoundSymbol, joint: Joint, inputs: Sequence[TensorProxy]) -> BoundSymbol:
+    """An operation that makes a wrapper with a gradient, given the inputs too."""
+    made = bsym.output
+    if not isinstance(made, SubclassProxy) or joint.result_of(made.fake) is None or not bsym.sym.name.startswith("unflatten_"):
+        return bsym
+    return unflatten_operator(made.fake, joint, joint.tape)(*bsym.args, *inputs, output=made)
