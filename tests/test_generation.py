@@ -61,6 +61,12 @@ def _jit(model):
     return thunder.jit(model, transforms=[NormTransform()])
 
 
+@functools.cache
+def _jitted(name):
+    """One for all tests that call a model alike: from the second on they find the programs of the lengths that were met."""
+    return _jit(_model(name))
+
+
 def _made_by_program(model):
     return None
 
@@ -108,8 +114,7 @@ def _keys_and_values(cache):
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_dynamic_in_real_mode(name, make):
-    model = _model(name)
-    jitted = _jit(model)
+    model, jitted = _model(name), _jitted(name)
     expected = _generate(model, make(model))
     torch.testing.assert_close(_generate(jitted, make(model)), expected)
     misses = thunder.cache_misses(jitted)
@@ -121,7 +126,7 @@ def test_dynamic_in_real_mode(name, make):
 @torch.no_grad()
 def test_dynamic_in_normed_mode(name):
     model = _model(name)
-    logits, held, lengths = _generate(normed(_jit(model)), _dynamic(model))
+    logits, held, lengths = _generate(normed(_jitted(name)), _dynamic(model))
     expected_logits, expected_held, expected_lengths = _generate(model, _dynamic(model))
     torch.testing.assert_close([t.backing for t in logits], expected_logits)
     torch.testing.assert_close([[t.backing for t in step] for step in held], expected_held)
@@ -134,7 +139,7 @@ def test_dynamic_in_normed_mode(name):
 @torch.no_grad()
 def test_made_by_program_in_normed_mode():
     model = _model("llama")
-    logits, held, _ = _generate(normed(_jit(model)), None)
+    logits, held, _ = _generate(normed(_jitted("llama")), None)
     torch.testing.assert_close([t.backing for t in logits], _generate(model, None)[0])
     check_bounds([*logits, *held[0], *held[1], *held[2]])
 
@@ -143,7 +148,7 @@ def test_made_by_program_in_normed_mode():
 def test_plain_cache_in_normed_mode():
     """Keys and values that are given without norms are measured."""
     model = _model("llama")
-    jitted, cache = _jit(model), _dynamic(model)
+    jitted, cache = _jitted("llama"), _dynamic(model)
     jitted(input_ids=_ids()[:, :PROMPT], past_key_values=cache, use_cache=True)
     assert not any(isinstance(t, NormedTensor) for t in _keys_and_values(cache))
     out = normed(jitted)(input_ids=_ids()[:, PROMPT : PROMPT + 1], past_key_values=cache, use_cache=True)

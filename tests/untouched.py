@@ -37,6 +37,7 @@ gc.set_threshold(100_000, 20, 50)  # as in tests/conftest.py
 
 torch.manual_seed(seeded())
 _MODULE = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.GELU(), torch.nn.Dropout(0.0))
+_ONE_LAYER = torch.nn.Sequential(torch.nn.Linear(3, 2))  # what swaps parameters is interpreted for each of a module's
 _FLAGS = {"on": True, "scale": 2}
 
 
@@ -95,7 +96,7 @@ PROGRAMS: dict[str, Callable] = {
     "complex": lambda x: complex(1, 2) * x,
     "condition": lambda x: x if x.sum() > 0 else -x,
     "item": lambda x: x * x.sum().item(),
-    "functional_call": lambda x: functional_call(_MODULE, dict(_MODULE.named_parameters()), (x,)),
+    "functional_call": lambda x: functional_call(_ONE_LAYER, dict(_ONE_LAYER.named_parameters()), (x,)),
     "checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=False),
     "reentrant checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=True),
     "jit inside": lambda x: thunder.jit(torch.sin)(x),
