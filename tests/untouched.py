@@ -2,6 +2,8 @@
 
 python -m tests.untouched state [import] [use]      what is in Thunder's modules, tables and classes
 python -m tests.untouched programs [use]            the traces and errors of programs without a transform of ours
+
+Several of these, with ``and`` between them, are forks of one process that imported Thunder alone.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import os
 import re
 import runpy
 import sys
@@ -220,4 +223,8 @@ def main(what: str, *before: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for asked in " ".join(sys.argv[1:]).split(" and "):
+        if not (child := os.fork()):
+            main(*asked.split())
+            sys.exit()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
