@@ -114,6 +114,12 @@ def _freeze() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def frozen_heap() -> None:
+    """For programs that look for garbage themselves: at what they made, not at all that tests before them left."""
+    _freeze()
+
+
 def pytest_runtest_logfinish() -> None:
     """A full collection looks at what a few tests left, not at all that modules and caches keep for the process: seconds after a while."""
     if next(_finished) % _TESTS_UNTIL_FREEZE == 0:

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 BATCH, PROMPT, LENGTH = 2, 6, 8
 STEPS = ((0, PROMPT), (PROMPT, PROMPT + 1), (PROMPT + 1, LENGTH))
+NORMED = STEPS[:2]  # with norms: the second has what a program made, and grows it, as all after it do
 
 
 # -- models -------------------------------------------------------------------------------------------------------------
@@ -61,6 +62,12 @@ def _jit(model):
     return thunder.jit(model, transforms=[NormTransform()])
 
 
+@functools.cache
+def _jitted(name):
+    """One for all tests that call a model alike: from the second on they find the programs of the lengths that were met."""
+    return _jit(_model(name))
+
+
 def _made_by_program(model):
     return None
 
@@ -78,10 +85,10 @@ def _static(model):
         return transformers.StaticCache(config=model.config, max_cache_len=12)
 
 
-def _generate(call, cache, *, positions=False):
-    """Prefill and two steps: the logits, what the cache held after each, and its lengths."""
+def _generate(call, cache, *, positions=False, steps=STEPS):
+    """Prefill and a step or two: the logits, what the cache held after each, and its lengths."""
     logits, held, lengths = [], [], []
-    for first, last in STEPS:
+    for first, last in steps:
         options = {} if cache is None else {"past_key_values": cache}
         if positions:
             options["cache_position"] = torch.arange(first, last)
@@ -108,8 +115,7 @@ def _keys_and_values(cache):
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_dynamic_in_real_mode(name, make):
-    model = _model(name)
-    jitted = _jit(model)
+    model, jitted = _model(name), _jitted(name)
     expected = _generate(model, make(model))
     torch.testing.assert_close(_generate(jitted, make(model)), expected)
     misses = thunder.cache_misses(jitted)
@@ -121,8 +127,8 @@ def test_dynamic_in_real_mode(name, make):
 @torch.no_grad()
 def test_dynamic_in_normed_mode(name):
     model = _model(name)
-    logits, held, lengths = _generate(normed(_jit(model)), _dynamic(model))
-    expected_logits, expected_held, expected_lengths = _generate(model, _dynamic(model))
+    logits, held, lengths = _generate(normed(_jitted(name)), _dynamic(model), steps=NORMED)
+    expected_logits, expected_held, expected_lengths = _generate(model, _dynamic(model), steps=NORMED)
     torch.testing.assert_close([t.backing for t in logits], expected_logits)
     torch.testing.assert_close([[t.backing for t in step] for step in held], expected_held)
     assert lengths == expected_lengths
@@ -134,16 +140,16 @@ def test_dynamic_in_normed_mode(name):
 @torch.no_grad()
 def test_made_by_program_in_normed_mode():
     model = _model("llama")
-    logits, held, _ = _generate(normed(_jit(model)), None)
-    torch.testing.assert_close([t.backing for t in logits], _generate(model, None)[0])
-    check_bounds([*logits, *held[0], *held[1], *held[2]])
+    logits, held, _ = _generate(normed(_jitted("llama")), None, steps=NORMED)
+    torch.testing.assert_close([t.backing for t in logits], _generate(model, None, steps=NORMED)[0])
+    check_bounds([*logits, *held[0], *held[1]])
 
 
 @torch.no_grad()
 def test_plain_cache_in_normed_mode():
     """Keys and values that are given without norms are measured."""
     model = _model("llama")
-    jitted, cache = _jit(model), _dynamic(model)
+    jitted, cache = _jitted("llama"), _dynamic(model)
     jitted(input_ids=_ids()[:, :PROMPT], past_key_values=cache, use_cache=True)
     assert not any(isinstance(t, NormedTensor) for t in _keys_and_values(cache))
     out = normed(jitted)(input_ids=_ids()[:, PROMPT : PROMPT + 1], past_key_values=cache, use_cache=True)
@@ -154,7 +160,7 @@ def test_plain_cache_in_normed_mode():
 def test_norms_along_a_generation_have_gradients():
     model = _model("llama")
     cache, call = _dynamic(model), normed(_jit(model))
-    for first, last in STEPS:
+    for first, last in NORMED:
         out = call(input_ids=_ids()[:, first:last], past_key_values=cache, use_cache=True)
     sizes = [out.logits.norm_size, *(t.norm_size for t in _keys_and_values(cache))]
     parameter = model.model.layers[0].self_attn.k_proj.weight

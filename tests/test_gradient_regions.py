@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 
 import pytest
 import torch
@@ -253,15 +254,20 @@ def test_a_parameter_used_inside_and_outside_of_a_region_keeps_its_derivative_ou
     assert inner.shape == (3, 8)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gpt2_with_checkpoints_is_gpt2_without(reentrant):
+@functools.cache
+def gpt2():
+    """The model, its input, and what is known of it without checkpoints."""
     torch.manual_seed(seeded(0))
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=2, n_head=2, n_positions=16, use_cache=False, **dropout)
     model = transformers.GPT2LMHeadModel(config).train()
     ids = torch.randint(0, 31, (2, 6))
-    want = ModularNorm(model, ids)
-    rows = norm_report(jit(model), ids, sensitivity="global")
+    return model, ids, ModularNorm(model, ids), norm_report(jit(model), ids, sensitivity="global")
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gpt2_with_checkpoints_is_gpt2_without(reentrant):
+    model, ids, want, rows = gpt2()
     checkpointed = copy.deepcopy(model).train()
     checkpointed.gradient_checkpointing_enable({"use_reentrant": reentrant})
     found = ModularNorm(checkpointed, ids)

@@ -6,9 +6,8 @@ import copy
 import io
 import math
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.forks import FORKS
 from tests.optimized import backward, made, values
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
@@ -194,11 +194,19 @@ def test_copies_step_like_the_original(copied: Callable):
     assert other.param_groups[0]["params"][0] is not optimizer.param_groups[0]["params"][0]
 
 
+def _send_groups(pickled: bytes, pipe: Connection) -> None:
+    """From a process that has made no norm."""
+    pipe.send(pickle.loads(pickled).norms["weight"].kind.groups)
+
+
 def test_the_kind_of_a_grouped_kernel_is_pickled_by_a_name_that_any_process_knows():
     pickled = pickle.dumps(ModularNorm(nn.Conv1d(6, 6, 3, groups=3), torch.randn(2, 6, 5)))
-    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer).norms['weight'].kind.groups)"
-    found = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True, check=True)
-    assert found.stdout.strip() == b"3", found.stderr
+    mine, its = FORKS.Pipe()
+    process = FORKS.Process(target=_send_groups, args=(pickled, its))
+    process.start()
+    its.close()
+    assert mine.recv() == 3
+    process.join()
 
 
 def test_loading_the_state_of_other_parameters_is_refused():

@@ -3,6 +3,7 @@
 import os
 import re
 import traceback
+from collections import OrderedDict, namedtuple
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.immutable_collections import immutable_list
 
 from benchmarks.real_mode import renumbered
 from tests import native_drawn, native_objects, native_programs
@@ -21,7 +23,10 @@ from thunder_norm.tracing import native
 from thunder_norm.tracing.native import passes
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
 import thunder
-from thunder.core.trace import from_trace
+from thunder.core import devices, dtypes
+from thunder.core.proxies import NumberProxy, variableify
+from thunder.core.pytree import tree_flatten
+from thunder.core.trace import from_trace, tracectx
 
 IS_NATIVE = version("lightning-thunder") == "0.2.6"  # the one that the helpers were written for; any other is left to itself
 _FILES = {__file__, native_objects.__file__, native_programs.__file__}
@@ -92,6 +97,41 @@ def from_trace_with_copies(trace):
     copied.bound_symbols = [b.from_bsym(args=b.args, _import_ctx={}, _object_ctx={}) for b in trace.bound_symbols]
     copied.set_provenance(trace.get_provenance())
     return copied
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+def containers_of(x, y):
+    """Arguments of every sort that a symbol may have, with proxies in them and without."""
+    number = NumberProxy("n", 2, python_type=int)
+    return [
+        (x, y, number),
+        (x, (2, -1), [y, [x, None]], {"b": y, "a": (x, True)}),
+        (slice(x, None, 2), Pair(x, 3), OrderedDict(b=x, a=y), {}),
+        (x, torch.float32, dtypes.float32, dtypes.int64, devices.Device("cpu"), 1.5, 1j, "x", ...),
+        (x, torch.Size([2, 3]), object, len, torch.Generator, immutable_list([y, 1])),
+    ]
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_proxies_in_arguments_are_replaced_the_same(index):
+    """By Thunder's own function, whatever holds them."""
+    trace = thunder.trace()(lambda x, y: x + y, torch.ones(2), torch.ones(2))
+    with tracectx(trace):
+        x, y = trace.args
+        z, w = x.replace(name="z"), x.replace(name="w")
+        args = containers_of(x, y)[index]
+        bsym = trace.bound_symbols[-1].from_bsym(args=args, kwargs={"other": args, "of": x}, output=args, subsymbols=[])
+        for swap_map in ({variableify(x): z}, {variableify(x): z, variableify(z): w}):
+            with native.switched_off():
+                expected = bsym.from_bsym_swap_proxies(swap_map)
+            with native.compiler():
+                found = bsym.from_bsym_swap_proxies(swap_map)
+            for name in ("args", "kwargs", "output"):
+                of_ours, of_thunder = (tree_flatten(getattr(b, name)) for b in (found, expected))
+                assert of_ours[1] == of_thunder[1] and all(a is b for a, b in zip(of_ours[0], of_thunder[0], strict=True))
+                assert list(map(str, getattr(found, name))) == list(map(str, getattr(expected, name)))  # keys in their order
 
 
 def ignores(x, t, *more, u=(), **options):

@@ -2,6 +2,8 @@
 
 python -m tests.untouched state [import] [use]      what is in Thunder's modules, tables and classes
 python -m tests.untouched programs [use]            the traces and errors of programs without a transform of ours
+
+Several of these, with ``and`` between them, are forks of one process that imported Thunder alone.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import os
 import re
 import runpy
 import sys
@@ -37,6 +40,7 @@ gc.set_threshold(100_000, 20, 50)  # as in tests/conftest.py
 
 torch.manual_seed(seeded())
 _MODULE = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.GELU(), torch.nn.Dropout(0.0))
+_ONE_LAYER = torch.nn.Sequential(torch.nn.Linear(3, 2))  # what swaps parameters is interpreted for each of a module's
 _FLAGS = {"on": True, "scale": 2}
 
 
@@ -95,7 +99,7 @@ PROGRAMS: dict[str, Callable] = {
     "complex": lambda x: complex(1, 2) * x,
     "condition": lambda x: x if x.sum() > 0 else -x,
     "item": lambda x: x * x.sum().item(),
-    "functional_call": lambda x: functional_call(_MODULE, dict(_MODULE.named_parameters()), (x,)),
+    "functional_call": lambda x: functional_call(_ONE_LAYER, dict(_ONE_LAYER.named_parameters()), (x,)),
     "checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=False),
     "reentrant checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=True),
     "jit inside": lambda x: thunder.jit(torch.sin)(x),
@@ -219,4 +223,8 @@ def main(what: str, *before: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for asked in " ".join(sys.argv[1:]).split(" and "):
+        if not (child := os.fork()):
+            main(*asked.split())
+            sys.exit()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

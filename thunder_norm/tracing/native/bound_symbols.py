@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from thunder_norm.tracing.replacement import Replacement
 import thunder
-from thunder.core import prims, trace_interpreter, transform_common
+from thunder.core import devices, dtypes, prims, trace_interpreter, transform_common
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_flatten, tree_flatten_with_dataclass, tree_map, tree_unflatten
 from thunder.core.symbol import BoundSymbol
@@ -91,13 +93,25 @@ def _from_bsym_swap_proxies(
     return self.from_bsym(subsymbols=subsymbols, **changes)
 
 
+# What holds no proxy and is what optree takes for a leaf.
+_LEAVES = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.device, devices.Device})
+_LEAVES |= {dtypes.bool_, dtypes.signedinteger, dtypes.unsignedinteger, dtypes.floating, dtypes.complexfloating}
+
+
 def _swapped(tree: Any, swap_map: dict[Variable, Proxy]) -> Any:
     if isinstance(tree, Proxy):
         return _last(tree, swap_map)
-    if type(tree) is tuple and all(isinstance(x, Proxy) for x in tree):
-        return tuple([_last(p, swap_map) for p in tree])
-    leaves, spec = tree_flatten_with_dataclass(tree)
-    return tree_unflatten([_last(x, swap_map) if isinstance(x, Proxy) else x for x in leaves], spec)
+    kind = type(tree)
+    if kind in _LEAVES:
+        return tree
+    if kind is tuple:
+        return tuple([_swapped(x, swap_map) for x in tree])
+    if kind is list:
+        return [_swapped(x, swap_map) for x in tree]
+    if kind is dict:
+        return {key: _swapped(x, swap_map) for key, x in tree.items()}
+    leaves, spec = tree_flatten_with_dataclass((tree,))  # in a tuple: alone, what it knows no leaf of would be an error
+    return tree_unflatten([_last(x, swap_map) if isinstance(x, Proxy) else x for x in leaves], spec)[0]
 
 
 def _last(proxy: Proxy, swap_map: dict[Variable, Proxy]) -> Proxy:

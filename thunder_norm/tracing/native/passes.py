@@ -11,10 +11,12 @@ import optree
 
 from thunder_norm.tracing.native import bound_symbols, claims, printing
 from thunder_norm.tracing.replacement import Replacement, Replacements
+import thunder.torch
 from thunder.core import codeutils, pytree, symbol, utils
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.pytree import OPTREE_NAMESPACE
 from thunder.core.symbol import Symbol
+from thunder.executors import torch_compile
 
 _PLAIN = (tuple, list, dict)
 _original_flatten = pytree.tree_flatten
@@ -87,7 +89,7 @@ def _flatten_with_dataclass(tree: Any) -> Any:
     if type(tree) not in _PLAIN:
         return _original_flatten_with_dataclass(tree)
     found = optree.tree_flatten(tree, none_is_leaf=True, namespace=OPTREE_NAMESPACE)
-    is_to_be_registered = any(hasattr(type(leaf), "__dataclass_fields__") for leaf in found[0])
+    is_to_be_registered = any(hasattr(kind, "__dataclass_fields__") for kind in {*map(type, found[0])})
     return _original_flatten_with_dataclass(tree) if is_to_be_registered else found
 
 
@@ -99,7 +101,7 @@ REPLACEMENTS = Replacements(
         ),
         *(
             Replacement(module, "tree_flatten", _flatten, "the same, which makes a set of types and asks for torch.distributed")
-            for module in (symbol, codeutils, utils)
+            for module in (symbol, codeutils, utils, torch_compile, thunder.torch)
         ),
         *bound_symbols.REPLACEMENTS,
         *claims.REPLACEMENTS,
