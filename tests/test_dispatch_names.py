@@ -65,6 +65,19 @@ def test_arguments_by_numpys_names():
         assert torch.equal(named.backing, own.backing)
 
 
+def test_pieces_by_either_name_of_where_they_are_cut():
+    x = RMSTensor.of(torch.randn(2, 7, 4))
+    for named in (
+        torch.tensor_split(x, indices=(3, 5), dim=1),
+        torch.Tensor.tensor_split(x, indices=[3, 5], dim=-2),
+        torch.tensor_split(input=x, sections=3, dim=1),
+    ):
+        own = x.backing.tensor_split((3, 5), 1)
+        assert all(
+            torch.equal(a.backing, b) and a.norm_size >= RMSTensor.of(b).norm_size for a, b in zip(named, own, strict=True)
+        )
+
+
 def test_the_method_where_takes_the_condition_second():
     x, y, mask = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([True, False, True, False])
     for found, expected in (

@@ -77,6 +77,75 @@ def test_what_stays_away_from_zero_keeps_its_bound():
         assert (torch.exp(LinfTensor(9.0, backing=torch.ones(3)).tanh() * 2)).norm_size <= math.exp(2) * (1 + 1e-6)
 
 
+# what an epsilon keeps from 0, of entries of the size of the norm
+GUARDED = {
+    "a quotient": lambda x: 3.0 / x,
+    "an inverse": torch.reciprocal,
+    "an inverse root": torch.rsqrt,
+    "a root": torch.sqrt,
+}
+
+
+@pytest.mark.parametrize("eps", [1e-4, 1e-7, 1e-20])
+@pytest.mark.parametrize("name", GUARDED)
+def test_an_epsilon_is_no_typical_entry(name, eps):
+    f = GUARDED[name]
+    for n in (0.2, 1.0, 7.0):
+        x = torch.tensor(n, dtype=torch.float64)
+        with norm_mode("typical"):
+            value, (slope,) = moved(lambda t: f(t.abs() + eps), n)
+        assert value == pytest.approx(f(x).abs().item(), rel=1e-2)
+        assert slope == pytest.approx(torch.func.grad(f)(x).abs().item(), rel=1e-2)
+
+
+def test_a_logarithm_of_what_an_epsilon_keeps_from_zero():
+    with norm_mode("typical"):
+        value, (slope,) = moved(lambda t: (t.abs() + 1e-20).log(), 3.0)
+    assert math.log(3) <= value <= math.log(3) + 1 and slope == pytest.approx(1 / 3)
+
+
+def test_an_epsilon_counts_where_the_norm_is_smaller_and_in_bounds():
+    def inverse(t):
+        return 1 / t.abs().clamp(min=1e-7)
+
+    with norm_mode("typical"):
+        assert moved(inverse, 0.0)[0] <= 1e7 * (1 + 1e-6)
+        assert moved(lambda t: 1 / t.abs().clamp(min=0.5), 7.0)[0] == pytest.approx(2.0)  # a lower bound that entries may have
+    assert moved(inverse, 1.0)[0] == pytest.approx(1e7)  # mode "bound"
+
+
+def test_slope_of_a_cosine_is_that_of_lengths_of_gaussians():
+    n, count, draws = 0.7, 16, 100_000
+    generator = torch.Generator().manual_seed(seeded(0))
+    inverse = 1 / (n * torch.randn(draws, count, dtype=torch.float64, generator=generator)).square().sum(-1)
+    x, y = (RMSTensor(s, backing=torch.ones(2, count), perturbation_size=torch.tensor(1.0, requires_grad=True)) for s in (n, 2.0))
+    with norm_mode("typical"):
+        slope = sensitivities(torch.cosine_similarity(x, y, dim=-1), x).item()
+    error = inverse.std().item() / math.sqrt(draws) / inverse.mean().item()
+    assert slope**2 == pytest.approx((count - 1) * inverse.mean().item(), rel=6 * error)
+
+
+EXPONENTIALS = {"exp": (torch.exp, 1.0), "exp2": (torch.exp2, math.log(2)), "10^x": (lambda x: 10**x, math.log(10))}
+
+
+@pytest.mark.parametrize("name", EXPONENTIALS)
+def test_exponentials_of_large_sizes_are_those_of_entries_of_that_size(name):
+    f, rate = EXPONENTIALS[name]
+    with norm_mode("typical"):
+        for n in (1.0 / rate, 3.0 / rate, 40.0 / rate):
+            value, (slope,) = moved(f, n)
+            assert value == pytest.approx(math.exp(rate * n)) and slope == pytest.approx(rate * value)
+
+
+@pytest.mark.parametrize("op", [torch.exp, torch.expm1, torch.exp2, torch.sinh, torch.cosh, torch.i0])
+def test_typical_exponentials_grow_without_a_jump(op):
+    with norm_mode("typical"):
+        found = [moved(op, n) for n in (0.5, 0.999999, 1.000001, 1.4426, 1.4428, 5.0)]
+    sizes = [(value, slope) for value, (slope,) in found]
+    assert sizes == sorted(sizes) and [s for _, s in sizes] == sorted(s for _, s in sizes)
+    assert all(b[0] < 1.01 * a[0] for a, b in ((sizes[1], sizes[2]), (sizes[3], sizes[4])))
+
+
 class LinearAttention(nn.Module):
     def __init__(self):
         super().__init__()

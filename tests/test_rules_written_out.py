@@ -345,3 +345,26 @@ def test_what_only_looks_like_a_softmax_is_sound_or_refused(call, kind):
         check(call, [Ball("x", kind, (3, 3), 0.7)], tight=0, **FEW)
     except NormMismatchError as e:
         assert "division by a normed tensor" in str(e)
+
+
+# -- what was scaled by a plain tensor is normalized as what it is -----------------------------------------------------------
+
+PLAIN = {"a number": torch.tensor(3.0, dtype=torch.float64), "a gain": torch.tensor([3.0, -3.0, 0.5, 1.0], dtype=torch.float64)}
+LENGTHS = {
+    "power": lambda x: x.pow(2).mean(-1, keepdim=True) ** 0.5,
+    "root": lambda x: (x * x).mean(-1, keepdim=True).sqrt(),
+    "norm": lambda x: x.norm(dim=-1, keepdim=True),
+    "normalized": lambda x: x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt(),
+}
+
+
+@pytest.mark.parametrize("plain", PLAIN)
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("spelled", [lambda x, g: x * g, lambda x, g: g * x, torch.multiply], ids=["x * g", "g * x", "multiply"])
+def test_what_a_plain_tensor_scaled_has_its_own_length(name, plain, spelled):
+    ball = Ball("x", RMSTensor, (3, 4), 0.7, elem_dims=(-1,))
+    check(lambda x: LENGTHS[name](spelled(x, PLAIN[plain])), [ball], tight=0.9 if plain == "a number" else 0, **FEW)
+    scaled = RMSTensor(0.7 * 3, backing=torch.ones(3, 4, dtype=torch.float64), perturbation_size=3.0)
+    found = LENGTHS[name](spelled(RMSTensor(0.7, backing=scaled.backing, perturbation_size=1.0), PLAIN[plain]))
+    for size in ("norm_size", "perturbation_size"):
+        assert getattr(found, size) == pytest.approx(getattr(LENGTHS[name](scaled), size).item())

@@ -93,8 +93,13 @@ BY_OPERATION: dict[str, list[Sampled]] = {
     "gelu": [Sampled(F.gelu), Sampled(lambda x: F.gelu(x, approximate="tanh"))],
     "softplus": [Sampled(F.softplus), Sampled(lambda x: F.softplus(x, beta=2.0))],
     "log_sigmoid": [Sampled(F.logsigmoid)],
-    # their moments grow like e^(2 n^2): smaller n, where 1e5 draws still tell them
+    # their moments grow like e^(2 n^2): n <= 1, where 1e5 draws still tell them, and from where on they grow as e^n
     **{name: [Sampled(getattr(torch, name), sizes=((0.3,), (0.7,)))] for name in ("exp", "expm1", "exp2", "sinh", "cosh")},
+    "i0": [Sampled(torch.i0, sizes=((0.3,), (0.9,)))],
+    **{
+        f"special_{name}": [Sampled(getattr(torch.special, name), sizes=((0.3,), (0.9,)))]
+        for name in ("i1", "modified_bessel_i0", "modified_bessel_i1")
+    },
     "lstm_layer": _layer(lstm_layer, 4),
     "gru_layer": _layer(gru_layer, 3),
     "rnn_tanh_layer": _layer(rnn_tanh_layer, 1),
@@ -113,7 +118,7 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
         _norm(lambda x: F.group_norm(x.unflatten(-1, (2, 8)), 1, eps=1e-5)),
         _norm(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)),
     ],
-    "normalization.normalize": [_norm(lambda x: _as_rms(F.normalize(x, dim=-1)))],
+    "_lengths.inverse_length": [_norm(lambda x: _as_rms(F.normalize(x, dim=-1)))],
     "powers.pow": [
         Sampled(lambda x: x**3, sizes=((0.5,), (2.0,))),
         Sampled(lambda x: x**4, sizes=((1.0,),)),
@@ -148,6 +153,8 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
         Sampled(lambda x, y: x / (y.norm(dim=-1, keepdim=True) + 1e-9), ((4,), (16,)), sizes=((1.0, 2.0), (0.5, 0.5))),
     ],
     "written_out_exponentials.exp": [Sampled(lambda x: torch.exp(-x.abs()))],
+    # what is not that of Gaussians, whose inverse has no second moment: tests/test_rules_typical_quotients.py
+    "range_bounds._is_guarded": [],
     # what moves a softmax: tests/test_typical_attention.py
     "attention._attention": [],
     "softmax._softmax": [],

@@ -46,6 +46,8 @@ _OTHER_NAMES = {
     "a": "input",
     "x1": "input",
     "x2": "other",
+    "indices": "indices_or_sections",
+    "sections": "indices_or_sections",
 }
 
 # From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).

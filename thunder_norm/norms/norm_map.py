@@ -26,6 +26,7 @@ from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.dynamic_shapes import DynamicDims, parse_dynamic_shapes
 from thunder_norm.norms.norm_map_program import Program
 from thunder_norm.norms.norm_vector import sizes_of
+from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.norms.saving import files, norm_maps, values
 from thunder_norm.norms.sizes import Sizes
@@ -129,7 +130,8 @@ class NormMap:
             **normed_kwargs: as `normed_args`, by name.
 
         Raises:
-            NormMismatchError: arguments differ from the example in structure or shape; inside `norm_sensitivity("composed")`.
+            NormMismatchError: arguments differ from the example in structure or shape; inside `norm_sensitivity("composed")`; a norm is not
+                a number because one before it is larger than the largest float64.
             NormMapKeyError: normed_state_dict names an unknown parameter, or misses one that is needed.
         """
         not_composed(current_sensitivity(), "a norm map")
@@ -147,7 +149,7 @@ class NormMap:
                 self._programs[key] = self._acquire(leaves, normed_state_dict)
             self._last, self._last_key = self._programs[key], key
         self._last_call = leaves, normed_state_dict
-        return self._last(leaves, given, sizes)
+        return refuse_overflowed(self._last(leaves, given, sizes), (leaves, norms), self.model, has_data=False)
 
     def _flattened(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         if len(args) == self._tensors_alone[0] and tuple(kwargs) == self._tensors_alone[1]:

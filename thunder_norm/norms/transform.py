@@ -17,6 +17,7 @@ from thunder_norm.norms import recurrent_modules  # noqa: F401 - has lookasides
 from thunder_norm.norms import traced_initializing as _traced_initializing  # registers what it traces  # noqa: F401
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.normed_mode import NormAcquisition, normed_call
+from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.parameters import Policy, check_names, check_policy
 from thunder_norm.norms.scalar_fusion import fuse_scalars
 from thunder_norm.subclass import boundary_passes
@@ -101,7 +102,8 @@ def normed(jitted: Callable) -> Callable:
     and returns NormedTensors.  It shares parameters, cache and ``thunder.last_traces(jm)`` with `jitted`.
 
     Raises:
-        NormMismatchError: `jitted` was not made by ``thunder.jit(..., transforms=[NormTransform()])``.
+        NormMismatchError: `jitted` was not made by ``thunder.jit(..., transforms=[NormTransform()])``; or, in a call, a bound is not a number
+            because one before it is larger than the largest float64.
     """
     if not any(isinstance(t, NormTransform) for t in getattr(jitted, "_lc_transforms", ())):
         raise NormMismatchError(
@@ -110,7 +112,8 @@ def normed(jitted: Callable) -> Callable:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with normed_call():
-            return jitted(*args, **kwargs)
+            result = jitted(*args, **kwargs)
+        return refuse_overflowed(result, (args, kwargs), jitted, has_data=True)
 
     return functools.update_wrapper(call, jitted, updated=()) if hasattr(jitted, "__name__") else call
 

@@ -22,7 +22,7 @@ from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._lengths import least_length
+from thunder_norm.rules._lengths import inverse_length, least_length
 from thunder_norm.rules._local import data, smallest_mean_square
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, squarable, times, with_bias
 
@@ -370,11 +370,9 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     one = scalar(1.0, x.norm_size)
     value = spoiled(torch.minimum(x.norm_size / eps, one) if eps else (x.norm_size > 0) * one, x.norm_size)
     count = ed.numel(input.shape, dims)
-    lipschitz: Constant = 1 / max(least_length(input, dims) * math.sqrt(max(count, 1)), eps)
+    lipschitz: Constant = inverse_length(x.norm_size, least_length(input, dims) * math.sqrt(max(count, 1)), count, eps)
     if current_mode() == "modula":
         lipschitz = 1.0
-    elif current_mode() == "typical" and count > 2:
-        lipschitz = math.sqrt((count - 1) / (count - 2)) / x.norm_size.clamp(min=eps)
     elif is_local(input) and dims:
         shortest = data(input).square().sum(dims).sqrt().amin().to(value.dtype)
         lipschitz = 1 / shortest.clamp(min=eps)

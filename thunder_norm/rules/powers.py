@@ -99,9 +99,10 @@ def _rate(base: float) -> float:
 
 @normed_op(torch.pow).register_norm(mode="typical")
 def exponential_typical(input: int | float, exponent: RMSTensor) -> RMSTensor:
-    """c^x of a Gaussian: e^(log(c)^2 n^2), and |log c| times that."""
+    """c^x of a Gaussian: e^(log(c)^2 n^2), and |log c| times that; e^(|log c| n) where that is less, as of `grows_exponentially`."""
     rate = _rate(input)
-    value = torch.exp((exponent.norm_size * rate).square())
+    grown = exponent.norm_size * rate
+    value = torch.exp(torch.minimum(grown.square(), grown))
     return like(exponent, value, sensitivity={"exponent": value * rate})
 
 
@@ -143,8 +144,15 @@ def _exp2_slope(x: torch.Tensor) -> torch.Tensor:
     return torch.exp2(x) * math.log(2)
 
 
-def grows_exponentially(op: Callable, value: Function, slope: Function, derivative: Function, f: Function | None = None) -> None:
-    """Register the rule of op, monotone in |x|, by its value and slope at the largest entry; f if op has no derivative in torch."""
+def grows_exponentially(
+    op: Callable, value: Function, slope: Function, derivative: Function, f: Function | None = None, rate: float = 1.0
+) -> None:
+    """Register the rule of op, monotone in |x| and in the end as e^(`rate` x), by its value and slope at the largest entry.
+
+    In mode "typical" they are those of a Gaussian as far as `rate` n <= 1.  Beyond, the second moment e^(n^2) of e^x is that of entries
+    2 n standard deviations away, which no tensor has: it goes on as e^n, what an entry of the size of the norm has.  f is the function if
+    op has no derivative in torch.
+    """
     zero = torch.zeros((), dtype=NORM_DTYPE)
     at_zero, slope_at_zero = value(zero).item(), slope(zero).item()
 
@@ -156,13 +164,17 @@ def grows_exponentially(op: Callable, value: Function, slope: Function, derivati
         return like(input, growing(input, value(largest), at_zero, slope_at_zero), sensitivity={"input": steepest})
 
     def typical(input: RMSTensor) -> RMSTensor:
-        return typical_pointwise(input, f or op, derivative)
+        n = input.norm_size
+        beyond = torch.exp((n * rate - 1).clamp(min=0))
+        found = typical_pointwise(like(input, n.clamp(max=1 / rate)), f or op, derivative)
+        return like(input, found.norm_size * beyond, sensitivity={"input": (found._sensitivity or {})["input"] * beyond})
 
     for fn in (rule, typical):
         fn.__name__ = fn.__qualname__ = op.__name__
         fn.__doc__ = (
             f"{op.__name__} x.\n\nValue:       that of the largest entry R = sqrt(N) n, attained; from RMS less, see `growing`\n"
             "Sensitivity: the slope at R, attained; local: the largest at the data\n"
+            "Typical:     of a Gaussian as far as n <= 1, times e^(n - 1) beyond (exp2: log(2) n)\n"
             "Gap:         from RMS a spike and the rest of the entries cannot take all of the norm"
         )
     normed_op(op).register_norm(rule)
@@ -171,7 +183,7 @@ def grows_exponentially(op: Callable, value: Function, slope: Function, derivati
 
 grows_exponentially(torch.exp, torch.exp, torch.exp, torch.exp)
 grows_exponentially(torch.expm1, torch.expm1, torch.exp, torch.exp)
-grows_exponentially(torch.exp2, torch.exp2, _exp2_slope, _exp2_slope)
+grows_exponentially(torch.exp2, torch.exp2, _exp2_slope, _exp2_slope, rate=math.log(2))
 grows_exponentially(torch.sinh, torch.sinh, torch.cosh, torch.cosh)
 grows_exponentially(torch.cosh, torch.cosh, torch.sinh, torch.sinh)
 

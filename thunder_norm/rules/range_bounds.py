@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode
+from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.nonfinite import bounded
@@ -21,6 +21,7 @@ from thunder_norm.rules.weighted_means import quotient_at_most
 
 _ANY = Range()
 _TINY = 1e-150  # below, the slope of an inverse is no number
+_GUARD = 1e-3  # below, a range is there to keep a program from dividing by 0, and no typical entry is as small
 
 
 def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:
@@ -41,16 +42,24 @@ def _range(x: Any) -> Range:
 def _smallest(x: RMSTensor) -> Constant:
     """The least modulus of an entry; in mode "typical" what counts in its place where entries are means of many of one sign.
 
-    A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.  In mode
-    "modula" entries have the size of the norm.
+    A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.  Where
+    nothing but an epsilon keeps entries from 0 (``x.clamp(min=1e-7)``) they have the size of the norm, as in `typical_quotients`.  In mode
+    "modula" all do.
     """
     found = _range(x)
-    if current_mode() == "modula":
+    if current_mode() == "modula" or _is_guarded(x):
         return x.norm_size.clamp(min=found.smallest_modulus)
     if current_mode() != "typical" or found.averaged <= 2:
         return found.smallest_modulus
     share = 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
     return (x.norm_size * share).clamp(min=found.smallest_modulus)
+
+
+def _is_guarded(x: RMSTensor) -> bool:
+    """Whether sizes are typical ones, and the least modulus of x is an epsilon."""
+    found = _range(x)
+    is_typical = current_mode() == "typical" and current_sensitivity() == "global"
+    return is_typical and found.averaged <= 2 and found.smallest_modulus < _GUARD
 
 
 def _is_bounded_product(args: dict[str, Any]) -> bool:
@@ -89,7 +98,8 @@ def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | Non
 
     Value:       |a| / c; at most |v| for a weighted mean of v (`weighted_means`)
     Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product
-    Typical:     c = |b| sqrt(1 - 2 / N), where each entry of b is a length, a mean or a sum of N numbers
+    Typical:     c = |b| sqrt(1 - 2 / N), where each entry of b is a length, a mean or a sum of N numbers; c = |b| where an epsilon
+                 alone keeps b from 0
     Source:      |d(1 / b)| = |db| / b^2
     Gap:         the norm of b does not count
     """
@@ -151,10 +161,14 @@ def log(input: RMSTensor) -> RMSTensor:
 
     Value:       |log c| + (n + c) / c
     Sensitivity: 1 / c
+    Typical:     sqrt(log(n)^2 + 1) and 1 / n, as in `typical_quotients`, where an epsilon alone keeps x from 0
     Source:      |log x - log c| <= (x - c) / c, the slope at c
     Gap:         the logarithm grows ever more slowly
     """
     c = _range(input).low
+    if _is_guarded(input):
+        n = input.norm_size.clamp(min=c)
+        return rms((n.log().square() + 1).sqrt(), input.elem_dims, sensitivity={"input": n.reciprocal()})
     return rms(input.norm_size / c + (abs(math.log(c)) + 1), input.elem_dims, sensitivity={"input": 1 / c})
 
 

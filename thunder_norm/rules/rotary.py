@@ -17,7 +17,7 @@ from thunder_norm.core.context import values_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Source, fact, is_plain, moves_with, unconditional, with_fact
+from thunder_norm.rules._facts import Alternatives, Source, fact, is_plain, moves_with, unconditional, with_fact
 from thunder_norm.rules._shared import rms
 
 
@@ -39,7 +39,7 @@ class Rotated:
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """A fact: x, or x rotated, times a plain tensor."""
+    """A fact: x, or x rotated, times a plain tensor.  One of several: the product may be normalized, as what it is itself."""
 
     x: Source
     is_rotated: bool
@@ -102,7 +102,8 @@ def _scale(x: RMSTensor, gain: LinfTensor, result: NormedTensor) -> NormedTensor
     rotated = fact(x, Rotated)
     if gain.perturbation_size is not None:
         return result
-    return with_fact(result, Scaled(Source.of(x) if rotated is None else rotated.x, rotated is not None, values_of(gain.backing)))
+    source = Source.of(x) if rotated is None else rotated.x
+    return with_fact(result, Alternatives([Scaled(source, rotated is not None, values_of(gain.backing))]))
 
 
 @normed_op(torch.mul).register_norm(when=lambda args: is_plain(args["other"]))
