@@ -27,6 +27,8 @@ from thunder_norm.op_names import op_key, op_name
         ("sigmoid", [F.sigmoid, torch.sigmoid, torch.special.expit, aten.special_expit.default]),
         ("view", [torch.Tensor.view, aten.view.default, aten._unsafe_view.default]),
         ("T", [torch.Tensor.T.__get__]),
+        ("shape", [torch.Tensor.shape.__get__]),
+        ("data_", [torch.Tensor.data.__set__]),
         ("getitem", [torch.Tensor.__getitem__]),
         ("add_", [torch.Tensor.add_, torch.Tensor.__iadd__, aten.add_.Tensor]),
     ],

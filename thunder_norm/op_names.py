@@ -50,7 +50,14 @@ def op_key(func: Callable) -> Any:
     >>> op_key(torch.nn.functional.relu), op_key(torch.ops.aten.relu.default), op_key(torch.Tensor.__add__)
     ('relu', 'relu', 'add')
     """
-    return _key_of_torchs(func) if type(func) in _OF_TORCH else _key(func)
+    return _key_of_torchs(func) if type(func) in _OF_TORCH or _is_tensors_attribute(func) else _key(func)
+
+
+def _is_tensors_attribute(func: Callable) -> bool:
+    """Whether it reads or sets an attribute that every tensor has: torch makes such a function anew for each access."""
+    if type(func) is not types.MethodWrapperType or type(func.__self__) is not types.GetSetDescriptorType:
+        return False
+    return func.__self__.__objclass__ is torch._C.TensorBase
 
 
 def _key(func: Callable) -> Any:
@@ -81,7 +88,7 @@ _BUILTIN_TYPES = (
     types.MethodWrapperType,
 )
 
-# What there is a fixed number of, so that names found once can be kept.
+# What there is a fixed number of, as of the attributes of tensors, so that names found once can be kept.
 _OF_TORCH = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, types.MethodDescriptorType, types.WrapperDescriptorType)
 _key_of_torchs = functools.cache(_key)
 

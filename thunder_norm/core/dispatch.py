@@ -30,7 +30,7 @@ from thunder_norm.core.nonfinite import Followed, bounded, spoiled
 from thunder_norm.core.perturbations import Rest, perturbation_of, recorded
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
-from thunder_norm.core.registry import NormedOp, NormRule, find_op, is_metadata, key_of
+from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call, has_norm
 from thunder_norm.errors import (
@@ -41,7 +41,7 @@ from thunder_norm.errors import (
     UnsupportedOpError,
     with_details,
 )
-from thunder_norm.op_names import op_key, op_name
+from thunder_norm.op_names import METADATA, op_key, op_name
 from thunder_norm.trees import flat_tensors, map_tensors
 
 
@@ -60,7 +60,7 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         func, args, kwargs = torch.where, _condition_first(*args, **kwargs), {}
     func = _DEFINED.get(func, func)
     key = key_of(func)
-    if is_metadata(func):
+    if key in METADATA:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     call = in_place.out_of_place(func, args, kwargs)
