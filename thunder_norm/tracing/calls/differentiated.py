@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +29,7 @@ _MOST_BYTES = 2**24  # of results whose gradients may stay while the backward pa
 Gradients = Sequence[torch.Tensor | None]
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What a program ran on.
 
     Attributes:
@@ -222,7 +221,6 @@ class _Second(torch.autograd.Function):
         return (first, None, None, None, *found)
 
 
-@torch.enable_grad()
 def connect(
     backward: Backward, inputs: Sequence[Any], results: tuple, saved: tuple, other: Any, is_differentiable: Sequence[bool] | None
 ) -> None:
@@ -236,9 +234,13 @@ def connect(
         other: what else it needs.
         is_differentiable: of each result, whether it gets a history; None if all do.
     """
-    if backward.in_one_node or is_differentiable is not None:
-        constant = tuple([t for t, d in zip(results, is_differentiable or (), strict=False) if not d])
-        _Program.apply(backward, saved, other, results, constant, *inputs)
-    else:
+    if backward.in_one_node and is_differentiable is None and torch.is_grad_enabled():  # most calls
+        _Program.apply(backward, saved, other, results, (), *inputs)
+        return
+    with torch.enable_grad():
+        if backward.in_one_node or is_differentiable is not None:
+            constant = tuple([t for t, d in zip(results, is_differentiable or (), strict=False) if not d])
+            _Program.apply(backward, saved, other, results, constant, *inputs)
+            return
         link = _Link(backward, other)
         _Second.apply(_First.apply(link, *inputs), link, saved, results, *inputs)
