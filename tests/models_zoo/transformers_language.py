@@ -209,3 +209,12 @@ both("Pegasus", "PegasusConfig", **SEQ2SEQ)
 both("Marian", "MarianConfig", **SEQ2SEQ)
 both("LED", "LEDConfig", **SEQ2SEQ, attention_window=4, max_encoder_position_embeddings=32, max_decoder_position_embeddings=32)
 both("M2M-100", "M2M100Config", **SEQ2SEQ)
+both(
+    "NLLB-MoE",
+    "NllbMoeConfig",
+    **SEQ2SEQ,
+    num_experts=4,
+    encoder_sparse_step=1,
+    decoder_sparse_step=1,
+    expert_capacity=8,
+)

@@ -132,6 +132,20 @@ def _():
     return FCN(IntermediateLayerGetter(backbone, {"layer2": "out"}), FCNHead(512, 3))
 
 
+def video_mvit():
+    from torchvision.models.video.mvit import MSBlockConfig, MViT
+
+    blocks = [
+        MSBlockConfig(1, 8, 16, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 2, 2]),
+        MSBlockConfig(2, 16, 16, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 1, 1]),
+    ]
+    options = {"residual_pool": True, "residual_with_cls_embed": False, "rel_pos_embed": True, "proj_after_attn": True}
+    return MViT((32, 32), 4, blocks, num_classes=10, **options), (torch.randn(1, 3, 4, 32, 32),), {}
+
+
+add("MViT, video (torchvision)", TORCHVISION, video_mvit)
+
+
 def timm(name: str, model: str, size: int = 32, **options: Any) -> None:
     """Add what `timm.create_model` makes, without pretrained weights."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -98,3 +100,20 @@ class SpectralCritic(nn.Module):
 
     def forward(self, x):
         return self.score(self.features(x)).view(-1)
+
+
+@written("soft actor", vectors, lambda: torch.randn(4, 2))
+class SoftActor(nn.Module):
+    """Haarnoja et al.'s policy: a squashed Gaussian, and the logarithm of its density; the noise is an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
+        self.mean, self.log_std = nn.Linear(16, 2), nn.Linear(16, 2)
+
+    def forward(self, x, noise):
+        h = self.body(x)
+        mean, log_std = self.mean(h), self.log_std(h).clamp(-20, 2)
+        u = mean + log_std.exp() * noise
+        density = -0.5 * ((u - mean) / log_std.exp()) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
+        return torch.tanh(u), (density - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
