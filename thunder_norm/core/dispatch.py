@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -191,25 +191,9 @@ def _autograd_again() -> Iterator[None]:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)
 
 
-def refuse_out(func: Callable, kwargs: Mapping[str, Any]) -> None:
-    """Refuse to write a result into a tensor that is given for it, whose norm is another one afterwards.
-
-    Raises:
-        UnsupportedOpError: `out` is given.
-    """
-    if kwargs.get("out") is not None:
-        raise UnsupportedOpError(
-            with_details(
-                f"{op_name(func)}: out= is not possible with a NormedTensor, nor with parameters where they have norms",
-                at=current_environment().user_location(),
-                instead="assign the result",
-            )
-        )
-
-
 def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     """Find the rule, run the operation on the backings and the rule on the norms, and put them together."""
-    refuse_out(func, kwargs)
+    in_place.refuse_out(func, kwargs)
     _check_not_batched(func)
     _check_finalized(func, args, kwargs)
     try:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -208,3 +208,19 @@ def _in_place_of(x: NormedTensor, result: NormedTensor, run_rule: RunRule, is_wr
         return conversions.convert(result, type(x), x.elem_dims)
     except NormMismatchError as e:
         raise UnsupportedOpError(f"in-place operation would turn {describe(x)} into {describe(result)}: {e}") from e
+
+
+def refuse_out(func: Callable, kwargs: Mapping[str, Any]) -> None:
+    """Refuse to write a result into a tensor that is given for it, whose norm is another one afterwards.
+
+    Raises:
+        UnsupportedOpError: `out` is given.
+    """
+    if kwargs.get("out") is not None:
+        raise UnsupportedOpError(
+            with_details(
+                f"{op_name(func)}: out= is not possible with a NormedTensor, nor with parameters where they have norms",
+                at=current_environment().user_location(),
+                instead="assign the result",
+            )
+        )

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.core import context, dispatch, registry
+from thunder_norm.core import context, dispatch, in_place, registry
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.norms import written_proxies
 from thunder_norm.norms.eager import chosen_norms
@@ -275,7 +275,7 @@ class NormEnvironment(LiftingEnvironment):
 
     def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters alone (a transpose, a cast): plain, but remembered."""
-        dispatch.refuse_out(func, kwargs)
+        in_place.refuse_out(func, kwargs)
         body = func.body if isinstance(func, registry.NormedOp) else func
         result = self.run_real(body, args, kwargs)
         self.lifting.remember(func, args, kwargs, result)

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thunder_norm.core import context, dispatch, registry
+from thunder_norm.core import context, dispatch, in_place, registry
 from thunder_norm.core.kinds import LinfTensor
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
@@ -74,7 +74,7 @@ class LiftingEnvironment(context.Environment):
 
     def derive(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters alone: plain, but remembered."""
-        dispatch.refuse_out(func, kwargs)
+        in_place.refuse_out(func, kwargs)
         result = func(*args, **kwargs)
         self.lifting.remember(func, args, kwargs, result)
         return result
