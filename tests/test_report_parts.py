@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.seeds import seeded
 from thunder_norm import L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, build_norm_map, load_norm_report, norm_report
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.transforms import NormTransform
@@ -30,7 +31,7 @@ def rms(t):
 
 @pytest.fixture(scope="module")
 def attention():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     model, found = Attention(), {}
     heads = model.heads
     model.heads = lambda *args: found.setdefault("heads", heads(*args))

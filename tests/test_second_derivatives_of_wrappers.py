@@ -18,6 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from zoo import ZOO, Case, built
 from zoo.case import second_gradients
 
+from tests.seeds import seeded
 from thunder_norm.errors import TransformError
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
@@ -121,7 +122,7 @@ def test_three_orders_are_eagers(name: str, transform: type):
 
 def test_inputs_that_come_from_one_another():
     def run(call: Callable) -> Any:
-        torch.manual_seed(0)
+        torch.manual_seed(seeded(0))
         x = two(3)
         (first,) = torch.autograd.grad(call(x, x.sin(), x).sum(), x, create_graph=True)
         return first, *torch.autograd.grad((first * first).sum(), x)
@@ -153,7 +154,7 @@ def test_a_gradient_penalty_of_a_module():
 
 def test_hooks_and_a_graph_that_is_kept():
     def run(call: Callable) -> list:
-        torch.manual_seed(0)
+        torch.manual_seed(seeded(0))
         x = two(3)
         x.register_hook(lambda g: g * 2)
         y = call(x)
