@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,7 +30,8 @@ def refuse_overflowed(result: Any, given: Any, model: Any, has_data: bool) -> An
     Raises:
         NormMismatchError: a bound is NaN because another overflowed.
     """
-    if not any(_has_values(y.backing) == has_data and _is_nan(y.norm_size) and not _is_nan(y.backing) for y in _normed(result)):
+    found = [y for y in _normed(result) if _is_nan(y.norm_size)]
+    if not any(_has_values(y.backing) == has_data and not _is_nan(y.backing) for y in found):
         return result
     if not all(map(_is_finite, _tensors(given))) or not all(map(_is_finite, _state(model))):
         return result
@@ -69,7 +71,11 @@ def _has_values(t: torch.Tensor) -> bool:
 
 def _is_nan(t: torch.Tensor) -> bool:
     """Whether an entry is known to be NaN."""
-    return _has_values(t) and bool(t.detach().isnan().any())
+    if not _has_values(t):
+        return False
+    return (
+        math.isnan(t.item()) if t.ndim == 0 and not t.is_complex() else bool(t.detach().isnan().any())
+    )  # each call asks it of a norm
 
 
 def _is_finite(t: torch.Tensor) -> bool:
