@@ -18,6 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from zoo import ZOO, Case, built
 from zoo.case import second_gradients
 
+from tests.kept_graphs import gradients_of_a_kept_graph
 from tests.seeds import seeded
 from thunder_norm.errors import TransformError
 from thunder_norm.transforms import NormTransform, SubclassTransform
@@ -157,15 +158,7 @@ def test_hooks_and_a_graph_that_is_kept():
         torch.manual_seed(seeded(0))
         x = two(3)
         x.register_hook(lambda g: g * 2)
-        y = call(x)
-        found = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for _ in range(2)]
-        for _ in range(2):
-            (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-            found += [gradient.detach(), *torch.autograd.grad(gradient.sum(), x, retain_graph=True)]
-        y.sum().backward()
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            torch.autograd.grad(y.sum(), x, create_graph=True)
-        return [*found, x.grad]
+        return gradients_of_a_kept_graph(call, x, "backward through the graph a second time")
 
     jitted = thunder.jit(lambda x: x.sin() * x, transforms=[SubclassTransform()])
     expected = run(lambda x: x.sin() * x)
