@@ -18,6 +18,7 @@ from tests.seeds import seeded
 from thunder_norm import executors, transforms
 from thunder_norm.errors import CompilerError
 from thunder_norm.executors import calls, graphs
+from thunder_norm.executors.graphs import Layout
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -214,10 +215,10 @@ def test_inductors_cache_is_used_and_tells_graphs_apart_by_which_results_keep_st
 
     inputs = torch.randn(2, 16, 9, 9), torch.randn(32, 16, 3, 3)
     hits = lambda: torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]  # noqa: E731
-    for keeps_strides in ((False,), (True,), (False,), (True,)):
+    for layout in (Layout.ANY, Layout.AS_IN_TORCH) * 2:
         before = hits()
-        (found,) = graphs.compiled(f, inputs, keeps_strides, False)(list(inputs))
-        assert_close(found, f(*inputs)[0], check_stride=keeps_strides[0])
+        (found,) = graphs.compiled(f, inputs, [layout], False)(list(inputs))
+        assert_close(found, f(*inputs)[0], check_stride=layout is Layout.AS_IN_TORCH)
     assert hits() == before + 1
 
 

@@ -6,11 +6,14 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
 from tests.seeds import seeded
 from tests.test_executors_calls import OneByOne, jit
+from thunder_norm.executors import graphs
+from thunder_norm.executors.graphs import Layout
 import thunder
 
 
@@ -64,3 +67,66 @@ def test_gradients_of_leaves_have_the_strides_and_values_of_eager(memory_format:
     for mine, other in zip((found[0], *model.parameters()), (found[1], *theirs.parameters()), strict=True):
         assert_close(mine.grad, other.grad)
         assert mine.grad is not None and mine.grad.stride() == mine.stride()
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_relu_has_eagers_value_and_gradient_where_a_number_is_none(inplace: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.relu(x * 2, inplace=inplace) * 3
+
+    found = []
+    for g in (jit(f), f):
+        x = torch.tensor([-1.0, 0.0, 2.0, float("nan"), float("inf"), -0.0], requires_grad=True)
+        with OneByOne():
+            y = g(x)
+            y.backward(torch.arange(1.0, 7.0))
+        found.append((y, x.grad))
+    assert_close(*found, equal_nan=True)
+
+
+class Convolutions(nn.Module):
+    """Weights that are parameters, used twice, computed, returned, of several groups, and transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = ((6, 4, 3, 3), (6, 6, 3, 3), (6, 6, 1, 1), (6, 2, 3, 3), (6, 5, 2, 2))
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(shape) / 3) for shape in shapes])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        w = self.weights
+        x = F.relu(F.conv2d(x, w[0], padding=1))
+        x = F.conv2d(F.conv2d(x, w[1], padding=1).tanh(), w[1], stride=2)
+        x = F.conv2d(x, w[2] - w[2].mean((1, 2, 3), keepdim=True))
+        return F.conv_transpose2d(F.conv2d(x, w[3], groups=3).sin(), w[4]), w[0] * 2
+
+
+@pytest.mark.slow
+def test_convolutions_whose_weights_are_kept_for_the_backward_have_eagers_gradients() -> None:
+    torch.manual_seed(seeded(4))
+    model = Convolutions()
+    theirs = copy.deepcopy(model)
+    jitted = jit(model)
+    x = torch.randn(2, 4, 9, 9)
+    for _ in range(2):
+        for f in (jitted, theirs):
+            image, weight = f(x)
+            (image.square().sum() + weight.sin().sum()).backward()
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), theirs.parameters(), strict=True):
+                assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+                assert p.grad is not None and p.grad.is_contiguous()
+                p.add_(1e-3)
+                q.add_(1e-3)
+
+
+def test_a_weight_that_may_be_copied_is_the_very_weight_or_a_copy_of_it() -> None:
+    """What leaves a region for the backward alone; another result of the same weight is the weight."""
+
+    def f(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.convolution(x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1).sin(), weight, weight]
+
+    inputs = torch.randn(2, 8, 6, 6), torch.randn(4, 8, 3, 3)
+    layouts = [Layout.AS_IN_TORCH, Layout.ANY_OF_A_COPY, Layout.AS_IN_TORCH]
+    found = graphs.compiled(f, inputs, layouts, True)(list(inputs))
+    assert_close(found, f(*inputs), check_stride=False, rtol=1e-4, atol=1e-4)
+    assert found[0].stride() == f(*inputs)[0].stride() and found[2] is inputs[1]

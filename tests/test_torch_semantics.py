@@ -164,6 +164,23 @@ def test_results_and_what_the_program_sees_of_them_are_torchs(name):
     _assert_is_torchs(*_PROGRAMS[name]())
 
 
+@pytest.mark.parametrize("name", "relu relu6 leaky_relu elu celu selu silu mish hardswish hardsigmoid threshold".split())
+def test_functions_in_place_stay_one_operation(name):
+    function, numbers = getattr(F, name), (0.1, 0.2) if name == "threshold" else ()
+
+    def f(x):
+        y = x * 2
+        view = y[1:]
+        z = function(y, *numbers, inplace=True)
+        return z, y + 1, view * 3
+
+    for x in (_d(9), _d(9).requires_grad_()):
+        jitted = thunder.jit(f, transforms=[SubclassTransform()])
+        torch.testing.assert_close(jitted(x), f(x))
+        names = [bsym.sym.name for bsym in thunder.last_traces(jitted)[0].bound_symbols]
+        assert names.count(name) == 1 and not {"where", "exp", "sigmoid", "gt"} & set(names)
+
+
 def test_other_compilations_stay_thunders():
     thunder.jit(lambda m: m * 2, transforms=[SubclassTransform()])(_b(3))
     plain = thunder.jit(lambda x: x.unfold(0, 1, 1))

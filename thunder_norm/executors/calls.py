@@ -11,7 +11,7 @@ import torch
 from torch._C._dynamo.guards import GlobalStateGuard
 
 from thunder_norm import first_calls
-from thunder_norm.executors.graphs import Boxed, Function, NotCompilable, Tensors, compiled
+from thunder_norm.executors.graphs import Boxed, Function, Layout, NotCompilable, Tensors, compiled
 from thunder_norm.tracing.tensor_checks import check_like
 
 _MOST_VARIANTS = 16  # of a region: for inputs of other strides, or in another state of the process
@@ -26,7 +26,7 @@ class Traits:
     """What is known of a region before it is compiled."""
 
     place: str  # "region 2 of 5"
-    keeps_strides: tuple[bool, ...]
+    layouts: tuple[Layout, ...]  # of its results
     has_backward: bool
 
 
@@ -103,7 +103,7 @@ class RegionCall:
     def _compiled(self, inputs: tuple[torch.Tensor, ...]) -> Boxed | None:
         with first_calls.shown("compiling", lambda: self.traits.place):
             try:
-                return compiled(self.plain, inputs, self.traits.keeps_strides, self.traits.has_backward)
+                return compiled(self.plain, inputs, self.traits.layouts, self.traits.has_backward)
             except NotCompilable:
                 return None
 

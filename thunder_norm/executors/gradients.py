@@ -23,6 +23,7 @@ aten = torch.ops.aten
 # In no executor list: what is written here carries it.
 operations = OperatorExecutor("thunder_norm_gradients", version="1")
 
+RELU = "torch.relu"
 BATCH_NORM = "torch.batch_norm"  # so it calls torch.nn.functional.batch_norm
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 _ATTENTION_DTYPES = (dtypes.float64, dtypes.float32, dtypes.bfloat16, dtypes.float16)
@@ -31,6 +32,7 @@ _ATTENTION_DTYPES = (dtypes.float64, dtypes.float32, dtypes.bfloat16, dtypes.flo
 def register(executor: FusionExecutor) -> None:
     """Have programs with this executor use the gradients of this file."""
     executor.register_supported(prims.PrimIDs.CONVOLUTION, grad_transform=_convolution)
+    executor.register_supported(RELU, checker=_is_out_of_place, grad_transform=_relu)
     executor.register_supported(BATCH_NORM, checker=_is_plain_batch_norm, grad_transform=_batch_norm)
     executor.register_supported(ATTENTION, checker=_is_fast_attention, grad_transform=_attention)
 
@@ -68,6 +70,30 @@ _both_gradients = operations.register_operator(
 )
 
 
+# -- convolutions that keep their weight -----------------------------------------------------------------------------------
+
+
+def _keeping_meta(a: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *how: Any) -> tuple[TensorProxy, TensorProxy]:
+    out = prims.convolution.meta(a, weight, bias, *how)
+    return TensorProxy(like=out, requires_grad=False), TensorProxy(like=weight, requires_grad=False)
+
+
+def _run_keeping(
+    a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.convolution(a, weight, bias, *how), weight
+
+
+# Its second result is the weight as the backward reads it.  Inductor lays weights out as its kernels like them, which takes as long as
+# reading and writing all of them: what the forward has laid out is kept for the backward.
+_convolution_keeping_weight = operations.register_operator("convolution_keeping_weight", meta=_keeping_meta, fn=_run_keeping)
+
+
+def kept_weights(bsyms: Sequence[BoundSymbol]) -> set[str]:
+    """The names of the results that stand for weights, which a region may lay out in memory otherwise, and copy to do so."""
+    return {bsym.output[1].name for bsym in bsyms if bsym.sym is _convolution_keeping_weight}
+
+
 def together(bsyms: Sequence[BoundSymbol]) -> list[BoundSymbol]:
     """The operations, with both gradients of a convolution computed by one where both are wanted: they read the same tensors."""
     found: dict[tuple, dict[str, int]] = {}
@@ -98,19 +124,48 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> TensorProxy:
-    out = prims.convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    g = prims.get_grad(out)
     spatial = weight.ndim - 2
 
     def each(values: Sequence[int]) -> list[int]:
         return [int(v) for v in (values if len(values) == spatial else tuple(values) * spatial)]
 
     how = (each(stride), each(padding), each(dilation), bool(transposed), each(output_padding), int(groups))
-    prims.put_grad(a, _input_gradient(g, a, weight, *how))
-    prims.put_grad(weight, _weight_gradient(g, a, weight, *how))
+    if weight.ndim == 4 and weight.device == devices.cpu:
+        out, kept = _convolution_keeping_weight(a, weight, bias, *how)
+    else:
+        out, kept = prims.convolution(a, weight, bias, *how), weight
+    g = prims.get_grad(out)
+    prims.put_grad(a, _input_gradient(g, a, kept, *how))
+    prims.put_grad(weight, _weight_gradient(g, a, kept, *how))
     if bias is not None:
         over = [d for d in range(g.ndim) if d != 1] if g.ndim == weight.ndim else list(range(1, g.ndim))
         prims.put_grad(bias, ltorch.sum(g, over))
+    return out
+
+
+# -- relu ------------------------------------------------------------------------------------------------------------------
+
+
+def _is_out_of_place(a: TensorProxy, inplace: bool = False) -> bool:
+    return not inplace
+
+
+def _like_first(a: TensorProxy, *rest: TensorProxy) -> TensorProxy:
+    return TensorProxy(like=a, requires_grad=False)
+
+
+def _run_relu_gradient(g: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return aten.threshold_backward(g, out, 0)
+
+
+_relu_forward = operations.register_operator("relu", meta=_like_first, fn=torch.relu)
+_relu_gradient = operations.register_operator("relu_gradient", meta=_like_first, fn=_run_relu_gradient)
+
+
+def _relu(a: TensorProxy, inplace: bool = False) -> TensorProxy:
+    """``da = g where out > 0``: as torch, from the result, which the next operation keeps in any case, not from a mask besides."""
+    out = _relu_forward(a)
+    prims.put_grad(a, _relu_gradient(prims.get_grad(out), out))
     return out
 
 

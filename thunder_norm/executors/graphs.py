@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,14 @@ Boxed = Callable[[list[torch.Tensor]], Tensors]
 
 class NotCompilable(Exception):
     """The function is to run as it is: it draws numbers, writes into an argument, or its shapes depend on values."""
+
+
+class Layout(enum.Enum):
+    """How a result is to lie in memory."""
+
+    AS_IN_TORCH = enum.auto()
+    ANY = enum.auto()
+    ANY_OF_A_COPY = enum.auto()  # where it is an input, it may be a copy of it
 
 
 @dataclass(frozen=True)
@@ -48,13 +57,13 @@ class _Plan:
     is_direct: bool  # what the graph computes is the results
 
 
-def compiled(function: Function, inputs: Tensors, keeps_strides: Sequence[bool], has_backward: bool) -> Boxed:
+def compiled(function: Function, inputs: Tensors, layouts: Sequence[Layout], has_backward: bool) -> Boxed:
     """A function of a list, which it empties, with the results of `function`.
 
     Args:
         function: of tensors, giving tensors.
         inputs: the function is for inputs with the sizes, strides, dtypes and devices of these.
-        keeps_strides: the results that are to have the strides that torch gives them; those of others may be chosen.
+        layouts: how each result is to lie in memory.
         has_backward: whether this is a part of a program that is differentiated.
 
     Raises:
@@ -65,10 +74,10 @@ def compiled(function: Function, inputs: Tensors, keeps_strides: Sequence[bool],
     mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False))
     with mode:
         fakes = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
-        graph, plan = _traced(function, fakes)
+        graph, plan = _traced(function, fakes, layouts)
     _check_pure(graph)
     _write_out_numbers(graph)
-    call = _through_inductor(graph, fakes, mode, _with_strides(plan, keeps_strides), has_backward)
+    call = _through_inductor(graph, fakes, mode, _with_strides(plan, layouts), has_backward)
     return call if plan.is_direct else _with_views(call, plan.views)
 
 
@@ -81,7 +90,7 @@ def _with_views(call: Boxed, views: tuple[_View, ...]) -> Boxed:
     return with_views
 
 
-def _traced(function: Function, fakes: Tensors) -> tuple[torch.fx.GraphModule, _Plan]:
+def _traced(function: Function, fakes: Tensors, layouts: Sequence[Layout]) -> tuple[torch.fx.GraphModule, _Plan]:
     """The graph of what is computed, in functional aten operations that inductor knows, and how the results come out of it."""
     import torch._inductor.lowering  # which some of these decompositions take for imported
     from torch._inductor.decomposition import select_decomp_table
@@ -90,7 +99,7 @@ def _traced(function: Function, fakes: Tensors) -> tuple[torch.fx.GraphModule, _
 
     def of_computed(*given: torch.Tensor) -> list[torch.Tensor]:
         results = list(function(*given))
-        computed, plan = _planned(given, results)
+        computed, plan = _planned(given, results, layouts)
         plans.append(plan)
         return computed
 
@@ -107,8 +116,11 @@ def _traced(function: Function, fakes: Tensors) -> tuple[torch.fx.GraphModule, _
     return graph, plans[0]
 
 
-def _planned(inputs: Tensors, results: Tensors) -> tuple[list[torch.Tensor], _Plan]:
-    """The tensors that have to be computed, none of which shares memory with another or an input, and how the results come out of them."""
+def _planned(inputs: Tensors, results: Tensors, layouts: Sequence[Layout]) -> tuple[list[torch.Tensor], _Plan]:
+    """The tensors that have to be computed, none of which shares memory with another or an input, and how the results come out of them.
+
+    An input that may be copied is computed: the graph returns it as inductor likes it to lie in memory.
+    """
     owners = {_memory(t): i for i, t in enumerate(inputs)}
     computed: list[torch.Tensor] = []
     views: list[_View] = []
@@ -117,8 +129,12 @@ def _planned(inputs: Tensors, results: Tensors) -> tuple[list[torch.Tensor], _Pl
         if _memory(t) not in owners and t._base is None and _memory(t) not in computed_at:
             computed_at[_memory(t)] = len(computed)
             computed.append(t)
-    for t in results:
+    for t, layout in zip(results, layouts, strict=True):
         memory = _memory(t)
+        if memory in owners and layout is Layout.ANY_OF_A_COPY:
+            views.append(_View(False, len(computed)))
+            computed.append(t)
+            continue
         if memory in owners:
             views.append(_view_of(t, inputs[owners[memory]], True, owners[memory]))
             continue
@@ -185,11 +201,10 @@ def _has_no_dropout(node: torch.fx.Node) -> bool:
     return "dropout_p" in {a.name for a in node.target._schema.arguments} and not values.get("dropout_p", 0.0)  # type: ignore[union-attr]
 
 
-def _with_strides(plan: _Plan, keeps_strides: Sequence[bool]) -> list[int]:
+def _with_strides(plan: _Plan, layouts: Sequence[Layout]) -> list[int]:
     """Which of what the graph computes is to have the strides that torch gives it: also what there are views of."""
-    kept = {
-        v.index for v, keep in zip(plan.views, keeps_strides, strict=True) if not v.of_input and (keep or v.offset is not None)
-    }
+    pairs = zip(plan.views, layouts, strict=True)
+    kept = {v.index for v, layout in pairs if not v.of_input and (layout is Layout.AS_IN_TORCH or v.offset is not None)}
     return sorted(kept)
 
 
@@ -203,6 +218,7 @@ def _through_inductor(
     (output,) = graph.graph.find_nodes(op="output")
     output.meta["original_output_strides"] = [tuple(n.meta["val"].stride()) for n in output.args[0]]
     output.meta["user_visible_output_idxs"] = with_strides
+    _lay_out_weights(graph)
     _name_in_key(graph, with_strides)
     # what the generated code would assert of its inputs is checked by the caller, in one call of C++
     without_checks = config.patch(size_asserts=False, alignment_asserts=False, scalar_asserts=False)
@@ -211,6 +227,26 @@ def _through_inductor(
         made = compile_fx.compile_fx_inner(graph, list(fakes), is_inference=not has_backward)
         call = getattr(made, "current_callable", None) or made
         return call if getattr(made, "_boxed_call", False) else lambda given: made(given)  # type: ignore[operator]
+
+
+def _lay_out_weights(graph: torch.fx.GraphModule) -> None:
+    """Copy each weight that is returned as its convolution on CPU reads it, just before it does: one copy serves both.
+
+    Inductor, left alone, copies all such weights before everything else, and they have left the processor's cache when they are used.
+    """
+    if not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()):  # type: ignore[attr-defined]
+        return
+    (output,) = graph.graph.find_nodes(op="output")
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
+        weight = node.args[1]
+        value = weight.meta["val"]
+        if weight.op != "placeholder" or output not in weight.users or value.is_contiguous(memory_format=torch.channels_last):
+            continue
+        with graph.graph.inserting_before(node):
+            laid_out = graph.graph.call_function(torch.ops.aten.clone.default, (weight,), {"memory_format": torch.channels_last})
+        laid_out.meta["val"] = value.clone(memory_format=torch.channels_last)
+        node.replace_input_with(weight, laid_out)
+        output.replace_input_with(weight, laid_out)
 
 
 def _name_in_key(graph: torch.fx.GraphModule, with_strides: list[int]) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from thunder_norm.executors import gradients
 from thunder_norm.executors.calls import RegionCall, Traits
+from thunder_norm.executors.graphs import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
 from thunder_norm.tracing import hooks
 from thunder.core import prims
@@ -42,6 +43,7 @@ class InductorExecutor(FusionExecutor):
         items = partitioned(gradients.together(trace.bound_symbols))
         regions = [item for item in items if isinstance(item, Region)]
         used, returned = _used_outside(items)
+        kept = gradients.kept_weights(trace.bound_symbols)
         has_backward = any(r.is_backward for r in regions)
         fused = from_trace(trace)
         fused.bound_symbols = []
@@ -50,8 +52,8 @@ class InductorExecutor(FusionExecutor):
             if isinstance(item, Region):
                 # gradients may lie in memory as they come: torch's autograd gives those of leaves the strides of the leaves
                 seen = used if item.is_backward else used | returned
-                strides = tuple(p.name in seen for p in item.outputs)
-                traits = Traits(f"region {count + 1} of {len(regions)}", strides, has_backward)
+                layouts = tuple(_layout(p.name, seen, kept) for p in item.outputs)
+                traits = Traits(f"region {count + 1} of {len(regions)}", layouts, has_backward)
                 fused.bound_symbols.append(self._bound(f"inductor{count}", item, traits))
                 count += 1
             else:
@@ -67,7 +69,7 @@ class InductorExecutor(FusionExecutor):
         )
         renewed = Region(list(region.bound_symbols), inputs, outputs)
         renewed.is_backward = any(BoundSymbolTag.BACKWARD in b.tags for b in renewed.bsyms)
-        traits = Traits(f"region {fusion_counter + 1}", (True,) * len(outputs), renewed.is_backward)
+        traits = Traits(f"region {fusion_counter + 1}", (Layout.AS_IN_TORCH,) * len(outputs), renewed.is_backward)
         return self._bound(f"inductor{fusion_counter}", renewed, traits)
 
     def _bound(self, name: str, region: Region, traits: Traits) -> BoundSymbol:
@@ -83,6 +85,12 @@ class InductorExecutor(FusionExecutor):
             _call_ctx={name: call},
             tags=tags,
         )
+
+
+def _layout(name: str, seen: set[str], kept: set[str]) -> Layout:
+    if name in seen:
+        return Layout.AS_IN_TORCH
+    return Layout.ANY_OF_A_COPY if name in kept else Layout.ANY
 
 
 def _used_outside(items: Sequence[Item]) -> tuple[set[str], set[str]]:

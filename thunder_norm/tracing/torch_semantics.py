@@ -8,6 +8,7 @@ argument than torch's.  Type promotion is mended where Thunder works it out, in 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -254,6 +255,26 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Any:
 @_instead_of(torch.clamp_, torch.Tensor.clamp_)
 def _clamp_in_place(input: Any, min: Any = None, max: Any = None) -> Any:
     return ltorch.copy_(input, _clamp(input, min, max))  # the symbol: Thunder looks for it where something is written
+
+
+# -- written in place -------------------------------------------------------------------------------------------------
+
+
+def _written(function: Callable) -> Callable:
+    """A function with ``inplace=True``: Thunder writes down what the operation consists of, and loses the operation."""
+    signature = inspect.signature(function)
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        input, is_in_place = given.pop("input"), given.pop("inplace", False)
+        result = getattr(ltorch, function.__name__)(input, **given)
+        return ltorch.copy_(input, result) if is_in_place else result
+
+    return own
+
+
+for _function in (F.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.silu, F.mish, F.hardswish, F.hardsigmoid, F.threshold):
+    _instead_of(_function)(_written(_function))
 
 
 # -- other dtypes -----------------------------------------------------------------------------------------------------
