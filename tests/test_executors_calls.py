@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,32 @@ def test_inductors_cache_is_used_and_tells_graphs_apart_by_which_results_keep_st
         (found,) = graphs.compiled(f, inputs, [layout], False)(list(inputs))
         assert_close(found, f(*inputs)[0], check_stride=layout is Layout.AS_IN_TORCH)
     assert hits() == before + 1
+
+
+def test_regions_let_go_of_what_nobody_needs_after_them(monkeypatch: pytest.MonkeyPatch):
+    """What the backward gets of its forward, and the gradients of results: inductor's functions take them from a list."""
+    alive: list[int] = []
+
+    def compiled(function: Any, inputs: Any, *rest: Any) -> Any:
+        def run(given: list[torch.Tensor]) -> Any:
+            results = function(*given)
+            seen = [weakref.ref(t) for t in given if t.numel() == 12]
+            given.clear()
+            alive.append(sum(ref() is not None for ref in seen))
+            return results
+
+        return run
+
+    monkeypatch.setattr(calls, "compiled", compiled)
+    weight = torch.randn(4, 4, requires_grad=True)
+    jitted = jit(lambda x, w: ((torch.rand(3, 4) + (x @ w).tanh()) @ w).sin().exp())
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        result = jitted(x, weight)
+        result.backward(torch.ones(3, 4))
+        assert alive == [1, 2]  # x; x and the result, whose exp is its own derivative
+        alive.clear()
+        del result
 
 
 def test_modes_that_listen_see_every_operation():

@@ -48,9 +48,11 @@ class RegionCall:
         self.plain, self.traits = plain, traits
         self.variants: list[_Variant] = []
         self._by_key: dict[Any, Boxed | None] = {}
-        self.call = self._make_call()
+        self.call, self.freeing = self._make_calls()
+        setattr(self.call, "freeing", self.freeing)  # noqa: B010
 
-    def _make_call(self) -> Function:
+    def _make_calls(self) -> tuple[Function, Boxed]:
+        """The region as a function of tensors, and of a list of them, which it empties."""
         fits: Callable[..., bool] = _never
         is_same_state: Callable[[], bool] = _never
         run: Boxed | None = None
@@ -63,30 +65,35 @@ class RegionCall:
         def region(*inputs: torch.Tensor) -> Tensors:
             if fits(*inputs) and is_same_state() and not modes():
                 return run(list(inputs))  # type: ignore[misc]
+            return other(list(inputs))
+
+        def freeing(inputs: list[torch.Tensor]) -> Tensors:
+            if fits(*inputs) and is_same_state() and not modes():
+                return run(inputs)  # type: ignore[misc]
             return other(inputs)
 
         self._use = use
-        return region
+        return region, freeing
 
-    def _other(self, inputs: tuple[torch.Tensor, ...]) -> Tensors:
+    def _other(self, inputs: list[torch.Tensor]) -> Tensors:
         if not _are_plain(inputs):
             return self.plain(*inputs)
         if torch.is_grad_enabled():
             if any(t.requires_grad for t in inputs):
                 return self.plain(*inputs)
             with torch.no_grad():
-                return self.call(*inputs)
+                return self.freeing(inputs)
         for variant in self.variants:
             if variant.is_same_state() and variant.fits(*inputs):
                 self._use(variant)
-                return variant.run(list(inputs))
+                return variant.run(inputs)
         run = self._run_for(inputs) or self._one_by_one
         variant = _Variant(_guards(inputs), GlobalStateGuard().check, run)
         self.variants = [variant, *self.variants[: _MOST_VARIANTS - 1]]
         self._use(variant)
-        return run(list(inputs))
+        return run(inputs)
 
-    def _run_for(self, inputs: tuple[torch.Tensor, ...]) -> Boxed | None:
+    def _run_for(self, inputs: list[torch.Tensor]) -> Boxed | None:
         """What is compiled for such inputs; None if the region is to run as it is."""
         key = _key(inputs)
         with _lock:
@@ -100,7 +107,7 @@ class RegionCall:
     def _one_by_one(self, inputs: list[torch.Tensor]) -> Tensors:
         return self.plain(*inputs)
 
-    def _compiled(self, inputs: tuple[torch.Tensor, ...]) -> Boxed | None:
+    def _compiled(self, inputs: list[torch.Tensor]) -> Boxed | None:
         with first_calls.shown("compiling", lambda: self.traits.place):
             try:
                 return compiled(self.plain, inputs, self.traits.layouts, self.traits.has_backward)

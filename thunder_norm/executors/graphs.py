@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class _View:
     stride: tuple[int, ...] = ()
     offset: int | None = None  # None: it is the very tensor
 
-    def made(self, inputs: Tensors, computed: Tensors) -> torch.Tensor:
+    def made(self, inputs: Mapping[int, torch.Tensor], computed: Tensors) -> torch.Tensor:
         base = inputs[self.index] if self.of_input else computed[self.index]
         if self.offset is None:
             return base
@@ -82,8 +82,10 @@ def compiled(function: Function, inputs: Tensors, layouts: Sequence[Layout], has
 
 
 def _with_views(call: Boxed, views: tuple[_View, ...]) -> Boxed:
+    bases = sorted({view.index for view in views if view.of_input})
+
     def with_views(inputs: list[torch.Tensor]) -> Tensors:
-        given = list(inputs)
+        given = {i: inputs[i] for i in bases}
         computed = call(inputs)
         return [view.made(given, computed) for view in views]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing import whereabouts
+from thunder_norm.tracing.freed_inputs import freeing_inputs
 from thunder_norm.tracing.hooks.lookups import lookaside_for
 from thunder_norm.tracing.hooks.replaced import install
 from thunder_norm.tracing.saved_tensors import releasing_saved
@@ -62,8 +63,8 @@ class Participant(Transform):
         """Called with the traces just acquired, before any transform."""
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
-        """The program that runs, forward or backward; a backward lets go of what was saved for nothing."""
-        return releasing_saved(computation_trace)
+        """The program that runs, forward or backward, which lets go of tensors as soon as nobody needs them."""
+        return freeing_inputs(releasing_saved(computation_trace))
 
 
 _BROUGHT: dict[type, Callable[[], Participant]] = {}
