@@ -74,7 +74,7 @@ _both_gradients = operations.register_operator(
 
 
 def _keeping_meta(a: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *how: Any) -> tuple[TensorProxy, TensorProxy]:
-    out = prims.convolution.meta(a, weight, bias, *how)
+    out = prims.convolution.meta(a, weight, bias, *how)  # type: ignore[misc]
     return TensorProxy(like=out, requires_grad=False), TensorProxy(like=weight, requires_grad=False)
 
 
