@@ -372,3 +372,9 @@ def a_block_suppresses_an_exception(x):
         {}["a"]
         x = x * 100
     return x * 2
+
+
+@program
+def tensors_equal_no_none_and_no_string(x):
+    asked = [x == None, x != None, None == x, x == "a", "a" != x, x == [1.0], (1, 2) == x, {} != x]  # noqa: E711
+    return x * (2 if asked[0] else 3) + sum(2**i for i, a in enumerate(asked) if a is True)

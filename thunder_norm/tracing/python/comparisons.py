@@ -16,7 +16,7 @@ from thunder_norm.tracing.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import Proxy, TensorProxy
 
 _handlers = thunders._default_opcode_handler_map
 _thunders_compare_op = _handlers["COMPARE_OP"]
@@ -31,6 +31,7 @@ _METHODS = {
 _OPERATION_BITS = 5 if sys.version_info >= (3, 13) else 4 if sys.version_info >= (3, 12) else 0  # beside the operation's number
 _WANTS_BOOL = 16  # from Python 3.13 on
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_NO_OPERANDS = (type(None), str, bytes, list, tuple, dict, set, frozenset)
 _COMPARE_NATIVELY = LIBRARIES | {"numpy"}
 
 
@@ -39,6 +40,10 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     guards.look_into((b, a))
     assert inst.arg is not None
     operation = dis.cmp_op[inst.arg >> _OPERATION_BITS]
+    if operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
+        stack.pop_wrapped()
+        stack.pop_wrapped()
+        return stack.append(_wrapped(operation == "!=", a, b))
     if not _has_own(a, operation) and not _has_own(b, operation):
         return _thunders_compare_op(inst, stack=stack, **state)
     stack.pop_wrapped()
@@ -47,6 +52,11 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     if result is not _EXCEPTION_RAISED and sys.version_info >= (3, 13) and inst.arg & _WANTS_BOOL:
         result = thunders._interpret_call(bool, result)
     return result if result is _EXCEPTION_RAISED else stack.append(result)
+
+
+def _is_no_operand(x: WrappedValue, tensor: WrappedValue) -> bool:
+    """Whether a tensor is equal to `x` for no values: torch's ``==`` leaves such objects to Python, which asks whether both are one."""
+    return type(tensor.value) is TensorProxy and type(x.value) in _NO_OPERANDS
 
 
 def _has_own(x: WrappedValue, operation: str) -> bool:
