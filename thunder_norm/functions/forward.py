@@ -101,10 +101,10 @@ class _Program:
         rule = jvp_rules.find(bsym.sym)
         if rule is not None and not any(p in self.tangents for p in flat_proxies(bsym.kwargs)):
             self._write(bsym, lambda: rule(*self._dual(bsym.args), **self.values.read(bsym.kwargs)))
-        elif bsym.subsymbols and not is_whole(bsym):
-            self.run(bsym.subsymbols)
         elif (parts := decomposed(bsym)) is not None:
             self.run(parts)
+        elif bsym.subsymbols and not is_whole(bsym):
+            self.run(bsym.subsymbols)
         else:
             self._write(bsym, lambda: self._pushed_by_torch(bsym))
 

@@ -18,6 +18,7 @@ from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
 from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.functions.rules import activations
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase
@@ -188,9 +189,11 @@ _NO_OPERATIONS = frozenset(
 def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """Whether Thunder's gradient is not torch's.
 
-    It is NaN for products with a zero, 0 to the power of 0 and atan2(0, 0), 0 where clamp meets its bounds, and left out for the values
-    of ``index_put``.
+    It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds
+    and for a relu of NaN, and left out for the values of ``index_put``.
     """
+    if bsym.sym.id in activations.IDS:
+        return True
     if bsym.sym.id is prims.PrimIDs.POW:
         return isinstance(bsym.args[1], TensorProxy)
     if bsym.sym.id in (prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id):

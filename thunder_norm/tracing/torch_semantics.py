@@ -8,7 +8,6 @@ argument than torch's.  Type promotion is mended where Thunder works it out, in 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing import tensor_methods
+from thunder_norm.tracing import tensor_methods, torch_neural
 from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
@@ -30,7 +29,7 @@ from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 from thunder.core.symbol import Symbol
 
-_AS_TORCH: dict[Callable, Callable] = {}
+_AS_TORCH: dict[Callable, Callable] = dict(torch_neural.ENTRIES)
 
 
 def lookaside(fn: Callable, args: Sequence[WrappedValue] = ()) -> Callable | None:
@@ -80,42 +79,6 @@ def _tensor(data: Any, **options: Any) -> Any:
 
 
 # -- other arguments --------------------------------------------------------------------------------------------------
-
-
-@_instead_of(F.nll_loss)
-def _nll_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Any:
-    """Thunder's ignores the class -1 by default, and the places of its arguments are others."""
-    if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
-    return ltorch.nll_loss(input, target, weight, ignore_index, reduction)
-
-
-@_instead_of(F.embedding)
-def _embedding(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    """Thunder's takes the last row, -1, for no row, and scales no gradient by frequencies where no row is padding."""
-    if padding_idx is not None:
-        if not -weight.shape[0] <= padding_idx < weight.shape[0]:
-            raise AssertionError("Padding_idx must be within num_embeddings")
-        padding_idx = padding_idx % weight.shape[0]
-    elif scale_grad_by_freq:
-        padding_idx = -1
-    return ltorch.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
 
 
 @_instead_of(torch.Tensor.where)
@@ -257,26 +220,6 @@ def _clamp_in_place(input: Any, min: Any = None, max: Any = None) -> Any:
     return ltorch.copy_(input, _clamp(input, min, max))  # the symbol: Thunder looks for it where something is written
 
 
-# -- written in place -------------------------------------------------------------------------------------------------
-
-
-def _written(function: Callable) -> Callable:
-    """A function with ``inplace=True``: Thunder writes down what the operation consists of, and loses the operation."""
-    signature = inspect.signature(function)
-
-    def own(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        input, is_in_place = given.pop("input"), given.pop("inplace", False)
-        result = getattr(ltorch, function.__name__)(input, **given)
-        return ltorch.copy_(input, result) if is_in_place else result
-
-    return own
-
-
-for _function in (F.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.silu, F.mish, F.hardswish, F.hardsigmoid, F.threshold):
-    _instead_of(_function)(_written(_function))
-
-
 # -- other dtypes -----------------------------------------------------------------------------------------------------
 
 
@@ -288,21 +231,42 @@ def _masked_fill(self: Any, mask: Any, value: Any) -> Any:
     return ltorch.masked_fill(self, mask, dtypes.dtype_to_numbertype(self.dtype)(value))
 
 
-@_instead_of(F.hardtanh)
-def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
-    """Thunder's of integers has floating numbers."""
-    if inplace or not dtypes.is_exact_dtype(input.dtype):
-        return ltorch.hardtanh(input, min_val, max_val, inplace)
-    return ltorch.clamp(input, int(min_val), int(max_val))
+def _of_deviations(args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a variance or deviation as Thunder takes them: it knows no ``unbiased`` and no correction of None."""
+    given = dict(zip(("unbiased",) if args and isinstance(args[0], bool) else ("dim", "unbiased", "keepdim"), args, strict=False))
+    given.update(kwargs)
+    unbiased, correction = given.pop("unbiased", True), given.pop("correction", None)
+    given["correction"] = int(unbiased) if correction is None else correction
+    dim = given.pop("dim", given.pop("axis", None))
+    return {**given, "dim": dim if isinstance(dim, int) or dim else None}  # no dimensions are all of them
+
+
+@_instead_of(torch.var, torch.Tensor.var)
+def _var(input: Any, *args: Any, **kwargs: Any) -> Any:
+    return ltorch.var(input, **_of_deviations(args, kwargs))
+
+
+@_instead_of(torch.std, torch.Tensor.std)
+def _std(input: Any, *args: Any, **kwargs: Any) -> Any:
+    return ltorch.std(input, **_of_deviations(args, kwargs))
 
 
 @_instead_of(torch.var_mean)
-def _var_mean(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _var_mean(input: Any, *args: Any, **kwargs: Any) -> Any:
     """Thunder's has a real mean of complex numbers, whatever its dtype when it runs."""
-    if args or not dtypes.is_complex_dtype(input.dtype):
-        return ltorch.var_mean(input, dim, *args, **kwargs)
-    over = dim if isinstance(dim, int) or dim else None  # no dimensions are all of them
-    return ltorch.var(input, over, **kwargs), ltorch.mean(input, over, kwargs.get("keepdim", False))
+    given = _of_deviations(args, kwargs)
+    if not dtypes.is_complex_dtype(input.dtype):
+        return ltorch.var_mean(input, **given)
+    return ltorch.var(input, **given), ltorch.mean(input, given["dim"], given.get("keepdim", False))
+
+
+@_instead_of(torch.baddbmm, torch.Tensor.baddbmm)
+def _baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Thunder's multiplies the input by a beta of 0, where torch does not look at it: it may be empty memory."""
+    if beta == 0:
+        product = ltorch.matmul(batch1, batch2)
+        return product if alpha == 1 else ltorch.mul(product, alpha)
+    return ltorch.baddbmm(input, batch1, batch2, beta=beta, alpha=alpha)
 
 
 @_instead_of(F.mse_loss)

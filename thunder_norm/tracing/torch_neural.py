@@ -1,0 +1,207 @@
+"""Functions of ``torch.nn.functional`` whose operation in Thunder silently does something else: entries of the table of `torch_semantics`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+import thunder.torch as ltorch
+from thunder.core import dtypes
+from thunder.core.proxies import TensorProxy
+
+ENTRIES: dict[Callable, Callable] = {}
+
+
+def _instead_of(function: Callable) -> Callable[[Callable], Callable]:
+    def enter(own: Callable) -> Callable:
+        ENTRIES[function] = own
+        return own
+
+    return enter
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    if size_average is None and reduce is None:
+        return reduction
+    return F._Reduction.legacy_get_string(size_average, reduce)
+
+
+def _in_four_dimensions(input: TensorProxy, *others: TensorProxy) -> list[TensorProxy]:
+    """An input [N, C, ...] and targets with classes, or without, as torch sees them where dimensions are other than 1, 2 and 4.
+
+    Thunder's gradient is that of images, and has their shape.
+    """
+    n, positions = input.shape[0], 1
+    for size in input.shape[2:]:
+        positions *= size
+    first = [ltorch.reshape(input, (n, input.shape[1], 1, positions))]
+    shapes = [(n, t.shape[1], 1, positions) if t.ndim == input.ndim else (n, 1, positions) for t in others]
+    return first + [ltorch.reshape(t, shape) for t, shape in zip(others, shapes, strict=True)]
+
+
+def _is_of_other_dimensions(input: Any) -> bool:
+    return isinstance(input, TensorProxy) and input.ndim not in (0, 1, 2, 4) and input.numel > 0
+
+
+def _of_positions(loss: TensorProxy, input: TensorProxy, reduction: str) -> TensorProxy:
+    return ltorch.reshape(loss, (input.shape[0], *input.shape[2:])) if reduction == "none" else loss
+
+
+@_instead_of(F.nll_loss)
+def _nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Thunder's ignores the class -1 by default, and the places of its arguments are others."""
+    reduction = _reduction(size_average, reduce, reduction)
+    if not _is_of_other_dimensions(input):
+        return ltorch.nll_loss(input, target, weight, ignore_index, reduction)
+    image, of_image = _in_four_dimensions(input, target)
+    return _of_positions(ltorch.nll_loss(image, of_image, weight, ignore_index, reduction), input, reduction)
+
+
+@_instead_of(F.cross_entropy)
+def _cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Thunder's mean of smoothed labels counts what those to be ignored have."""
+    reduction = _reduction(size_average, reduce, reduction)
+    scores, labels = _in_four_dimensions(input, target) if _is_of_other_dimensions(input) else (input, target)
+    if reduction == "mean" and label_smoothing > 0 and dtypes.is_exact_dtype(labels.dtype):
+        each = ltorch.cross_entropy(scores, labels, weight, None, ignore_index, None, "none", label_smoothing)
+        return ltorch.true_divide(ltorch.sum(each), _total_weight(labels, weight, ignore_index))
+    loss = ltorch.cross_entropy(scores, labels, weight, None, ignore_index, None, reduction, label_smoothing)
+    return loss if scores is input else _of_positions(loss, input, reduction)
+
+
+def _total_weight(labels: TensorProxy, weight: TensorProxy | None, ignore_index: int) -> TensorProxy:
+    counts = ltorch.ne(labels, ignore_index)
+    if weight is None:
+        return ltorch.sum(counts)
+    of_each = ltorch.index_select(weight, 0, ltorch.reshape(ltorch.where(counts, labels, 0), (int(labels.numel),)))
+    return ltorch.sum(ltorch.where(counts, ltorch.reshape(of_each, tuple(labels.shape)), 0.0))
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+@_instead_of(F.embedding)
+def _embedding(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Thunder's takes the last row, -1, for no row, and scales no gradient by frequencies where no row is padding."""
+    if padding_idx is not None:
+        if not -weight.shape[0] <= padding_idx < weight.shape[0]:
+            raise AssertionError("Padding_idx must be within num_embeddings")
+        padding_idx = padding_idx % weight.shape[0]
+    elif scale_grad_by_freq:
+        padding_idx = -1
+    return ltorch.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+
+
+# -- images of other sizes --------------------------------------------------------------------------------------------
+
+
+@_instead_of(F.interpolate)
+def _interpolate(
+    input: torch.Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Any:
+    """Thunder's takes other entries where it makes images smaller by more than a half, and where sizes are no multiples."""
+    is_plain = align_corners is None and not recompute_scale_factor and not antialias and input.ndim > 2 and input.numel > 0
+    if is_plain and mode in ("nearest", "nearest-exact") and (size is None) is not (scale_factor is None):
+        given = size if scale_factor is None else scale_factor
+        given = tuple(given) if isinstance(given, Sequence) else given
+        sources = _sources(tuple(map(int, input.shape[2:])), given, scale_factor is not None, mode)
+        result = input
+        for dim, (n, indices) in enumerate(zip(input.shape[2:], sources, strict=True), 2):
+            result = _taken(result, dim, n, indices)
+        return result
+    if is_plain and mode == "bilinear" and scale_factor is not None:
+        align_corners = False  # which says the same, and has torch do it: Thunder's has the scale of the sizes
+    return ltorch.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+
+
+@functools.cache
+def _sources(sizes: tuple[int, ...], given: Any, is_factor: bool, mode: str) -> list[tuple[int, ...]]:
+    """For each dimension, which of its entries torch takes for each entry of the result; that depends on how many dimensions there are."""
+    found = []
+    with _disable_current_modes():
+        for dim, n in enumerate(sizes):
+            shape = [n if d == dim else 1 for d in range(len(sizes))]
+            places = torch.arange(n, dtype=torch.float32, device="cpu").reshape(1, 1, *shape).expand(1, 1, *sizes).contiguous()
+            made = F.interpolate(places, **{"scale_factor" if is_factor else "size": given}, mode=mode)
+            line = made[(0, 0, *(slice(None) if d == dim else 0 for d in range(len(sizes))))]
+            found.append(tuple(map(int, line.tolist())))
+    return found
+
+
+def _taken(a: Any, dim: int, n: int, indices: tuple[int, ...]) -> Any:
+    """The entries at some indices of a dimension of length n, which do not decrease."""
+    count = len(indices)
+    if indices == tuple(range(n)):
+        return a
+    if count % n == 0 and indices == tuple(i // (count // n) for i in range(count)):
+        shape = (*a.shape[: dim + 1], count // n, *a.shape[dim + 1 :])
+        return ltorch.reshape(ltorch.expand(ltorch.unsqueeze(a, dim + 1), shape), (*a.shape[:dim], count, *a.shape[dim + 1 :]))
+    return ltorch.index_select(a, dim, ltorch.tensor(list(indices), device=a.device, dtype=torch.int64))
+
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+
+def _written(function: Callable) -> Callable:
+    """A function with ``inplace=True``: Thunder writes down what the operation consists of, and loses the operation."""
+    signature = inspect.signature(function)
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        input, is_in_place = given.pop("input"), given.pop("inplace", False)
+        result = getattr(ltorch, function.__name__)(input, **given)
+        return ltorch.copy_(input, result) if is_in_place else result
+
+    return own
+
+
+for _function in (F.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.silu, F.mish, F.hardswish, F.hardsigmoid, F.threshold):
+    _instead_of(_function)(_written(_function))
+
+
+@_instead_of(F.hardtanh)
+def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
+    """Thunder's of integers has floating numbers."""
+    if inplace or not dtypes.is_exact_dtype(input.dtype):
+        return ltorch.hardtanh(input, min_val, max_val, inplace)
+    return ltorch.clamp(input, int(min_val), int(max_val))
