@@ -194,18 +194,24 @@ def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     found: list[Case] = []
     # a rule that others go before, always, is run although they would be
     for is_forced in (False, True) if rule.when is None else (False,):
+        places: dict[int, _Places | None] = {}
         # another setting with each sample, then again with other pairs: few cases are as different as possible
         for offset in range(len(_SETTINGS)):
             for i, sample in enumerate(copy.copy(samples)):
-                for given, case in _cases(op, rule, sample, (i + offset) % len(_SETTINGS), i, is_forced):
-                    if len(found) >= count:
-                        break
+                if i not in places:
+                    places[i] = _places(op, rule, sample)
+                if (of := places[i]) is None or (balls := _balls(of, (i + offset) % len(_SETTINGS), i)) is None:
+                    continue
+                # no rule looks at a size: in a trace there is none to see
+                norms = tuple((b.kind, b.elem_dims) for b in balls)
+                for output in of.outputs:
+                    given = (i, of.positions, norms, output, id(rule) if is_forced else None)
                     if given not in known:
-                        known[given] = _rule_of(case)
+                        known[given] = _rule_of(_case(op, rule, of, balls, output, i, is_forced))
                     if known[given] is rule:
-                        found.append(case)
-                if len(found) >= count:
-                    return found
+                        found.append(_case(op, rule, of, balls, output, i, is_forced))
+                        if len(found) == count:
+                            return found
         if found:
             break
     return found
@@ -310,45 +316,65 @@ _SETTINGS: tuple[Callable[[int], tuple[int, ...]] | int, ...] = (
 _ANY = (RMSTensor, L1Tensor, L2Tensor, RMSToRMSTensor)
 
 
-def _cases(
-    op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: int, is_forced: bool
-) -> Iterator[tuple[Hashable, Case]]:
-    """Cases of a sample in which its tensors have the norms that `rule` takes, and what tells one from others of the operation."""
+Kinds = tuple[type[NormedTensor], ...]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a sample has tensors that a rule takes as normed ones, the kinds that may stand there, and the results to look at."""
+
+    sample: Sample
+    leaves: list
+    spec: Any
+    positions: tuple[int, ...]
+    kinds: list[Kinds]
+    outputs: dict[int, torch.dtype]
+
+
+def _places(op: NormedOp, rule: NormRule, sample: Sample) -> _Places | None:
+    """Those of a sample, None where it has none."""
     bound = rule.bind(sample.args, sample.kwargs, _on_by_default(op.key))
     if isinstance(bound, str):
-        return
+        return None
     leaves, spec = tree_flatten((sample.args, sample.kwargs))
     kinds = {id(leaf): kind for leaf, kind in _normed_leaves(rule, bound)}
-    positions = [i for i, leaf in enumerate(leaves) if id(leaf) in kinds]
+    positions = tuple(i for i, leaf in enumerate(leaves) if id(leaf) in kinds)
     if not positions:
-        return
-    balls = []
-    for j, i in enumerate(positions):
-        over = _kind_over(kinds[id(leaves[i])], leaves[i].ndim, setting)
-        if over is None:
-            return
-        kind, dims = over
-        size = SIZES[(index + setting + j * (index // 3)) % len(SIZES)]
-        balls.append(Ball(f"{j}", kind, tuple(leaves[i].shape), size, dims))
+        return None
+    return _Places(sample, leaves, spec, positions, [kinds[id(leaves[i])] for i in positions], _outputs(sample))
 
-    def call(*points: torch.Tensor, output: int = 0) -> Any:
-        values = list(leaves)
-        for i, point in zip(positions, points, strict=True):
+
+def _balls(of: _Places, setting: int, index: int) -> tuple[Ball, ...] | None:
+    """The balls of a setting; None if a tensor has no such norm."""
+    balls = []
+    for j, (i, kinds) in enumerate(zip(of.positions, of.kinds, strict=True)):
+        over = _kind_over(kinds, of.leaves[i].ndim, setting)
+        if over is None:
+            return None
+        size = SIZES[(index + setting + j * (index // 3)) % len(SIZES)]
+        balls.append(Ball(f"{j}", over[0], tuple(of.leaves[i].shape), size, over[1]))
+    return tuple(balls)
+
+
+def _case(op: NormedOp, rule: NormRule, of: _Places, balls: tuple[Ball, ...], output: int, index: int, is_forced: bool) -> Case:
+    """The case in which a sample's tensors are in these balls."""
+
+    def call(*points: torch.Tensor) -> Any:
+        values = list(of.leaves)
+        for i, point in zip(of.positions, points, strict=True):
             values[i] = point
-        args, kwargs = tree_unflatten(values, spec)
+        args, kwargs = tree_unflatten(values, of.spec)
         if is_forced and any(isinstance(p, NormedTensor) for p in points):
-            results = _apply(op, rule, sample.fn, args, kwargs)
+            results = _apply(op, rule, of.sample.fn, args, kwargs)
         else:
-            results = sample.fn(*args, **kwargs)
+            results = of.sample.fn(*args, **kwargs)
         return tree_flatten(results)[0][output]
 
     title = ", ".join(f"{b.kind.__name__}{list(b.dims)} {b.norm_size:g}" for b in balls)
-    for output, dtype in _outputs(sample).items():
-        name = f"{op.__name__} {index}: {title}" + (f", output {output}" if output else "")
-        # a sensitivity is one of exact arithmetic: rounding to a lower precision is no Lipschitz map
-        options = {} if dtype in (torch.float64, torch.complex128) else {"sensitivity": False}
-        given = (index, tuple(positions), tuple(balls), output, id(rule) if is_forced else None)
-        yield given, Case(name, functools.partial(call, output=output), tuple(balls), 0.0, options)
+    name = f"{op.__name__} {index}: {title}" + (f", output {output}" if output else "")
+    # a sensitivity is one of exact arithmetic: rounding to a lower precision is no Lipschitz map
+    options = {} if of.outputs[output] in (torch.float64, torch.complex128) else {"sensitivity": False}
+    return Case(name, call, balls, 0.0, options)
 
 
 def _apply(op: NormedOp, rule: NormRule, fn: Callable, args: tuple, kwargs: dict) -> Any:
@@ -365,9 +391,6 @@ def _outputs(sample: Sample) -> dict[int, torch.dtype]:
         i: r.dtype for i, r in enumerate(results) if isinstance(r, torch.Tensor) and (r.is_floating_point() or r.is_complex())
     }
     return dict(itertools.islice(floating.items(), 2))
-
-
-Kinds = tuple[type[NormedTensor], ...]
 
 
 def _normed_leaves(rule: NormRule, bound: inspect.BoundArguments) -> Iterator[tuple[torch.Tensor, Kinds]]:
