@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing.native.flattening import flatten, flatten_with_dataclass
 from thunder_norm.tracing.replacement import Replacement
 import thunder
 from thunder.core import devices, dtypes, prims, trace_interpreter, transform_common
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, Variable, variableify
-from thunder.core.pytree import tree_flatten, tree_flatten_with_dataclass, tree_map, tree_unflatten
+from thunder.core.pytree import tree_map, tree_unflatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
 from thunder.executors import passes, torch_compile
@@ -110,7 +111,7 @@ def _swapped(tree: Any, swap_map: dict[Variable, Proxy]) -> Any:
         return [_swapped(x, swap_map) for x in tree]
     if kind is dict:
         return {key: _swapped(x, swap_map) for key, x in tree.items()}
-    leaves, spec = tree_flatten_with_dataclass((tree,))  # in a tuple: alone, what it knows no leaf of would be an error
+    leaves, spec = flatten_with_dataclass((tree,))  # in a tuple: alone, what it knows no leaf of would be an error
     return tree_unflatten([_last(x, swap_map) if isinstance(x, Proxy) else x for x in leaves], spec)[0]
 
 
@@ -132,7 +133,7 @@ def dce(trace: TraceCtx, needed_proxies: set[Variable] | None = None) -> TraceCt
     """The trace without what nothing needs of it; `needed_proxies` are needed too, and all that are found are added there."""
     started = time.perf_counter_ns()
     producers = _producers(trace.bound_symbols)
-    needed = {p.name for p in tree_flatten(trace.output)[0] if isinstance(p, Proxy)}
+    needed = {p.name for p in flatten(trace.output)[0] if isinstance(p, Proxy)}
     found = [] if needed_proxies is None else [v.proxy for v in needed_proxies]
     needed.update(p.name for p in found)
     kept = []
@@ -148,7 +149,7 @@ def dce(trace: TraceCtx, needed_proxies: set[Variable] | None = None) -> TraceCt
             found += bsym.flat_proxy_args
             needed.update(p.name for p in bsym.flat_proxy_args)
     if needed_proxies is not None:
-        needed_proxies.update(variableify(p) for p in (*found, *tree_flatten(trace.output)[0]) if isinstance(p, Proxy))
+        needed_proxies.update(variableify(p) for p in (*found, *flatten(trace.output)[0]) if isinstance(p, Proxy))
     new = from_trace(trace)
     new.bound_symbols = _without_repeated_numbers(reversed(kept))
     milliseconds = (time.perf_counter_ns() - started) // 1000000

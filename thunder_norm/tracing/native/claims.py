@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from thunder_norm.tracing.native import bound_symbols
+from thunder_norm.tracing.native.flattening import flatten
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import DistParallelType, Proxy, TensorProxy, Variable
-from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol, has_tags
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 from thunder.core.utils import sequencify
@@ -112,7 +112,7 @@ class _Claims:
         self.new.push_scope([])
         result = function(*bsym.args, **bsym.kwargs)
         recorded = self.new.pop_scope()
-        olds, news = (tree_flatten(list(sequencify(x)))[0] for x in (bsym.output, result))
+        olds, news = (flatten(list(sequencify(x)))[0] for x in (bsym.output, result))
         if len(olds) != len(news):
             raise RuntimeError(f"{bsym.sym.name} has {len(olds)} results, and what executes it {len(news)}")
         for old, new in zip(olds, news, strict=True):
