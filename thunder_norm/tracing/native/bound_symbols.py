@@ -157,9 +157,17 @@ def dce(trace: TraceCtx, needed_proxies: set[Variable] | None = None) -> TraceCt
     return new
 
 
+_STAYS = prims.OpTags.DONT_DCE
+
+
 def _is_to_stay(bsym: BoundSymbol) -> bool:
-    tag = prims.OpTags.DONT_DCE
-    return tag in (bsym.sym.tags or ()) or tag in bsym.tags or any(_is_to_stay(s) for s in bsym.subsymbols)
+    of_symbol, own = bsym.sym.tags, bsym.tags  # most have none, and an empty set asks for a hash too
+    if of_symbol and _STAYS in of_symbol or own and _STAYS in own:
+        return True
+    for inner in bsym.subsymbols:
+        if _is_to_stay(inner):
+            return True
+    return False
 
 
 def _producers(bsyms: Iterable[BoundSymbol]) -> dict[str, BoundSymbol]:
