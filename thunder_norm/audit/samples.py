@@ -14,44 +14,27 @@ import itertools
 import sys
 import unittest.mock
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.audit.balls import Ball
 from thunder_norm.audit.op_db import outside_of_unittest
+from thunder_norm.audit.placed import SETTINGS, Places, Sample, balls_of, case_of, normed_leaves, places_of
 from thunder_norm.audit.search import Case
-from thunder_norm.core import dispatch
 from thunder_norm.core.context import Environment, environment
-from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import NormedOp, NormRule, _on_by_default
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError, ThunderNormError
+from thunder_norm.errors import ThunderNormError
 from thunder_norm.op_names import op_key
 from thunder_norm.rules.complex_numbers import view_as_complex, view_as_real
 
-# Magnitudes of norms: beyond them float64 has less to say than the formulas.
-SIZES = (1.0, 1e-3, 1e3)
 # The search differentiates an operation hundreds of times.
 _MOST_ELEMENTS = 800
 _MOST_CALLS = 30
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One call of an operation on plain tensors."""
-
-    fn: Callable
-    args: tuple
-    kwargs: dict
-
-    def call(self) -> Any:
-        """Its result."""
-        return self.fn(*self.args, **self.kwargs)
 
 
 def samples_of(op: NormedOp) -> Iterator[Sample]:
@@ -194,22 +177,22 @@ def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     found: list[Case] = []
     # a rule that others go before, always, is run although they would be
     for is_forced in (False, True) if rule.when is None else (False,):
-        places: dict[int, _Places | None] = {}
+        places: dict[int, Places | None] = {}
         # another setting with each sample, then again with other pairs: few cases are as different as possible
-        for offset in range(len(_SETTINGS)):
+        for offset in range(len(SETTINGS)):
             for i, sample in enumerate(copy.copy(samples)):
                 if i not in places:
-                    places[i] = _places(op, rule, sample)
-                if (of := places[i]) is None or (balls := _balls(of, (i + offset) % len(_SETTINGS), i)) is None:
+                    places[i] = places_of(op, rule, sample)
+                if (of := places[i]) is None or (balls := balls_of(of, (i + offset) % len(SETTINGS), i)) is None:
                     continue
                 # no rule looks at a size: in a trace there is none to see
                 norms = tuple((b.kind, b.elem_dims) for b in balls)
                 for output in of.outputs:
                     given = (i, of.positions, norms, output, id(rule) if is_forced else None)
                     if given not in known:
-                        known[given] = _rule_of(_case(op, rule, of, balls, output, i, is_forced))
+                        known[given] = _rule_of(case_of(op, rule, of, balls, output, i, is_forced))
                     if known[given] is rule:
-                        found.append(_case(op, rule, of, balls, output, i, is_forced))
+                        found.append(case_of(op, rule, of, balls, output, i, is_forced))
                         if len(found) == count:
                             return found
         if found:
@@ -237,7 +220,7 @@ def runs_without_norm(op: NormedOp, rule: NormRule) -> str:
             continue
         if _is_random(sample):
             return "random"
-        leaves = {id(leaf) for leaf, _ in _normed_leaves(rule, bound)}
+        leaves = {id(leaf) for leaf, _ in normed_leaves(rule, bound)}
         args, kwargs = tree_map(lambda v, ours=leaves: _lifted(v) if id(v) in ours else v, (sample.args, sample.kwargs))
         log = RuleLog()
         try:
@@ -299,119 +282,3 @@ def _rule_of(case: Case) -> NormRule | None:
         return None
     except Exception:  # noqa: BLE001 - torch refuses the operation on these shapes or dtypes
         return None
-
-
-# What a slot's tensor is: RMS over the dimensions that a function of their number gives (over none it is the largest entry), or
-# which of the other kinds that the slot takes.
-_SETTINGS: tuple[Callable[[int], tuple[int, ...]] | int, ...] = (
-    lambda ndim: (-1,) if ndim else (),
-    1,
-    lambda ndim: tuple(range(-ndim, 0)),
-    lambda ndim: (),
-    2,
-    lambda ndim: (-ndim,) if ndim else (),
-    lambda ndim: (-2,) if ndim >= 2 else (-1,) if ndim else (),
-    3,
-)
-_ANY = (RMSTensor, L1Tensor, L2Tensor, RMSToRMSTensor)
-
-
-Kinds = tuple[type[NormedTensor], ...]
-
-
-@dataclass(frozen=True)
-class _Places:
-    """Where a sample has tensors that a rule takes as normed ones, the kinds that may stand there, and the results to look at."""
-
-    sample: Sample
-    leaves: list
-    spec: Any
-    positions: tuple[int, ...]
-    kinds: list[Kinds]
-    outputs: dict[int, torch.dtype]
-
-
-def _places(op: NormedOp, rule: NormRule, sample: Sample) -> _Places | None:
-    """Those of a sample, None where it has none."""
-    bound = rule.bind(sample.args, sample.kwargs, _on_by_default(op.key))
-    if isinstance(bound, str):
-        return None
-    leaves, spec = tree_flatten((sample.args, sample.kwargs))
-    kinds = {id(leaf): kind for leaf, kind in _normed_leaves(rule, bound)}
-    positions = tuple(i for i, leaf in enumerate(leaves) if id(leaf) in kinds)
-    if not positions:
-        return None
-    return _Places(sample, leaves, spec, positions, [kinds[id(leaves[i])] for i in positions], _outputs(sample))
-
-
-def _balls(of: _Places, setting: int, index: int) -> tuple[Ball, ...] | None:
-    """The balls of a setting; None if a tensor has no such norm."""
-    balls = []
-    for j, (i, kinds) in enumerate(zip(of.positions, of.kinds, strict=True)):
-        over = _kind_over(kinds, of.leaves[i].ndim, setting)
-        if over is None:
-            return None
-        size = SIZES[(index + setting + j * (index // 3)) % len(SIZES)]
-        balls.append(Ball(f"{j}", over[0], tuple(of.leaves[i].shape), size, over[1]))
-    return tuple(balls)
-
-
-def _case(op: NormedOp, rule: NormRule, of: _Places, balls: tuple[Ball, ...], output: int, index: int, is_forced: bool) -> Case:
-    """The case in which a sample's tensors are in these balls."""
-
-    def call(*points: torch.Tensor) -> Any:
-        values = list(of.leaves)
-        for i, point in zip(of.positions, points, strict=True):
-            values[i] = point
-        args, kwargs = tree_unflatten(values, of.spec)
-        if is_forced and any(isinstance(p, NormedTensor) for p in points):
-            results = _apply(op, rule, of.sample.fn, args, kwargs)
-        else:
-            results = of.sample.fn(*args, **kwargs)
-        return tree_flatten(results)[0][output]
-
-    title = ", ".join(f"{b.kind.__name__}{list(b.dims)} {b.norm_size:g}" for b in balls)
-    name = f"{op.__name__} {index}: {title}" + (f", output {output}" if output else "")
-    # a sensitivity is one of exact arithmetic: rounding to a lower precision is no Lipschitz map
-    options = {} if of.outputs[output] in (torch.float64, torch.complex128) else {"sensitivity": False}
-    return Case(name, call, balls, 0.0, options)
-
-
-def _apply(op: NormedOp, rule: NormRule, fn: Callable, args: tuple, kwargs: dict) -> Any:
-    bound = rule.bind(args, kwargs, _on_by_default(op.key))
-    if isinstance(bound, str) or not rule.fits(bound, converting=True):
-        raise NormMismatchError("the rule does not take these arguments")
-    return dispatch.apply_rule(op, rule, bound, fn, args, kwargs)
-
-
-def _outputs(sample: Sample) -> dict[int, torch.dtype]:
-    """Which of the results to look at: further pieces of a list are like the first ones."""
-    results = tree_flatten(sample.call())[0]
-    floating = {
-        i: r.dtype for i, r in enumerate(results) if isinstance(r, torch.Tensor) and (r.is_floating_point() or r.is_complex())
-    }
-    return dict(itertools.islice(floating.items(), 2))
-
-
-def _normed_leaves(rule: NormRule, bound: inspect.BoundArguments) -> Iterator[tuple[torch.Tensor, Kinds]]:
-    """The tensors of a call that are in normed slots, and the kinds that those take."""
-    for name, value in bound.arguments.items():
-        slot = rule.slots[name]
-        is_several = isinstance(value, list | tuple) and (
-            slot.is_list or bound.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-        )
-        for leaf in value if is_several else (value,):
-            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and slot.kinds:
-                yield leaf, slot.kinds
-
-
-def _kind_over(kinds: Kinds, ndim: int, setting: int) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
-    """The kind and elem_dims for a slot that takes `kinds`; None if a tensor of `ndim` dimensions has no such norm."""
-    if kinds[0] is NormedTensor:
-        kinds = _ANY
-    chosen = _SETTINGS[setting]
-    kind = kinds[chosen % len(kinds)] if isinstance(chosen, int) else kinds[0]
-    if kind is RMSTensor:
-        dims = (-1,)[:ndim] if isinstance(chosen, int) else chosen(ndim)
-        return (RMSTensor, dims) if dims else (LinfTensor, None)
-    return (kind, None) if len(kind.default_elem_dims(ndim)) <= ndim else None
