@@ -57,7 +57,7 @@ def _mlp() -> tuple[nn.Module, torch.Tensor]:
 def _gpt2() -> tuple[nn.Module, torch.Tensor]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 32, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
     return model, torch.randint(0, 32, (2, 8))
 

@@ -30,6 +30,18 @@ def _in_place(x: torch.Tensor) -> torch.Tensor:
     return (z * z).imag.sum()
 
 
+_ELEMENTARY = (
+    "exp sin cos tan tanh sinh cosh sqrt rsqrt log log2 log10 log1p expm1 reciprocal asin acos atan asinh acosh atanh "
+    "sigmoid square neg"
+)
+
+
+def _elementary(x: torch.Tensor) -> torch.Tensor:
+    z = _complex(x) * 0.7 + 0.1
+    results = torch.stack([getattr(z, name)() for name in _ELEMENTARY.split()])
+    return results.real.sum() + results.imag.pow(2).sum()
+
+
 # of real vectors of length 3, with complex numbers in between
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "product": lambda x: (_complex(x) * _complex(x)).real.sum(),
@@ -37,11 +49,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "power": lambda x: (_complex(x) ** 3).real.sum() + (_complex(x) ** 1.5).imag.sum(),
     "power of two tensors": lambda x: (_complex(x) ** _complex(x.cos())).real.sum(),
     "a number to a power": lambda x: (2.0 ** _complex(x)).imag.sum(),
-    "elementary functions": lambda x: sum(
-        getattr(_complex(x) * 0.7 + 0.1, f)().real.sum() + getattr(_complex(x) * 0.7 + 0.1, f)().imag.pow(2).sum()
-        for f in "exp sin cos tan tanh sinh cosh sqrt rsqrt log log2 log10 log1p expm1 reciprocal asin acos atan asinh acosh atanh "
-        "sigmoid square neg".split()
-    ),
+    "elementary functions": _elementary,
     "modulus, angle, sign": lambda x: (_complex(x).abs() * _complex(x).angle()).sum() + _complex(x).sgn().imag.sum(),
     "conjugate": lambda x: (_complex(x).conj() * (1j * _complex(x.cos()))).real.sum(),
     "a real and a complex operand": lambda x: (x * _complex(x) + (1j * x) - x / _complex(x)).imag.sum(),

@@ -25,8 +25,9 @@ NORMED = STEPS[:2]  # with norms: the second has what a program made, and grows 
 
 
 def _gpt2():
+    """Of one layer: caches of several are Llama's."""
     config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0
+        n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0
     )
     return transformers.GPT2LMHeadModel(config)
 
@@ -219,7 +220,7 @@ def test_keys_and_values_that_share_memory():
     """Those of GPT-2 are views of one projection, which Thunder takes for one tensor."""
     model = _model("gpt2")
     torch.manual_seed(seeded(0))
-    layers = [torch.randn(BATCH, PROMPT, 2, 2, 8).permute(2, 0, 3, 1, 4).unbind() for _ in range(2)]
+    layers = [torch.randn(BATCH, PROMPT, 2, 2, 8).permute(2, 0, 3, 1, 4).unbind()]
     options = {"input_ids": _ids()[:, PROMPT : PROMPT + 1], "use_cache": True}
 
     def step(call):

@@ -14,44 +14,27 @@ import itertools
 import sys
 import unittest.mock
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.audit.balls import Ball
 from thunder_norm.audit.op_db import outside_of_unittest
+from thunder_norm.audit.placed import SETTINGS, Places, Sample, balls_of, case_of, normed_leaves, places_of
 from thunder_norm.audit.search import Case
-from thunder_norm.core import dispatch
 from thunder_norm.core.context import Environment, environment
-from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import NormedOp, NormRule, _on_by_default
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError, ThunderNormError
+from thunder_norm.errors import ThunderNormError
 from thunder_norm.op_names import op_key
 from thunder_norm.rules.complex_numbers import view_as_complex, view_as_real
 
-# Magnitudes of norms: beyond them float64 has less to say than the formulas.
-SIZES = (1.0, 1e-3, 1e3)
 # The search differentiates an operation hundreds of times.
 _MOST_ELEMENTS = 800
 _MOST_CALLS = 30
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One call of an operation on plain tensors."""
-
-    fn: Callable
-    args: tuple
-    kwargs: dict
-
-    def call(self) -> Any:
-        """Its result."""
-        return self.fn(*self.args, **self.kwargs)
 
 
 def samples_of(op: NormedOp) -> Iterator[Sample]:
@@ -194,18 +177,24 @@ def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     found: list[Case] = []
     # a rule that others go before, always, is run although they would be
     for is_forced in (False, True) if rule.when is None else (False,):
+        places: dict[int, Places | None] = {}
         # another setting with each sample, then again with other pairs: few cases are as different as possible
-        for offset in range(len(_SETTINGS)):
+        for offset in range(len(SETTINGS)):
             for i, sample in enumerate(copy.copy(samples)):
-                for given, case in _cases(op, rule, sample, (i + offset) % len(_SETTINGS), i, is_forced):
-                    if len(found) >= count:
-                        break
+                if i not in places:
+                    places[i] = places_of(op, rule, sample)
+                if (of := places[i]) is None or (balls := balls_of(of, (i + offset) % len(SETTINGS), i)) is None:
+                    continue
+                # no rule looks at a size: in a trace there is none to see
+                norms = tuple((b.kind, b.elem_dims) for b in balls)
+                for output in of.outputs:
+                    given = (i, of.positions, norms, output, id(rule) if is_forced else None)
                     if given not in known:
-                        known[given] = _rule_of(case)
+                        known[given] = _rule_of(case_of(op, rule, of, balls, output, i, is_forced))
                     if known[given] is rule:
-                        found.append(case)
-                if len(found) >= count:
-                    return found
+                        found.append(case_of(op, rule, of, balls, output, i, is_forced))
+                        if len(found) == count:
+                            return found
         if found:
             break
     return found
@@ -231,7 +220,7 @@ def runs_without_norm(op: NormedOp, rule: NormRule) -> str:
             continue
         if _is_random(sample):
             return "random"
-        leaves = {id(leaf) for leaf, _ in _normed_leaves(rule, bound)}
+        leaves = {id(leaf) for leaf, _ in normed_leaves(rule, bound)}
         args, kwargs = tree_map(lambda v, ours=leaves: _lifted(v) if id(v) in ours else v, (sample.args, sample.kwargs))
         log = RuleLog()
         try:
@@ -293,102 +282,3 @@ def _rule_of(case: Case) -> NormRule | None:
         return None
     except Exception:  # noqa: BLE001 - torch refuses the operation on these shapes or dtypes
         return None
-
-
-# What a slot's tensor is: RMS over the dimensions that a function of their number gives (over none it is the largest entry), or
-# which of the other kinds that the slot takes.
-_SETTINGS: tuple[Callable[[int], tuple[int, ...]] | int, ...] = (
-    lambda ndim: (-1,) if ndim else (),
-    1,
-    lambda ndim: tuple(range(-ndim, 0)),
-    lambda ndim: (),
-    2,
-    lambda ndim: (-ndim,) if ndim else (),
-    lambda ndim: (-2,) if ndim >= 2 else (-1,) if ndim else (),
-    3,
-)
-_ANY = (RMSTensor, L1Tensor, L2Tensor, RMSToRMSTensor)
-
-
-def _cases(
-    op: NormedOp, rule: NormRule, sample: Sample, setting: int, index: int, is_forced: bool
-) -> Iterator[tuple[Hashable, Case]]:
-    """Cases of a sample in which its tensors have the norms that `rule` takes, and what tells one from others of the operation."""
-    bound = rule.bind(sample.args, sample.kwargs, _on_by_default(op.key))
-    if isinstance(bound, str):
-        return
-    leaves, spec = tree_flatten((sample.args, sample.kwargs))
-    kinds = {id(leaf): kind for leaf, kind in _normed_leaves(rule, bound)}
-    positions = [i for i, leaf in enumerate(leaves) if id(leaf) in kinds]
-    if not positions:
-        return
-    balls = []
-    for j, i in enumerate(positions):
-        over = _kind_over(kinds[id(leaves[i])], leaves[i].ndim, setting)
-        if over is None:
-            return
-        kind, dims = over
-        size = SIZES[(index + setting + j * (index // 3)) % len(SIZES)]
-        balls.append(Ball(f"{j}", kind, tuple(leaves[i].shape), size, dims))
-
-    def call(*points: torch.Tensor, output: int = 0) -> Any:
-        values = list(leaves)
-        for i, point in zip(positions, points, strict=True):
-            values[i] = point
-        args, kwargs = tree_unflatten(values, spec)
-        if is_forced and any(isinstance(p, NormedTensor) for p in points):
-            results = _apply(op, rule, sample.fn, args, kwargs)
-        else:
-            results = sample.fn(*args, **kwargs)
-        return tree_flatten(results)[0][output]
-
-    title = ", ".join(f"{b.kind.__name__}{list(b.dims)} {b.norm_size:g}" for b in balls)
-    for output, dtype in _outputs(sample).items():
-        name = f"{op.__name__} {index}: {title}" + (f", output {output}" if output else "")
-        # a sensitivity is one of exact arithmetic: rounding to a lower precision is no Lipschitz map
-        options = {} if dtype in (torch.float64, torch.complex128) else {"sensitivity": False}
-        given = (index, tuple(positions), tuple(balls), output, id(rule) if is_forced else None)
-        yield given, Case(name, functools.partial(call, output=output), tuple(balls), 0.0, options)
-
-
-def _apply(op: NormedOp, rule: NormRule, fn: Callable, args: tuple, kwargs: dict) -> Any:
-    bound = rule.bind(args, kwargs, _on_by_default(op.key))
-    if isinstance(bound, str) or not rule.fits(bound, converting=True):
-        raise NormMismatchError("the rule does not take these arguments")
-    return dispatch.apply_rule(op, rule, bound, fn, args, kwargs)
-
-
-def _outputs(sample: Sample) -> dict[int, torch.dtype]:
-    """Which of the results to look at: further pieces of a list are like the first ones."""
-    results = tree_flatten(sample.call())[0]
-    floating = {
-        i: r.dtype for i, r in enumerate(results) if isinstance(r, torch.Tensor) and (r.is_floating_point() or r.is_complex())
-    }
-    return dict(itertools.islice(floating.items(), 2))
-
-
-Kinds = tuple[type[NormedTensor], ...]
-
-
-def _normed_leaves(rule: NormRule, bound: inspect.BoundArguments) -> Iterator[tuple[torch.Tensor, Kinds]]:
-    """The tensors of a call that are in normed slots, and the kinds that those take."""
-    for name, value in bound.arguments.items():
-        slot = rule.slots[name]
-        is_several = isinstance(value, list | tuple) and (
-            slot.is_list or bound.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-        )
-        for leaf in value if is_several else (value,):
-            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and slot.kinds:
-                yield leaf, slot.kinds
-
-
-def _kind_over(kinds: Kinds, ndim: int, setting: int) -> tuple[type[NormedTensor], tuple[int, ...] | None] | None:
-    """The kind and elem_dims for a slot that takes `kinds`; None if a tensor of `ndim` dimensions has no such norm."""
-    if kinds[0] is NormedTensor:
-        kinds = _ANY
-    chosen = _SETTINGS[setting]
-    kind = kinds[chosen % len(kinds)] if isinstance(chosen, int) else kinds[0]
-    if kind is RMSTensor:
-        dims = (-1,)[:ndim] if isinstance(chosen, int) else chosen(ndim)
-        return (RMSTensor, dims) if dims else (LinfTensor, None)
-    return (kind, None) if len(kind.default_elem_dims(ndim)) <= ndim else None

@@ -10,16 +10,14 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from thunder_norm.core import conversions
-from thunder_norm.core.context import Mode, check_mode, current_mode, inside_operation_of_ones_own, lift
-from thunder_norm.core.kinds import RMSTensor
-from thunder_norm.core.local import at_data
+from thunder_norm.core.context import Mode, check_mode, current_mode, inside_operation_of_ones_own
+from thunder_norm.core.norm_rules import LiftDims, LiftKind, NormRule
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.running import runner
@@ -28,154 +26,6 @@ from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.op_names import METADATA, is_in_place, op_key
 from thunder_norm.trees import flat_tensors
-
-# Arguments that do not change a norm: a rule need not name them.  (One that is None, or False where torch's default is not
-# True, need not be named either.)
-_NORM_NEUTRAL = frozenset(
-    {"inplace", "_stacklevel", "memory_format", "non_blocking", "pin_memory", "layout", "device", "cudnn_enable", "cudnn_enabled"}
-)
-
-# What torch's functions take by NumPy's names as well, and methods of tensors by theirs.
-_OTHER_NAMES = {
-    "self": "input",
-    "axis": "dim",
-    "axis0": "dim0",
-    "axis1": "dim1",
-    "keepdims": "keepdim",
-    "x": "input",
-    "a": "input",
-    "x1": "input",
-    "x2": "other",
-    "indices": "indices_or_sections",
-    "sections": "indices_or_sections",
-}
-
-# From the plain argument and all bound arguments to the elem_dims it should be lifted over (None: the kind's default).
-LiftDims = Callable[[torch.Tensor, dict[str, Any]], "tuple[int, ...] | None"]
-# The same for the kind it should be lifted to, a subclass of the slot's (None: the slot's own).
-LiftKind = Callable[[torch.Tensor, dict[str, Any]], "type[NormedTensor] | None"]
-
-
-@dataclass(frozen=True)
-class NormRule:
-    """One registered norm rule of an operation."""
-
-    fn: Callable
-    signature: inspect.Signature
-    slots: dict[str, Slot]
-    mode: Mode | None
-    lift_dims: Mapping[str, LiftDims] = field(default_factory=dict)
-    lift_kinds: dict[str, LiftKind] = field(default_factory=dict)
-    when: Callable[[dict[str, Any]], bool] | None = None
-    takes_complex: bool = False  # what it says holds for complex numbers as well, whose norm is that of their moduli
-    wants_own_kinds: bool = False  # what is wanted of its result says nothing about the kinds of its arguments
-    is_refusal = False  # it only says why there is no rule
-
-    def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:
-        """The call's arguments by the rule's own names, or why they do not fit its signature.
-
-        `on_by_default` are the names of the operation's arguments that are True if not given.
-        """
-        names = self.signature.parameters
-        takes_any = self._takes_any
-        kwargs = {(k if k in names else _OTHER_NAMES.get(k, k)): v for k, v in kwargs.items()}
-        if not takes_any:
-            kwargs = {
-                k: v
-                for k, v in kwargs.items()
-                if k in names or not (k in _NORM_NEUTRAL or v is None or v is False and k not in on_by_default)
-            }
-        arguments = self._in_order(args, kwargs)
-        if arguments is not None:
-            return inspect.BoundArguments(self.signature, arguments)
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as e:
-            return str(e)
-        bound.apply_defaults()
-        return bound
-
-    @functools.cached_property
-    def _takes_any(self) -> bool:
-        return any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values())
-
-    @functools.cached_property
-    def _positional(self) -> tuple[str, ...] | None:
-        """The arguments that may be given in order; None if the signature has others than those and ones given by name alone."""
-        parameters = self.signature.parameters.values()
-        if any(p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
-            return None
-        return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-
-    def _in_order(self, args: tuple, kwargs: dict) -> dict[str, Any] | None:
-        """What `inspect.Signature.bind` and its defaults give, at a fifth of the price; None where it has more to say."""
-        if self._positional is None or len(args) > len(self._positional):
-            return None
-        parameters = self.signature.parameters
-        given = dict(zip(self._positional, args, strict=False))
-        if any(name in given or name not in parameters for name in kwargs):
-            return None
-        given |= kwargs
-        arguments = {name: given.get(name, p.default) for name, p in parameters.items()}
-        return arguments if len(given) == len(parameters) or _ABSENT not in map(id, arguments.values()) else None
-
-    def fits(self, bound: inspect.BoundArguments, *, converting: bool) -> bool:
-        """Whether every argument fits its slot, and all of them the rule's condition."""
-        if not all(self.slots[name].fits(value, converting=converting) for name, value in _named_values(bound)):
-            return False
-        return self.when is None or self.when(bound.arguments)
-
-    def wanted(self, name: str, t: torch.Tensor, given: dict[str, Any]) -> tuple[type[NormedTensor], tuple[int, ...] | None]:
-        """The kind and the elem_dims (None: the kind's default) this rule lifts the plain tensor `t` to."""
-        dims = self.lift_dims[name](t, given) if name in self.lift_dims else None
-        kind = self.lift_kinds[name](t, given) if name in self.lift_kinds else None
-        kind = kind or self.slots[name].kinds[0]
-        return RMSTensor if kind is NormedTensor else kind, dims
-
-    def prepare(self, bound: inspect.BoundArguments) -> inspect.BoundArguments:
-        """Lift plain tensors and convert kinds so that each argument is what the rule's annotation says."""
-        given = dict(bound.arguments)
-
-        def prepare(name: str, value: Any) -> Any:
-            slot = self.slots[name]
-            if isinstance(value, list | tuple) and slot.is_list:
-                return type(value)(prepare(name, v) for v in value)
-            if isinstance(value, NormedTensor):
-                if isinstance(value, slot.kinds):
-                    return value
-                exact = (self.lift_kinds[name](value, given),) if name in self.lift_kinds else ()
-                kind = next(k for k in (*exact, *slot.kinds) if conversions.can_convert(value, k))
-                converted = conversions.convert(value, kind)
-                # another norm of the same entries may be far smaller than what is known from this one
-                return converted if converted.norm_size is value.norm_size else at_data(converted)
-            if isinstance(value, torch.Tensor) and slot.kinds and not slot.accepts_plain:
-                return lift(value, *self.wanted(name, value, given))
-            return value
-
-        for name, value in list(bound.arguments.items()):
-            parameter = self.signature.parameters[name]
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                bound.arguments[name] = tuple(prepare(name, v) for v in value)
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                bound.arguments[name] = {k: prepare(name, v) for k, v in value.items()}
-            else:
-                bound.arguments[name] = prepare(name, value)
-        return bound
-
-
-_ABSENT = id(inspect.Parameter.empty)
-
-
-def _named_values(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            yield from ((name, v) for v in value)
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            yield from ((name, v) for v in value.values())
-        else:
-            yield name, value
-
 
 # From a call's arguments, and what gives the range of one of them, to the range of the result, or of each result.
 RangeRule = Callable[[tuple, Mapping[str, Any], Callable[[Any], Range | None]], "Range | None"]
@@ -194,6 +44,8 @@ class NormedOp:
         self.key = key
         self.body = body
         self.rules: list[NormRule] = []
+        self._ordered: dict[tuple, list[NormRule]] = {}
+        self._ordered_of: list[NormRule] = []
         self.range_rule: RangeRule | None = None
         self.sums_rule: SumsRule | None = None
         self.movement_rule: Callable | None = None
@@ -301,23 +153,38 @@ class NormedOp:
         self.movement_rule = rule
         return rule
 
+    def _in_order(self, mode: Mode, with_conditions: bool, is_complex: bool) -> list[NormRule]:
+        """The rules that may run, in the order in which they are tried."""
+        if self._ordered_of != self.rules:
+            self._ordered, self._ordered_of = {}, list(self.rules)
+        found = self._ordered.get((mode, with_conditions, is_complex))
+        if found is None:
+            found = [r for r in self.rules if r.mode in (mode, None) and (with_conditions or r.when is None)]
+            if is_complex:
+                found = [r for r in found if r.takes_complex or r.is_refusal]
+            found.sort(key=lambda r: (r.when is None, r.mode is None))
+            self._ordered[mode, with_conditions, is_complex] = found
+        return found
+
     def find(self, args: tuple, kwargs: dict, *, with_conditions: bool = True) -> tuple[NormRule, inspect.BoundArguments] | None:
         """The rule for these arguments.
 
         Exact kinds go before converted ones, then rules with a condition before the others, then those of the current mode.
         Complex tensors meet rules that say they hold for them.
         """
-        mode = current_mode()
-        ordered = [r for r in self.rules if r.mode in (mode, None) and (with_conditions or r.when is None)]
-        if _any_complex(args, kwargs):
-            ordered = [r for r in ordered if r.takes_complex or r.is_refusal]
-        ordered.sort(key=lambda r: (r.when is None, r.mode is None))
         on_by_default = _on_by_default(self.key)
         bindable = []
-        for rule in ordered:
-            bound = rule.bind(args, kwargs, on_by_default)
-            if isinstance(bound, str):
+        arguments: dict[
+            Hashable, dict[str, Any] | None
+        ] = {}  # by what is bound: most rules of an operation name the same arguments
+        for rule in self._in_order(current_mode(), with_conditions, _any_complex(args, kwargs)):
+            if rule.form not in arguments:
+                bound = rule.bind(args, kwargs, on_by_default)
+                arguments[rule.form] = None if isinstance(bound, str) else bound.arguments
+            given = arguments[rule.form]
+            if given is None:
                 continue
+            bound = inspect.BoundArguments(rule.signature, given)
             if rule.fits(bound, converting=False):
                 return rule, bound
             bindable.append((rule, bound))

@@ -41,6 +41,7 @@ from thunder_norm.tracing.conditions import compiled, holds
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
 from thunder_norm.tracing.surroundings import Surroundings
+from thunder_norm.tracing.value_kinds import ValueKinds
 from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
@@ -102,6 +103,7 @@ _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunde
 @contextmanager
 def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
     """Note what the jitted function looks at meanwhile."""
+    _KINDS.forget()
     token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}))
     try:
         with REPLACEMENTS.in_place():
@@ -133,23 +135,28 @@ def note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
             guards.conditions.setdefault((path, kind, detail), expected)
 
 
+_KINDS = ValueKinds(_IDENTICAL, (float, complex), torch.nn.Module, MethodType, snapshots.DATA, _GUARDED_BY_THUNDER)
+_AS_IDENTICAL, _AS_NUMBER, _AS_MODULE, _AS_METHOD, _AS_DATA, _, _AS_OTHERS = range(7)
+
+
 def _wrap_callback(wrapped: WrappedValue) -> Any:
     value = wrapped.value
     result = _original_wrap_callback(wrapped)  # it writes m.__dict__["a"] as m.a
-    if isinstance(value, _IDENTICAL):
+    kind = _KINDS.of(value)
+    if kind == _AS_IDENTICAL:
         note(wrapped, "is", None, value)
-    elif isinstance(value, float | complex):
+    elif kind == _AS_NUMBER:
         if value == 0 or value != value:  # Thunder compares it: 0.0 and -0.0 are equal, and nan is not
             note(wrapped, "written", None, repr(value))
-    elif isinstance(value, torch.nn.Module):
+    elif kind == _AS_MODULE:
         note(wrapped, "type", None, type(value))
-    elif isinstance(value, MethodType):
+    elif kind == _AS_METHOD:
         _note_method(wrapped, value)
-    elif isinstance(value, snapshots.DATA):
+    elif kind == _AS_DATA:
         path = _path(wrapped.provenance)
         if path is not None and path[-1][1] not in _OF_MODULES:
             note(wrapped, "same", None, snapshots.same_as(value))
-    elif not isinstance(value, _GUARDED_BY_THUNDER):
+    elif kind == _AS_OTHERS:
         path = _path(wrapped.provenance)
         if path is not None and (path[0][0] != "fn" or type(value) not in _CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))

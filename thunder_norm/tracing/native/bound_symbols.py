@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 from typing import Any
 
 import torch
 
+from thunder_norm.tracing.native.flattening import flatten, flatten_with_dataclass
 from thunder_norm.tracing.replacement import Replacement
 import thunder
-from thunder.core import devices, dtypes, prims, trace_interpreter, transform_common
+from thunder.core import devices, dtypes, prims, trace_interpreter
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, Variable, variableify
-from thunder.core.pytree import tree_flatten, tree_flatten_with_dataclass, tree_map, tree_unflatten
+from thunder.core.pytree import tree_map, tree_unflatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
 from thunder.executors import passes, torch_compile
@@ -60,13 +61,14 @@ class _Found:
         return found
 
 
-def _is_touched(bsym: BoundSymbol, swap_map: dict[Variable, Proxy]) -> bool:
-    """Whether anything that the symbol or its subsymbols name is in the map."""
-    return (
-        any(v in swap_map for v in bsym.flat_variableified_proxy_args)
-        or any(v in swap_map for v in bsym.flat_variableified_proxy_outs)
-        or any(_is_touched(s, swap_map) for s in bsym.subsymbols)
-    )
+def _is_touched(bsym: BoundSymbol, swapped: KeysView[Variable]) -> bool:
+    """Whether anything that the symbol or its subsymbols name is among these."""
+    if not swapped.isdisjoint(bsym.flat_variableified_proxy_args) or not swapped.isdisjoint(bsym.flat_variableified_proxy_outs):
+        return True
+    for inner in bsym.subsymbols:
+        if _is_touched(inner, swapped):
+            return True
+    return False
 
 
 def _from_bsym_swap_proxies(
@@ -81,11 +83,12 @@ def _from_bsym_swap_proxies(
     if any(isinstance(p, CollectionProxy) for p in (*self.flat_proxy_args, *self.flat_proxy_outs)):
         return _original_swap(self, swap_map, skip_inputs, skip_output, skip_subsymbols)
     changes: dict[str, Any] = {}
-    if not skip_inputs and any(v in swap_map for v in self.flat_variableified_proxy_args):
+    swapped = swap_map.keys()
+    if not skip_inputs and not swapped.isdisjoint(self.flat_variableified_proxy_args):
         changes["args"], changes["kwargs"] = _swapped(self.args, swap_map), _swapped(self.kwargs, swap_map)
-    if not skip_output and any(v in swap_map for v in self.flat_variableified_proxy_outs):
+    if not skip_output and not swapped.isdisjoint(self.flat_variableified_proxy_outs):
         changes["output"] = _swapped(self.output, swap_map)
-    if skip_subsymbols or not any(_is_touched(s, swap_map) for s in self.subsymbols):
+    if skip_subsymbols or not any(_is_touched(s, swapped) for s in self.subsymbols):
         new = self.from_bsym(**changes)
         new.subsymbols = list(self.subsymbols)
         return new
@@ -110,7 +113,7 @@ def _swapped(tree: Any, swap_map: dict[Variable, Proxy]) -> Any:
         return [_swapped(x, swap_map) for x in tree]
     if kind is dict:
         return {key: _swapped(x, swap_map) for key, x in tree.items()}
-    leaves, spec = tree_flatten_with_dataclass((tree,))  # in a tuple: alone, what it knows no leaf of would be an error
+    leaves, spec = flatten_with_dataclass((tree,))  # in a tuple: alone, what it knows no leaf of would be an error
     return tree_unflatten([_last(x, swap_map) if isinstance(x, Proxy) else x for x in leaves], spec)[0]
 
 
@@ -132,23 +135,23 @@ def dce(trace: TraceCtx, needed_proxies: set[Variable] | None = None) -> TraceCt
     """The trace without what nothing needs of it; `needed_proxies` are needed too, and all that are found are added there."""
     started = time.perf_counter_ns()
     producers = _producers(trace.bound_symbols)
-    needed = {p.name for p in tree_flatten(trace.output)[0] if isinstance(p, Proxy)}
+    needed = {p.name for p in flatten(trace.output)[0] if isinstance(p, Proxy)}
     found = [] if needed_proxies is None else [v.proxy for v in needed_proxies]
     needed.update(p.name for p in found)
     kept = []
     for bsym in reversed(trace.bound_symbols):
-        is_needed = _is_to_stay(bsym)
+        is_needed = has_tag(bsym, prims.OpTags.DONT_DCE)
         for p in bsym.flat_proxy_outs:
             if p.name in needed and ((made := producers[p.name]) is bsym or made == bsym):
                 is_needed = True
                 break
         if is_needed:
-            transform_common._remove_noop_subsymbols(bsym)
+            _remove_noop_subsymbols(bsym)
             kept.append(bsym)
             found += bsym.flat_proxy_args
             needed.update(p.name for p in bsym.flat_proxy_args)
     if needed_proxies is not None:
-        needed_proxies.update(variableify(p) for p in (*found, *tree_flatten(trace.output)[0]) if isinstance(p, Proxy))
+        needed_proxies.update(variableify(p) for p in (*found, *flatten(trace.output)[0]) if isinstance(p, Proxy))
     new = from_trace(trace)
     new.bound_symbols = _without_repeated_numbers(reversed(kept))
     milliseconds = (time.perf_counter_ns() - started) // 1000000
@@ -156,9 +159,27 @@ def dce(trace: TraceCtx, needed_proxies: set[Variable] | None = None) -> TraceCt
     return new
 
 
-def _is_to_stay(bsym: BoundSymbol) -> bool:
-    tag = prims.OpTags.DONT_DCE
-    return tag in (bsym.sym.tags or ()) or tag in bsym.tags or any(_is_to_stay(s) for s in bsym.subsymbols)
+def has_tag(bsym: BoundSymbol, tag: Any) -> bool:
+    """Whether the symbol or one of its subsymbols has the tag."""
+    of_symbol, own = bsym.sym.tags, bsym.tags  # most have none, and an empty set asks for a hash too
+    if of_symbol and tag in of_symbol or own and tag in own:
+        return True
+    for inner in bsym.subsymbols:
+        if has_tag(inner, tag):
+            return True
+    return False
+
+
+def _remove_noop_subsymbols(bsym: BoundSymbol) -> None:
+    kept = []
+    for inner in bsym.subsymbols:
+        if not inner.subsymbols and not inner.sym.is_prim:
+            continue
+        if not inner.flat_proxy_outs and not has_tag(bsym, prims.OpTags.DONT_DCE):
+            continue
+        _remove_noop_subsymbols(inner)
+        kept.append(inner)
+    bsym.subsymbols = kept
 
 
 def _producers(bsyms: Iterable[BoundSymbol]) -> dict[str, BoundSymbol]:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from thunder_norm.tracing.native import bound_symbols
+from thunder_norm.tracing.native.bound_symbols import has_tag
+from thunder_norm.tracing.native.flattening import flatten
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import DistParallelType, Proxy, TensorProxy, Variable
-from thunder.core.pytree import tree_flatten
-from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol, has_tags
+from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 from thunder.core.utils import sequencify
 from thunder.distributed.prims import PrimIDs as DistributedPrimIDs
@@ -96,23 +97,25 @@ class _Claims:
             return ()
         if bsym.sym.is_prim:
             raise RuntimeError(f"Failed to find an executor for bound symbol {bsym=}")
-        if has_tags(bsym, {BoundSymbolTag.BACKWARD}):
+        if has_tag(bsym, BoundSymbolTag.BACKWARD):
             for s in bsym.subsymbols:
                 s.tags.add(BoundSymbolTag.BACKWARD)
         return bsym.subsymbols
 
     def _add(self, made: BoundSymbol, bsym: BoundSymbol) -> None:
-        made = made.from_bsym_swap_proxies(self.swaps)
-        self.new.bound_symbols.append(
-            made.from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
-        )
+        new = made.from_bsym_swap_proxies(self.swaps)
+        if new is made:
+            new = made.from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
+        else:
+            new.source_filename, new.source_positions = bsym.source_filename, bsym.source_positions
+        self.new.bound_symbols.append(new)
 
     def _run(self, function: Any, bsym: BoundSymbol) -> None:
         """Add what the function records; what the operation gave is called as there from here on."""
         self.new.push_scope([])
         result = function(*bsym.args, **bsym.kwargs)
         recorded = self.new.pop_scope()
-        olds, news = (tree_flatten(list(sequencify(x)))[0] for x in (bsym.output, result))
+        olds, news = (flatten(list(sequencify(x)))[0] for x in (bsym.output, result))
         if len(olds) != len(news):
             raise RuntimeError(f"{bsym.sym.name} has {len(olds)} results, and what executes it {len(news)}")
         for old, new in zip(olds, news, strict=True):

@@ -14,10 +14,10 @@ from typing import Any
 
 from thunder_norm.tracing.classes import in_classes
 from thunder_norm.tracing.native.elements import handed_on, item, items
+from thunder_norm.tracing.native.flattening import flatten
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
 from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import Symbol
 from thunder.torch.experimental import dtensor_torch_and_prims
 from thunder.torch.experimental.dtensor_proxy import DTensorProxy
@@ -156,7 +156,7 @@ def _partial(fn: Any, partial: WrappedValue, *args: WrappedValue, **kwargs: Wrap
 
 def _dispatched(fn: Any, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """An operation that has a variant for distributed tensors: the other one, unless all its tensors are distributed."""
-    given = tree_flatten((tuple(a.value for a in args), {k: v.value for k, v in kwargs.items()}))[0]
+    given = flatten((tuple(a.value for a in args), {k: v.value for k, v in kwargs.items()}))[0]
     tensors = [t for t in given if isinstance(t, TensorProxy)]
     if tensors and all(isinstance(t, DTensorProxy) for t in tensors):
         return None

@@ -1,0 +1,164 @@
+"""What the native passes find out of operations and containers is what Python and Thunder say of them."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import itertools
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from thunder_norm.tracing.native import flattening, passes
+from thunder_norm.tracing.value_kinds import ValueKinds
+from thunder.core import devices, dtypes, pytree
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.trace import TraceCtx, tracectx
+
+
+def _wraps(f):
+    @functools.wraps(f)
+    def wrapper(*args, **kwargs):
+        return f(*args, **kwargs)
+
+    return wrapper
+
+
+def _with_signature(f):
+    f.__signature__ = inspect.Signature([inspect.Parameter("z", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+    return f
+
+
+METAS = [
+    lambda: None,
+    lambda a: None,
+    lambda a, b=2: None,
+    lambda a, /, b=2: None,
+    lambda a=1, /, b=2: None,
+    lambda a, *, b=3: None,
+    lambda a, *, b: None,
+    lambda *args: None,
+    lambda a, *args, b=3: None,
+    lambda a, /, **kwargs: None,
+    lambda a, b=2, **kwargs: None,
+    lambda *args, **kwargs: None,
+    lambda a, *args, b=3, **kwargs: None,
+    _wraps(lambda a, b=5: None),
+    _wraps(_wraps(lambda a, *, b: None)),
+    _with_signature(lambda a: None),
+    _wraps(_with_signature(lambda a: None)),
+    functools.partial(lambda a, b, c=1: None, 3),
+    functools.lru_cache(lambda a, b=1: None),
+]
+
+
+@pytest.mark.parametrize("meta", METAS)
+def test_arguments_are_bound_as_python_binds_them(meta):
+    symbol = SimpleNamespace(meta=meta)
+    for count in range(4):
+        for names in itertools.chain.from_iterable(itertools.combinations("abcz", n) for n in range(4)):
+            args, kwargs = tuple(range(count)), {name: name * 2 for name in names}
+            try:
+                bound = inspect.signature(meta).bind(*args, **kwargs)
+            except TypeError as e:
+                with pytest.raises(TypeError) as found:
+                    passes._normalize(symbol, *args, **kwargs)
+                assert str(found.value) == str(e)
+                continue
+            bound.apply_defaults()
+            assert passes._normalize(symbol, *args, **kwargs) == (bound.args, bound.kwargs)
+
+
+def test_functions_of_one_definition_have_defaults_of_their_own():
+    def made(default, by_name):
+        def meta(a=default, *, b=by_name):
+            return a, b
+
+        return meta
+
+    for default, by_name in ((1, 2), ([1], 2), (1, [2]), (1.0, 2), (True, 2)):
+        args, kwargs = passes._normalize(SimpleNamespace(meta=made(default, by_name)))
+        assert args[0] is default and kwargs["b"] is by_name
+    meta = made(1, 2)
+    assert passes._normalize(SimpleNamespace(meta=meta)) == ((1,), {"b": 2})
+    meta.__defaults__, meta.__kwdefaults__ = (3,), {"b": 4}
+    passes.forget_signatures()  # as each compilation does
+    assert passes._normalize(SimpleNamespace(meta=meta)) == ((3,), {"b": 4})
+
+
+@dataclass
+class Pair:
+    a: object
+    b: object
+
+
+def test_containers_are_flattened_as_thunder_flattens_them():
+    Point = collections.namedtuple("Point", "x y")
+    with tracectx(TraceCtx()):
+        t = TensorProxy("t", shape=(2,), device=devices.cpu, dtype=dtypes.float32)
+        n = NumberProxy("n", 3, python_type=int)
+        leaves = [
+            t,
+            n,
+            1,
+            2.0,
+            True,
+            1j,
+            "s",
+            None,
+            torch.float32,
+            torch.device("cpu"),
+            devices.cpu,
+            dtypes.float32,
+            dtypes.bool8,
+        ]
+        containers = [
+            (),
+            [],
+            {},
+            (t, [n, {"b": 1, "a": t}]),
+            Point(t, 2),
+            slice(1, n),
+            torch.Size([1, 2]),
+            torch.contiguous_format,
+        ]
+        for tree in (*leaves, *containers, leaves, tuple(leaves)):
+            for ours, theirs in (
+                (flattening.flatten, pytree.tree_flatten),
+                (flattening.flatten_with_dataclass, pytree.tree_flatten_with_dataclass),
+            ):
+                (found, spec), (expected, expected_spec) = ours(tree), theirs(tree)
+                assert spec == expected_spec and len(found) == len(expected)
+                assert all(a is b or a == b for a, b in zip(found, expected, strict=True)), tree
+        assert flattening.flatten_with_dataclass([Pair(t, 2)])[0] == [t, 2]
+    with pytest.raises(TypeError, match="not supported"):
+        flattening.flatten({1, 2})
+
+
+def test_kinds_of_values_are_those_of_isinstance():
+    class Hidden:
+        """Says of itself what it is told to."""
+
+        def __init__(self, kind):
+            self.kind = kind
+
+        @property
+        def __class__(self):
+            return self.kind
+
+    kinds = ((int, str), float, collections.abc.Sequence)
+    found = ValueKinds(*kinds)
+    for value in (1, True, "s", 2.0, [], (), {}, None, Hidden(int), Hidden(float), Hidden(object), object(), torch.Size([1])) * 2:
+        expected = next((i for i, kind in enumerate(kinds) if isinstance(value, kind)), 3)
+        assert found.of(value) == expected, value
+
+    class Late:
+        pass
+
+    assert found.of(Late()) == 3
+    collections.abc.Sequence.register(Late)
+    found.forget()
+    assert found.of(Late()) == 2

@@ -1,0 +1,41 @@
+"""Thunder's flattening of containers, which makes a set of types and asks for torch.distributed each time it is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optree
+import torch
+
+from thunder.core import devices, dtypes, pytree
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.pytree import OPTREE_NAMESPACE
+
+_PLAIN = (tuple, list, dict)
+_PROXIES = (TensorProxy, NumberProxy)
+_LEAVES = frozenset(
+    {int, float, bool, complex, str, type(None), torch.dtype, torch.device, devices.Device, dtypes.floating, dtypes.bool_}
+)
+_original_flatten = pytree.tree_flatten
+_original_flatten_with_dataclass = pytree.tree_flatten_with_dataclass
+_OF_A_LEAF = pytree.tree_flatten(0)[1]
+
+
+def flatten(args: Any, namespace: str = OPTREE_NAMESPACE) -> Any:
+    """As `thunder.core.pytree.tree_flatten`."""
+    if type(args) in _PLAIN:
+        return optree.tree_flatten(args, none_is_leaf=True, namespace=namespace)
+    if isinstance(args, _PROXIES) or type(args) in _LEAVES:
+        return [args], _OF_A_LEAF
+    return _original_flatten(args, namespace=namespace)
+
+
+def flatten_with_dataclass(tree: Any) -> Any:
+    """As `thunder.core.pytree.tree_flatten_with_dataclass`."""
+    if isinstance(tree, _PROXIES) or type(tree) in _LEAVES:
+        return [tree], _OF_A_LEAF
+    if type(tree) not in _PLAIN:
+        return _original_flatten_with_dataclass(tree)
+    found = optree.tree_flatten(tree, none_is_leaf=True, namespace=OPTREE_NAMESPACE)
+    is_to_be_registered = any(hasattr(kind, "__dataclass_fields__") for kind in {*map(type, found[0])})
+    return _original_flatten_with_dataclass(tree) if is_to_be_registered else found
