@@ -23,7 +23,7 @@ from thunder_norm.subclass import boundary, boundary_passes, interception, value
 from thunder_norm.subclass.acquisition import Acquisition, Phase
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
-from thunder_norm.subclass.differentiation import differentiate
+from thunder_norm.subclass.differentiation import differentiate, has_tape
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.opaque_traces import check_computation
 from thunder_norm.subclass.random_ops import check_random
@@ -174,6 +174,8 @@ def functional(trace: TraceCtx) -> TraceCtx:
 
 def _is_concerned(bsym: BoundSymbol) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
+        return False
+    if has_tape(bsym) is not None:  # its gradient is what torch's autograd made of all operations, and no word of it is in them
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))

@@ -49,7 +49,8 @@ def _metadata(t: torch.Tensor) -> tuple:
 
 def is_like(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether a gradient can be handed on by the inner tensors themselves."""
-    return [_metadata(t) for t in tensors] == [_metadata(t) for t in others] and all(t.is_floating_point() for t in tensors)
+    can_be_handed_on = all(t.is_floating_point() or t.is_complex() for t in tensors)
+    return can_be_handed_on and [_metadata(t) for t in tensors] == [_metadata(t) for t in others]
 
 
 @dataclass(frozen=True)
