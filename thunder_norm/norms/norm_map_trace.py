@@ -131,6 +131,8 @@ class Plan:
 class NormMapTransform(NormTransform):
     """`NormTransform` that keeps only what the norms of the outputs need."""
 
+    hands_back_inputs = False  # what it is given has placeholders in it
+
     def __init__(self, given: Given, mode: Mode, inputs: Sequence[Any]):
         super().__init__(parameters=given.norms, mode=mode)
         self._given = given

@@ -22,7 +22,12 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.aliasing import elements, is_reshaped, order, place, taken_out, whole, with_written
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.functional_forms import functional_variant, returning_what_it_writes, with_defaults
+from thunder_norm.subclass.functional_forms import (
+    functional_variant,
+    returning_what_goes_out,
+    returning_what_it_writes,
+    with_defaults,
+)
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
@@ -230,6 +235,9 @@ class Recorder(TorchDispatchMode):
         mutated = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
         if (whole_form := returning_what_it_writes(func)) is not None:
             return self._record_with_results(func, whole_form, [args[i] for i in mutated], args, kwargs)
+        if (without_out := returning_what_goes_out(func)) is not None:
+            targets = [kwargs.pop(schema.arguments[i].name) for i in mutated]
+            return self._record_with_results(func, without_out, targets, args, kwargs)
         functional = functional_variant(func)
         if mutated != [0] or functional is None:
             raise UnsupportedOpError(
@@ -260,14 +268,26 @@ class Recorder(TorchDispatchMode):
         with self.paused():
             found = functional(*args, **kwargs)
         self._append(functional, args, kwargs, found)
+        found = found if isinstance(found, tuple) else (found,)
         num_results = len(found) - len(targets)
         results, values = found[:num_results], found[num_results:]
         for target, value in zip(targets, values, strict=True):
+            if target.shape != value.shape:
+                raise UnsupportedOpError(
+                    with_details(
+                        f"{func} of shape {list(value.shape)} into a tensor of shape {list(target.shape)}",
+                        at=location_of_user(),
+                        why="it would change the shape of that",
+                        instead="use the operation without out=",
+                    )
+                )
+            if not torch.can_cast(value.dtype, target.dtype):  # torch's words
+                raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
             aliases = self._aliases(target)
             self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
             self._renew(aliases, target)
         if not results:  # an in-place operation returns what it writes into
-            return targets[0]
+            return targets[0] if len(targets) == 1 else tuple(targets)
         return results if len(results) > 1 else results[0]
 
     def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
@@ -298,6 +318,8 @@ class Recorder(TorchDispatchMode):
                 why += ", and the program is differentiated" if id(t) in fakes.inner else ""
             elif fakes.is_held(t) and not self.acquisition.may_replace():
                 why = "the program also holds it as a plain tensor"
+            elif torch.Tag.inplace_view in func.tags and id(t) in fakes.inputs:
+                why = "it changes the shape or the strides of an input of the jitted function"
             elif self.acquisition.has_view(t):
                 why = "another tensor is a view of it, or it is a view of another tensor"
         if why is None and not all(is_reshaped(t, target) for t in aliases) and whole((target, *aliases)) is None:
