@@ -205,3 +205,48 @@ def test_a_flag_that_is_set_to_what_it_is_says_nothing():
     found, expected = jit(program)(x), program(x)
     assert [t.requires_grad for t in found] == [t.requires_grad for t in expected] == [True, False]
     assert_same(found[0], expected[0])
+
+
+# -- gradients that are added up ------------------------------------------------------------------------------------------------
+
+
+def of_a_sum(x, y):
+    return (x + y) * 2
+
+
+def of_a_copy(x, y):
+    return (x + 0) + (y.t() * 1).t()
+
+
+def of_an_inner_product(x, y):
+    return x @ y
+
+
+@pytest.mark.parametrize("program", [of_a_sum, of_a_copy, of_an_inner_product])
+def test_gradients_are_added_up_over_several_backwards(program: Callable):
+    """Torch adds to the inner tensors of a gradient in place: they must be nobody else's, of another input or of the caller."""
+
+    def added(call: Callable) -> list[torch.Tensor]:
+        torch.manual_seed(seeded(0))
+        x, y, g = two(3, 3, requires_grad=True), two(3, 3, requires_grad=True), two(3, 3)
+        for _ in range(3):
+            call(x, y).backward(g)
+        return [x.grad, y.grad, g]
+
+    for found, expected in zip(added(jit(program)), added(program), strict=True):
+        assert_same(found, expected)
+
+
+def test_an_lstm_of_a_wrapper():
+    """Its layers by oneDNN have a workspace for the backward; of two biases there is one gradient."""
+
+    def of_lstm(jitted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(seeded(0))
+        lstm = nn.LSTM(3, 4, batch_first=True)
+        output, (h, c) = (jit(lstm) if jitted else lstm)(two(2, 5, 3))
+        for result in (output, h, c):
+            result.backward(torch.ones_like(result), retain_graph=True)
+        return [output, h, c, *(p.grad for p in lstm.parameters())]
+
+    for found, expected in zip(of_lstm(True), of_lstm(False), strict=True):
+        torch.testing.assert_close([found.a, found.b], [expected.a, expected.b])
