@@ -250,3 +250,40 @@ def test_an_lstm_of_a_wrapper():
 
     for found, expected in zip(of_lstm(True), of_lstm(False), strict=True):
         torch.testing.assert_close([found.a, found.b], [expected.a, expected.b])
+
+
+# -- where tensors come from ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [two, torch.randn])
+def test_a_tensor_that_is_the_default_of_a_parameter_is_refused(make: Callable):
+    given = make(3)
+
+    def program(x, by=given):
+        return x * by
+
+    with pytest.raises(UnsupportedOpError, match="a tensor that is the default of a parameter"):
+        jit(program)(torch.ones(3))
+
+
+class KeptGradient(torch.autograd.Function):
+    """A backward that returns what it has kept, as it is."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.saved_tensors[0], None
+
+
+def test_a_gradient_that_is_a_tensor_kept_for_the_backward():
+    x, factor = two(3, requires_grad=True), two(3)
+    before = TwoTensor(factor.a.clone(), factor.b.clone())
+    result = jit(lambda x, factor: KeptGradient.apply(x, factor))(x, factor)
+    for _ in range(2):
+        result.backward(torch.ones_like(result), retain_graph=True)
+    assert_same(x.grad, before * 2)
+    assert_same(factor, before)
