@@ -287,3 +287,16 @@ def test_a_gradient_that_is_a_tensor_kept_for_the_backward():
         result.backward(torch.ones_like(result), retain_graph=True)
     assert_same(x.grad, before * 2)
     assert_same(factor, before)
+
+
+def test_a_plain_input_that_is_cast_to_its_own_dtype_and_not_used():
+    def program(x, y):
+        y.type(torch.float32)
+        return x.erf()
+
+    torch.manual_seed(seeded(0))
+    x, y = two(2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+    result = jit(program)(x, y)
+    assert_same(result, program(x, y))
+    result.backward(torch.ones_like(result))
+    assert y.grad is None and x.grad is not None
