@@ -36,9 +36,9 @@ from tests.distributed_models import (
 )
 from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.errors import GradientError, NormMismatchError
+from thunder_norm.model_state.shards import local
 from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
 from thunder_norm.modular.distributed import _parts, _with_owners
-from thunder_norm.modular.shards import local
 
 pytestmark = pytest.mark.slow  # ranks are forks of a server that imports torch first
 

@@ -34,8 +34,8 @@ from tests.distributed_models import (
 )
 from tests.seeds import seeded
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.model_state.shards import local
 from thunder_norm.modular import ModularNorm, ModularOptimizer
-from thunder_norm.modular.shards import local
 
 pytestmark = pytest.mark.slow  # ranks are forks of a server that imports torch first
 

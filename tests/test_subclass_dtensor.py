@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from tests.dtensor_programs import compare_all, fully_sharded, jit, mlp, own, placed
 from tests.ranks import run_ranks
 from tests.seeds import seeded
-from thunder_norm import build_norm_map
 from thunder_norm.errors import UnsupportedOpError
 import thunder
 
@@ -83,14 +82,3 @@ def _trained() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         found.append([p.full_tensor().detach() for p in model.parameters() if isinstance(p, DTensor)])
     assert len(found[0]) == len(found[1]) == 4
     return found[0], found[1]
-
-
-def test_a_norm_map_of_sharded_parameters_is_refused():
-    assert all("before the model is sharded" in message for message in run_ranks(2, _norm_map_refused))
-
-
-def _norm_map_refused() -> str:
-    model = fully_sharded(mlp(), init_device_mesh("cpu", (2,)))
-    with pytest.raises(UnsupportedOpError) as refused:
-        build_norm_map(model, torch.randn(4, 6))
-    return str(refused.value)

@@ -24,11 +24,12 @@ from thunder_norm.subclass import boundary, boundary_passes, interception, value
 from thunder_norm.subclass.acquisition import Acquisition, Phase
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
-from thunder_norm.subclass.differentiation import differentiate
+from thunder_norm.subclass.differentiation import differentiate, has_tape
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.opaque_traces import check_computation
 from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.replaced import returning_current
+from thunder_norm.subclass.returned_inputs import returning_inputs
 from thunder_norm.subclass.tape_inputs import hand_on_inputs, tape_of
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.subclass.turns import awaited
@@ -73,6 +74,8 @@ class SubclassTransform(interception.Interpreting):
         DataDependentError: the program needs the value of a tensor.
     """
 
+    hands_back_inputs = True  # as the very objects
+
     def __init__(self, *, opaque: Literal["error", "run"] = "error") -> None:
         super().__init__()
         if opaque not in ("error", "run"):
@@ -111,7 +114,8 @@ class SubclassTransform(interception.Interpreting):
             traces = prologue, broadcast_scalars(computation), epilogue
             if torch.is_grad_enabled() and not acquisition.is_transformed:
                 traces = boundary_passes.detach_inactive(traces)
-            return boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
+            traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
+            return returning_inputs(traces) if self.hands_back_inputs else traces
         if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
             computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0]))
         return boundary_passes.check_what_leaves((prologue, computation, epilogue))
@@ -175,6 +179,8 @@ def functional(trace: TraceCtx) -> TraceCtx:
 
 def _is_concerned(bsym: BoundSymbol) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
+        return False
+    if has_tape(bsym) is not None:  # its gradient is what torch's autograd made of all operations, and no word of it is in them
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))

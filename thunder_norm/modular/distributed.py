@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from thunder_norm.errors import NormMismatchError, ThunderNormError, with_details
+from thunder_norm.model_state.shards import Box, box, check_placement, is_spread, local
 from thunder_norm.modular.duality import Ball, OperatorBall
-from thunder_norm.modular.shards import Box, box, check_placement, is_spread, local
 
 Work = Callable[[list[int], list[torch.Tensor]], list[torch.Tensor]]
 """What is to be done with parts: positions of their parameters, the parts -> as many tensors of the same shapes."""

@@ -21,6 +21,7 @@ from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode
 from thunder_norm.core.tensors import NORM_DTYPE, describe, has_norm
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning, with_details
+from thunder_norm.model_state.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.block_balls import Blocks, blocked, roles_given
 from thunder_norm.modular.blocks import Block
 from thunder_norm.modular.distributed import Spread
@@ -29,7 +30,6 @@ from thunder_norm.modular.losses import Loss
 from thunder_norm.modular.masses import assign_masses, light_mass, repetitions
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.roles import Roles, find_roles
-from thunder_norm.modular.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.modular.wrappers import unwrapped

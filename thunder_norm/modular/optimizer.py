@@ -11,6 +11,7 @@ import torch
 from thunder_norm.core.context import Mode
 from thunder_norm.core.tensors import describe
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.model_state.shards import check_placement, is_spread, local, placed, reshard
 from thunder_norm.modular.block_balls import Blocks
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.masses import LIGHT
@@ -26,7 +27,6 @@ from thunder_norm.modular.moving import (
 )
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
-from thunder_norm.modular.shards import check_placement, is_spread, local, placed, reshard
 from thunder_norm.modular.steepest import batches, nearest, nonfinite, steepest_steps
 
 OnBadGradient = Literal["error", "skip"]

@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.model_state.shards import is_spread
 from thunder_norm.modular.blocks import Block
 from thunder_norm.modular.leaves import hand_on_gradients
 from thunder_norm.modular.roles import Role, Roles, find_roles
-from thunder_norm.modular.shards import is_spread
 from thunder_norm.modular.wrappers import unwrapped
 
 For = Literal["muon", "dion", "emerging", "scion", "adamw"]

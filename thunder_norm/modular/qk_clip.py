@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.core.tensors import describe
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.model_state.shards import is_spread
 from thunder_norm.modular.following.heads import Entry, Head, Owners, axes_of, heads_of, powers
 from thunder_norm.modular.following.mode import follow, follow_with_data
 from thunder_norm.modular.following.notes import Notes
-from thunder_norm.modular.shards import is_spread
 from thunder_norm.modular.wrappers import unwrapped
 
 

@@ -22,8 +22,8 @@ from thunder_norm.core.context import Mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.model_state.shards import is_spread, whole, without_hooks
 from thunder_norm.modular.losses import Loss
-from thunder_norm.modular.shards import is_spread, whole, without_hooks
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import as_parameter, call_with, canonical_dims, detached, tensor_names

@@ -15,7 +15,23 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.core.tensors import NormedTensor, describe
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.errors import NormMismatchError, with_details
+
+
+def check_hashable(leaves: Sequence[Any]) -> None:
+    """Refuse objects that hold who knows what; a norm map is made for numbers, strings and such as they are.
+
+    Raises:
+        NormMismatchError: an argument is one that cannot be known again.
+    """
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor) and type(leaf).__hash__ is None:
+            raise NormMismatchError(
+                with_details(
+                    f"an argument of a norm map is a {type(leaf).__qualname__}, which is not known to be made of tensors",
+                    instead="torch.utils._pytree.register_dataclass(cls), or register_pytree_node, or tensors and containers of them",
+                )
+            )
 
 
 @dataclass(frozen=True)

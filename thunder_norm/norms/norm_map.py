@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +20,18 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode, current_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, UnsupportedOpError, with_details
+from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, with_details
+from thunder_norm.model_state.shards import as_one_process, whole_data
 from thunder_norm.norms import norm_map_trace
 from thunder_norm.norms.annotations import named_annotations
-from thunder_norm.norms.dynamic_shapes import DynamicDims, parse_dynamic_shapes
+from thunder_norm.norms.dynamic_shapes import DynamicDims, check_hashable, parse_dynamic_shapes
 from thunder_norm.norms.norm_map_program import Program
 from thunder_norm.norms.norm_vector import sizes_of
 from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.norms.saving import files, norm_maps, values
 from thunder_norm.norms.sizes import Sizes
+from thunder_norm.norms.sources import ModelTensors
 from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.norms.without_data import on_one_device
 
@@ -45,7 +47,8 @@ def build_norm_map(
     """The norm map of a model: ``norm_map(*normed_args, normed_state_dict=None, **normed_kwargs) -> normed outputs``.
 
     Args:
-        model: any module (or function) that Thunder can trace.
+        model: any module (or function) that Thunder can trace.  Parameters may be sharded (`fully_shard`, or any DTensors): norms are
+            those of the whole ones.  Calls that acquire a program or measure parameters are collective then, and so is `save`.
         *example_args: arguments that say shapes and dtypes; tensors may live on the meta device, no weights are touched then.
         dynamic_shapes: dimensions that may change between calls without a new acquisition, as for ``torch.export``: one
             entry for each argument (a tuple or list in order, or a dict by name), each a dict from dimension to a name or
@@ -61,46 +64,16 @@ def build_norm_map(
 
     Raises:
         NormMismatchError: dynamic_shapes do not fit the arguments, or an unknown mode or policy.
-        UnsupportedOpError: parameters of the model are DTensors, of which each rank has a part.
         NormMapKeyError: `parameters` or an annotation names a parameter the model does not have.
     """
     leaves, spec = tree_flatten((example_args, example_kwargs))
     if isinstance(model, torch.nn.Module):
         named_annotations(model)  # mistakes in them are errors now
-        _check_whole(model)
     dims = parse_dynamic_shapes(model, example_args, example_kwargs, dynamic_shapes, leaves)
     policy = None if parameters is None else check_policy(parameters)
     if isinstance(policy, Mapping):
         check_names(policy, model, "build_norm_map(parameters=...)")
     return NormMap(model, leaves, spec, dims, policy, check_mode(mode))
-
-
-def _check_hashable(leaves: Sequence[Any]) -> None:
-    """Refuse objects that hold who knows what; a norm map is made for numbers, strings and such as they are.
-
-    Raises:
-        NormMismatchError: an argument is one that cannot be known again.
-    """
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor) and type(leaf).__hash__ is None:
-            raise NormMismatchError(
-                with_details(
-                    f"an argument of a norm map is a {type(leaf).__qualname__}, which is not known to be made of tensors",
-                    instead="torch.utils._pytree.register_dataclass(cls), or register_pytree_node, or tensors and containers of them",
-                )
-            )
-
-
-def _check_whole(model: torch.nn.Module) -> None:
-    spread = [name for name, p in model.named_parameters() if hasattr(p, "device_mesh")]
-    if spread:
-        raise UnsupportedOpError(
-            with_details(
-                f"a norm map of a model whose parameters are DTensors ({', '.join(spread[:3])}{', ...' if spread[3:] else ''})",
-                why="the norm of a parameter is that of the whole one, of which each rank has a part",
-                instead="build it before the model is sharded, or of a copy on the meta device, and give sizes of whole parameters",
-            )
-        )
 
 
 @dataclass
@@ -118,6 +91,10 @@ class NormMap:
     _last: Program | None = field(default=None, repr=False)
     _last_key: Any = field(default=None, repr=False)
     _last_call: tuple[list[Any], Mapping[str, Any] | None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Remember which tensors the model has."""
+        self._model_tensors = ModelTensors(self.model)
 
     def __call__(self, *normed_args: Any, normed_state_dict: Mapping[str, Any] | None = None, **normed_kwargs: Any) -> Any:
         """Map norms of inputs and parameters to norms of outputs.
@@ -144,12 +121,26 @@ class NormMap:
             (normed_state_dict is None, tuple(norms), given.signature),
         )
         if self._last is None or key != self._last_key:
-            _check_hashable(leaves)
-            if key not in self._programs:
-                self._programs[key] = self._acquire(leaves, normed_state_dict)
-            self._last, self._last_key = self._programs[key], key
+            check_hashable(leaves)
+            self._last, self._last_key = self._program(key, leaves, normed_state_dict), key
+        if self._last.reads_model and not self._reads_current_tensors():
+            self._last = self._program(key, leaves, normed_state_dict)
         self._last_call = leaves, normed_state_dict
         return refuse_overflowed(self._last(leaves, given, sizes), (leaves, norms), self.model, has_data=False)
+
+    def _program(self, key: Any, leaves: list[Any], normed_state_dict: Mapping[str, Any] | None) -> Program:
+        if key not in self._programs:
+            self._reads_current_tensors()
+            self._programs[key] = self._acquire(leaves, normed_state_dict)
+        return self._programs[key]
+
+    def _reads_current_tensors(self) -> bool:
+        """Have all programs read the model's tensors of now; where these are of other shapes or dtypes, forget them, and say so."""
+        now = self._model_tensors.current(s for p in self._programs.values() for s in p.plan.sources)
+        if now is None:
+            self._programs.clear()
+        self._model_tensors = ModelTensors(self.model) if now is None else now
+        return now is not None
 
     def _flattened(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         if len(args) == self._tensors_alone[0] and tuple(kwargs) == self._tensors_alone[1]:
@@ -263,7 +254,7 @@ class NormMap:
             "names": names,
             "programs": [[values.encode(key), program.encoded()] for key, program in self._programs.items()],
         }
-        files.write(path, _KIND, data, {name: t for name, t in self.tensors.items() if names[name] == name})
+        files.write(path, _KIND, data, {name: whole_data(t) for name, t in self.tensors.items() if names[name] == name})
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the programs, and those of them that can be saved: the others are acquired again."""
@@ -276,6 +267,7 @@ class NormMap:
         self.__dict__.update(_without_calls(self), **state)
         own = norm_maps.tensors_of(self.model)
         self._programs = {key: Program.decoded(data, own) for key, data in state["_programs"].items()}
+        self._model_tensors = ModelTensors(self.model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NormMap:
         """A norm map of a copy of the model, that has what was acquired."""
@@ -283,12 +275,13 @@ class NormMap:
         memo[id(self)] = new
         new.__dict__.update(copy.deepcopy(_without_calls(self), memo))
         new._programs = {key: program.copied(memo) for key, program in self._programs.items()}
+        new._model_tensors = ModelTensors(new.model)
         return new
 
     def __copy__(self) -> NormMap:
         """A norm map of the same model, that has what was acquired."""
         new = object.__new__(type(self))
-        new.__dict__.update(_without_calls(self), _programs=dict(self._programs))
+        new.__dict__.update(_without_calls(self), _programs=dict(self._programs), _model_tensors=self._model_tensors)
         return new
 
     # -- acquisition --------------------------------------------------------------------------------------------------
@@ -303,7 +296,13 @@ class NormMap:
                 )
             )
         # which of its results are differentiated is decided when it is called
-        with first_calls.shown("norm map"), undisturbed(self.model, leaves), torch.inference_mode(False), torch.enable_grad():
+        with (
+            first_calls.shown("norm map"),
+            as_one_process(self.model),
+            undisturbed(self.model, leaves),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
             try:
                 return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
             except Exception:  # torch's, of two devices, or ours, of an argument whose values are taken for unknown
@@ -390,4 +389,4 @@ def _loaded(found: files.Contents, model: Callable | None) -> NormMap:
 def _without_calls(norm_map: NormMap) -> dict[str, Any]:
     """The state of a norm map that has not been called."""
     calls = {"_programs": {}, "_last": None, "_last_key": None, "_last_call": None}
-    return {**norm_map.__dict__, **calls}
+    return {**norm_map.__dict__, **calls, "_model_tensors": None}

@@ -21,6 +21,7 @@ from thunder_norm.norms.outputs import described, differ
 from thunder_norm.norms.saving import norm_maps
 from thunder_norm.norms.scalars import FromVectors, Layout, OneByOne, Scalars
 from thunder_norm.norms.sizes import Sizes
+from thunder_norm.norms.sources import OfModel
 from thunder_norm.norms.transform import normed
 import thunder
 
@@ -69,6 +70,11 @@ class Program:
         """The same program on the copies of the tensors that it reads."""
         sources = copy.deepcopy(self.plan.sources, memo)
         return replace(self, plan=replace(self.plan, sources=sources))
+
+    @functools.cached_property
+    def reads_model(self) -> bool:
+        """Whether it computes anything from parameters or buffers."""
+        return any(isinstance(s, OfModel) for s in self.plan.sources)
 
     @property
     def trace(self) -> Any:

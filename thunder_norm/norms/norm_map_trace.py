@@ -15,11 +15,13 @@ from torch.utils._pytree import tree_map
 from thunder_norm.core.context import Mode, setting
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.model_state.shards import spread_of
 from thunder_norm.norms.autocast import keeping_autocast
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.normed_mode import NormAcquisition
 from thunder_norm.norms.parameters import tensor_names
+from thunder_norm.norms.sources import OfArgument, OfModel, Source
 from thunder_norm.norms.traced_lifting import parameter_name
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.norms.without_data import has_no_data
@@ -36,34 +38,6 @@ from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace
-
-
-@dataclass(frozen=True)
-class OfArgument:
-    """An input of the computation that is a size of one of the call's flattened arguments, or the argument itself."""
-
-    position: int
-    attribute: str | None = None
-
-    def __call__(self, leaves: Sequence[Any]) -> torch.Tensor:
-        """The tensor in a call."""
-        return leaves[self.position] if self.attribute is None else getattr(leaves[self.position], self.attribute)
-
-
-@dataclass(frozen=True, eq=False)
-class OfModel:
-    """An input of the computation that is a parameter or buffer."""
-
-    name: str
-    tensor: torch.Tensor
-
-    def __call__(self, leaves: Sequence[Any]) -> torch.Tensor:
-        """The tensor, in every call."""
-        return self.tensor
-
-
-# One input of the computation; an int is a position among the sizes given in the call: all norm sizes, then all perturbation sizes.
-Source = int | OfArgument | OfModel
 
 _sizes: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("thunder_norm_dynamic_sizes", default=None)
 
@@ -157,6 +131,8 @@ class Plan:
 class NormMapTransform(NormTransform):
     """`NormTransform` that keeps only what the norms of the outputs need."""
 
+    hands_back_inputs = False  # what it is given has placeholders in it
+
     def __init__(self, given: Given, mode: Mode, inputs: Sequence[Any]):
         super().__init__(parameters=given.norms, mode=mode)
         self._given = given
@@ -224,7 +200,7 @@ class NormMapTransform(NormTransform):
             tensor = tensor_names(self._model)[found[1]]
             if has_no_data(tensor):
                 raise self._depends_on_data(f"the values of {found[1]!r}, which is on the meta device", p)
-            return OfModel(found[1], tensor)
+            return OfModel(found[1], spread_of(tensor))
         position = self._position_of(acquisition.fakes.real_input(p))
         if position is None or self._inputs[position].device.type == "meta":
             raise self._depends_on_data("the values of a plain tensor", p)

@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core import context, dispatch, in_place, registry
 from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.model_state.shards import is_spread
 from thunder_norm.norms import written_proxies
 from thunder_norm.norms.eager import chosen_norms
 from thunder_norm.norms.lifting import Otherwise
@@ -86,6 +88,7 @@ class NormAcquisition(Acquisition):
         """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""
         if self._model is None or not (self.is_normed_call or any(map(_is_normed, _tensors((args, kwargs))))):
             return
+        _refuse_spread(self._model)
         if not any(self.lifting.has_size_only(name) for name, p in self._model.named_parameters() if has_norm(p)):
             return
         otherwise = "measured" if self.lifting.otherwise == "measured" else "unit"
@@ -248,6 +251,19 @@ class NormAcquisition(Acquisition):
         for name, log, outputs in recorder.hoisted:
             trace.emit_composite(self, name, log, outputs)
         self.lifting.lifted.update(recorder.lifts)
+
+
+def _refuse_spread(model: torch.nn.Module) -> None:
+    spread = [name for name, p in model.named_parameters() if is_spread(p)]
+    if spread:
+        raise UnsupportedOpError(
+            with_details(
+                "a normed call of a module whose parameters are sharded",
+                parameters=", ".join(map(repr, spread[:3])) + (", ..." if spread[3:] else ""),
+                why="the norm of a parameter is that of the whole one, and the program of a rank has a part of it",
+                instead="norm_report(jitted, ...) and build_norm_map(model, ...), which gather them",
+            )
+        )
 
 
 class NormEnvironment(LiftingEnvironment):

@@ -16,9 +16,10 @@ from thunder_norm import first_calls
 from thunder_norm.core.context import COMPOSED, Sensitivity, check_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.model_state.shards import as_one_process, is_spread, spread_of, whole_data
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.norm_map import NormMap
-from thunder_norm.norms.parameters import Policy
+from thunder_norm.norms.parameters import Policy, tensor_names
 from thunder_norm.norms.saving.norm_maps import WithoutModel
 from thunder_norm.norms.transform import NormTransform
 from thunder_norm.report import saving
@@ -176,7 +177,8 @@ def norm_report(
     """Norm, sensitivity and tightness of every operation of a normed program.
 
     Args:
-        target: a function or module jitted with `NormTransform`, or a norm map.
+        target: a function or module jitted with `NormTransform`, or a norm map.  Parameters may be sharded (`fully_shard`, or any
+            DTensors): the report is that of the whole ones, which are gathered for it, so all ranks are to call it.
         *args: the arguments to run it with; for a norm map those of its last call if none are given.
         explain: print explanations under the table: why each parameter has its kind, and the rule of each operation.
         sensitivity: "local", at the data of this run: each operation is bounded from the norms that its arguments have, and to first
@@ -237,7 +239,8 @@ def _report_of(
             raise NormMismatchError(
                 "precision is about roundings of data, which a norm map has none of: norm_report(thunder.jit(...), x)"
             )
-        return _of_norm_map(target, args, kwargs)
+        with as_one_process(target.model):
+            return _of_norm_map(target, args, kwargs)
     transform = _transform_of(target)
     if not args and not kwargs:
         raise NormMismatchError("norm_report of a jitted function needs the arguments to run it with: norm_report(jm, *args)")
@@ -247,6 +250,32 @@ def _report_of(
         own: dict[str, torch.Tensor] = {}
     else:
         own = {**target._overrides_parameters, **target._overrides_buffers}
+    with as_one_process(model):
+        return _of_jitted(transform, model, args, kwargs, _whole(model, own), sensitivity, radius, precision, per)
+
+
+def _whole(model: torch.nn.Module, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a jitted model, inside `as_one_process`: of one that is spread the whole one that stands for it in the model."""
+    found = {}
+    for name, mine in tensor_names(model).items():
+        t, spread = own.get(name, mine), spread_of(mine)
+        # a plain one is what the last forward of a sharded module gathered, and may be gone
+        is_models = spread is not mine and (t is spread or not is_spread(t))
+        found[name] = mine if is_models else whole_data(t)
+    return found
+
+
+def _of_jitted(
+    transform: NormTransform,
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    own: dict[str, torch.Tensor],
+    sensitivity: Sensitivity | None,
+    radius: float,
+    precision: torch.dtype | Mapping[str, torch.dtype] | None,
+    per: int | None,
+) -> NormReport:
     has_data = not any(isinstance(t, torch.Tensor) and t.is_meta for t in tree_flatten((args, kwargs, list(own.values())))[0])
     if sensitivity is None:
         sensitivity = (

@@ -82,3 +82,13 @@ def with_written(
 def taken_out(all_elements: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
     """The tensor that lies there in a storage of these elements."""
     return all_elements.contiguous().as_strided(shape, stride, offset)
+
+
+def is_permuted(t: torch.Tensor) -> bool:
+    """Whether the elements lie in memory one after the other, but in another order than that of the dimensions."""
+    return not t.is_contiguous() and t.permute(order(t)).is_contiguous()
+
+
+def laid_out(t: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """The same tensor, its elements in memory one after the other in this order of its dimensions."""
+    return t.permute(dims).contiguous().permute(sorted(range(len(dims)), key=dims.__getitem__))

@@ -83,6 +83,8 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
         return cls
     if name == "data_ptr" and cls.data_ptr is torch.Tensor.data_ptr:
         raise address_refused(name)
+    if name == "_is_view" and cls._is_view is torch.Tensor._is_view:
+        raise UnsupportedOpError(f"._is_view() of a {cls.__name__} is not available while tracing")
     if name == "__dict__":
         raise UnsupportedOpError(f"__dict__ of a {cls.__name__} is not available while tracing; read the attributes by name")
     if cls.__getattribute__ is not object.__getattribute__:
@@ -109,7 +111,9 @@ def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: st
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
             value = getattr(proxy.fake, name)
         return to_value(acquisition, value)
-    if name in ("data", "grad"):
+    if name == "data" and not _overrides_torch_function(type(proxy.fake)):  # torch asks the class to detach it
+        return call(acquisition, torch.Tensor.detach, (proxy,), {})
+    if name in ("data", "grad", "_base"):
         raise UnsupportedOpError(f".{name} of a {type(proxy.fake).__name__} is not available while tracing")
     return call(acquisition, found.__get__, (proxy,), {})
 

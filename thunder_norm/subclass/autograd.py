@@ -48,7 +48,8 @@ class Autograd:
 
     def note_plain(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
         """A plain tensor is met, which requires grad where Thunder would differentiate it."""
-        is_candidate = not fake.requires_grad and fake.dtype.is_floating_point and id(fake) not in self._fakes.inner
+        has_gradient = fake.dtype.is_floating_point or fake.dtype.is_complex
+        is_candidate = not fake.requires_grad and has_gradient and id(fake) not in self._fakes.inner
         if is_candidate and self._is_active(proxy):
             fake.requires_grad_()
             self.sources[id(fake)] = fake

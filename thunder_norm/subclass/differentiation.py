@@ -210,8 +210,10 @@ class Joint:
             env = {id(t): p for t, p in zip(used, args[sum(counts) :], strict=True)}
             env |= {id(t): prims.get_grad(p) for t, p in zip(tangents, results, strict=True)}
             self._write_backward(env)
+            given = set(map(id, used))  # Thunder keeps what an operation of the backward takes, not what is a gradient as it is
             for p, t in zip(args[counts[0] : sum(counts)], (t for s in self.sources for t in s.gradient.carried), strict=True):
-                prims.put_grad(p, env[id(t)] if id(t) in env else captured(t))
+                gradient = env[id(t)] if id(t) in env else captured(t)
+                prims.put_grad(p, _own(gradient) if id(t) in given else gradient)
             return results
 
         operation = executor.register_operator(_WITH_TAPE if self.tape else _WITHOUT_TAPE, like=forward)

@@ -120,7 +120,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
                 tree_map(for_torch, args),
                 tree_map(for_torch, kwargs),
             )  # only the computation trace is translated, the backward is not
-        result = func(*args, **kwargs)
+        result = _LSTM[func](*args) if func in _LSTM else func(*args, **kwargs)
         if type(result) is torch.Tensor:
             return (result,) if used[0] else ()
         return _select(tree_flatten(result)[0], used, torch.Tensor)
@@ -240,6 +240,26 @@ def _which(func: Callable, used: tuple[bool, ...]) -> str:
 def _select(values: Sequence[Any], used: tuple[bool, ...], kind: type) -> tuple:
     tensors = [v for v in values if isinstance(v, kind)]
     return tuple(t for t, u in zip(tensors, used, strict=True) if u)
+
+
+def _lstm_layer(*args: Any) -> tuple[torch.Tensor, ...]:
+    """The layer of an LSTM by oneDNN: it has a workspace, for its backward, only where gradients are recorded as it runs."""
+    is_recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        results = torch.ops.aten.mkldnn_rnn_layer.default(*args)
+    return results if is_recorded else tuple([t.detach() for t in results])
+
+
+def _lstm_layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
+    """Its backward, which reads the memory of gradients as if they were contiguous."""
+    given = [t.contiguous() if isinstance(t, torch.Tensor) else t for t in args]
+    return torch.ops.aten.mkldnn_rnn_layer_backward.default(*given)
+
+
+_LSTM = {
+    torch.ops.aten.mkldnn_rnn_layer.default: _lstm_layer,
+    torch.ops.aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
+}
 
 
 def _differentiable(tree: Any) -> list[TensorProxy]:

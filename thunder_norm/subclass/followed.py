@@ -42,7 +42,7 @@ def check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str
             if (
                 isinstance(out, TensorProxy)
                 and not isinstance(out, SubclassProxy)
-                and dtypes.is_float_dtype(out.dtype)
+                and dtypes.is_inexact_dtype(out.dtype)
                 and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in out.tags
             ):
                 line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"

@@ -23,6 +23,20 @@ def returning_what_it_writes(func: Any) -> Any | None:
     return _WITH_RESULTS.get(func)
 
 
+def returning_what_goes_out(func: Any) -> Any | None:
+    """The overload without ``out=`` of one that has it, if that is all that this writes into."""
+    arguments = func._schema.arguments
+    written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    if func.namespace != "aten" or not written or not all(a.kwarg_only and a.is_out for a in written):
+        return None
+    wanted = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+    for overload in func.overloadpacket.overloads():
+        found = getattr(func.overloadpacket, overload)
+        if not found._schema.is_mutable and [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
+            return found
+    return None
+
+
 def functional_variant(func: Any) -> Any | None:
     """The out-of-place overload of an in-place aten overload, if there is one with the same arguments."""
     if func is aten.normal_.default:

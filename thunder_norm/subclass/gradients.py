@@ -49,7 +49,8 @@ def _metadata(t: torch.Tensor) -> tuple:
 
 def is_like(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether a gradient can be handed on by the inner tensors themselves."""
-    return [_metadata(t) for t in tensors] == [_metadata(t) for t in others] and all(t.is_floating_point() for t in tensors)
+    can_be_handed_on = all(t.is_floating_point() or t.is_complex() for t in tensors)
+    return can_be_handed_on and [_metadata(t) for t in tensors] == [_metadata(t) for t in others]
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,14 @@ def _zeros(fake: torch.Tensor) -> torch.Tensor:
     return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
 
 
+def _own(t: torch.Tensor | None) -> torch.Tensor | None:
+    """A tensor that nobody else has: torch adds later gradients to what is inside a wrapper's gradient, in place.
+
+    What the backward hands on may be the inner tensor of another gradient, of the one that came in, or an input.
+    """
+    return t if t is None or torch.is_grad_enabled() else t.clone()
+
+
 class _Open(torch.autograd.Function):
     """From the inputs to the carriers of their gradients, all at once; backwards, from there to the gradients."""
 
@@ -175,7 +184,7 @@ class _Open(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        remaining = iter(grads)
+        remaining = iter(map(_own, grads))
         return None, *(g.build(tuple(itertools.islice(remaining, len(g.carried))), o) for g, o in ctx.gradients)
 
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import executors, jagged_operations, trace
+from thunder_norm.subclass import executors, flags, jagged_operations, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import SameValues
@@ -184,6 +184,8 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
 def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
     if fn is torch.Tensor.__iter__:
         return iter(_call(acquisition, torch.Tensor.unbind, args, kwargs))
+    if flags.changes_nothing(acquisition, fn, args, kwargs):
+        return args[0]
     if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
         acquisition.differentiate()
     plainly = acquisition.plain_call(fn, args, kwargs)

@@ -18,11 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass import aliasing, functional_forms
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.aliasing import elements, is_reshaped, order, place, taken_out, whole, with_written
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.functional_forms import functional_variant, returning_what_it_writes, with_defaults
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
@@ -228,9 +227,12 @@ class Recorder(TorchDispatchMode):
     def _record_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
         schema = func._schema
         mutated = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-        if (whole_form := returning_what_it_writes(func)) is not None:
+        if (whole_form := functional_forms.returning_what_it_writes(func)) is not None:
             return self._record_with_results(func, whole_form, [args[i] for i in mutated], args, kwargs)
-        functional = functional_variant(func)
+        if (without_out := functional_forms.returning_what_goes_out(func)) is not None:
+            targets = [kwargs.pop(schema.arguments[i].name) for i in mutated]
+            return self._record_with_results(func, without_out, targets, args, kwargs)
+        functional = functional_forms.functional_variant(func)
         if mutated != [0] or functional is None:
             raise UnsupportedOpError(
                 with_details(f"{func} mutates its arguments and has no functional form here", at=location_of_user())
@@ -238,7 +240,7 @@ class Recorder(TorchDispatchMode):
         target = args[0]
         self._check_may_mutate(func, target)
         self.acquisition.integers.forget(target)
-        args = with_defaults(func, args, kwargs)
+        args = functional_forms.with_defaults(func, args, kwargs)
         with self.paused():
             value = functional(*args, **kwargs)
             if not torch.can_cast(value.dtype, target.dtype):  # torch's words; fakes are not asked by all operations
@@ -250,6 +252,10 @@ class Recorder(TorchDispatchMode):
         else:  # the target keeps its dtype
             self._append(functional, args, kwargs, value)
             self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
+        if aliasing.is_permuted(target):  # which stays so, whatever the operation returns out of place
+            self.log.append(
+                Recorded(aliasing.laid_out, (target, aliasing.order(target)), {}, (target,), target, is_in_place=True)
+            )
         self._renew(aliases, target)
         return result
 
@@ -260,33 +266,45 @@ class Recorder(TorchDispatchMode):
         with self.paused():
             found = functional(*args, **kwargs)
         self._append(functional, args, kwargs, found)
+        found = found if isinstance(found, tuple) else (found,)
         num_results = len(found) - len(targets)
         results, values = found[:num_results], found[num_results:]
         for target, value in zip(targets, values, strict=True):
+            if target.shape != value.shape:
+                raise UnsupportedOpError(
+                    with_details(
+                        f"{func} of shape {list(value.shape)} into a tensor of shape {list(target.shape)}",
+                        at=location_of_user(),
+                        why="it would change the shape of that",
+                        instead="use the operation without out=",
+                    )
+                )
+            if not torch.can_cast(value.dtype, target.dtype):  # torch's words
+                raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
             aliases = self._aliases(target)
             self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
             self._renew(aliases, target)
         if not results:  # an in-place operation returns what it writes into
-            return targets[0]
+            return targets[0] if len(func._schema.returns) == 1 else tuple(targets)
         return results if len(results) > 1 else results[0]
 
     def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Record what tensors became that share memory with `target`, which was changed."""
         for alias in aliases:
-            if is_reshaped(alias, target):
+            if aliasing.is_reshaped(alias, target):
                 self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
-        others = [alias for alias in aliases if not is_reshaped(alias, target)]
+        others = [alias for alias in aliases if not aliasing.is_reshaped(alias, target)]
         if not others:
             return
-        base = whole((target, *aliases))
+        base = aliasing.whole((target, *aliases))
         assert base is not None, "checked before"
         with torch.no_grad():
-            if base is target or is_reshaped(base, target):
-                found = self.call(elements, (base, order(base)), {})
+            if base is target or aliasing.is_reshaped(base, target):
+                found = self.call(aliasing.elements, (base, aliasing.order(base)), {})
             else:
-                found = self.call(with_written, (base, order(base), target, *place(target)), {})
+                found = self.call(aliasing.with_written, (base, aliasing.order(base), target, *aliasing.place(target)), {})
         for alias in others:
-            self.log.append(Recorded(taken_out, (found, *place(alias)), {}, (alias,), alias, is_in_place=True))
+            self.log.append(Recorded(aliasing.taken_out, (found, *aliasing.place(alias)), {}, (alias,), alias, is_in_place=True))
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None
@@ -298,9 +316,15 @@ class Recorder(TorchDispatchMode):
                 why += ", and the program is differentiated" if id(t) in fakes.inner else ""
             elif fakes.is_held(t) and not self.acquisition.may_replace():
                 why = "the program also holds it as a plain tensor"
+            elif torch.Tag.inplace_view in func.tags and id(t) in fakes.inputs:
+                why = "it changes the shape or the strides of an input of the jitted function"
             elif self.acquisition.has_view(t):
                 why = "another tensor is a view of it, or it is a view of another tensor"
-        if why is None and not all(is_reshaped(t, target) for t in aliases) and whole((target, *aliases)) is None:
+        if (
+            why is None
+            and not all(aliasing.is_reshaped(t, target) for t in aliases)
+            and aliasing.whole((target, *aliases)) is None
+        ):
             why = "it is a view of another tensor, and it is not known of which"
         if why is not None:
             raise UnsupportedOpError(

@@ -65,7 +65,11 @@ def _in_prologue(prologue: TraceCtx, joint: Joint, fake: torch.Tensor) -> Tensor
     for bsym in prologue.bound_symbols:
         if isinstance(bsym.output, SubclassProxy) and bsym.output.fake is fake:
             return bsym.output
-    return joint.plain_input(fake)
+    proxy = joint.plain_input(fake)
+    made = {p.name: p for bsym in prologue.bound_symbols for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)}
+    # one that the computation does not take has another name there, from before it was called as the user's variable
+    same = (p for p in made.values() if p.history is not None and p.history is proxy.history)
+    return made[proxy.name] if proxy.name in made else next(same, proxy)
 
 
 def _connected(

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.model_state.shards import is_spread, without_hooks
 from thunder_norm.modular.following import entries, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
-from thunder_norm.modular.shards import is_spread, without_hooks
 from thunder_norm.norms.eager import no_values
 from thunder_norm.norms.parameters import as_parameter, call_with, detached, tensor_names
 from thunder_norm.norms.undisturbed import undisturbed

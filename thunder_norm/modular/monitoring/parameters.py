@@ -13,9 +13,9 @@ from thunder_norm.core.measuring import operator_norm, stacked
 from thunder_norm.core.spectral import smallest_singular_value
 from thunder_norm.core.tensors import has_norm
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.model_state.shards import is_spread
 from thunder_norm.modular.duality import Ball, ball
 from thunder_norm.modular.orthogonal import at_least_float32
-from thunder_norm.modular.shards import is_spread
 from thunder_norm.modular.steepest import steepest_steps
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.parameters import canonical_dims

@@ -14,11 +14,12 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, SavedFileError, ThunderNormError, with_details
 from thunder_norm.norms.autocast import keeping_autocast
 from thunder_norm.norms.higher_order import Replay
-from thunder_norm.norms.norm_map_trace import OfArgument, OfModel, OutputShape, Plan, Source
+from thunder_norm.norms.norm_map_trace import OutputShape, Plan
 from thunder_norm.norms.outputs import NormOutput, PlainOutput, SavedEpilogue, described
 from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.saving import programs, values
 from thunder_norm.norms.scalars import Scalars
+from thunder_norm.norms.sources import OfArgument, OfModel, Source
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -62,12 +62,28 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         stack.enter_context(asked.surrounding(fn, args, kwargs))
         stack.enter_context(aliases.noted())
         _share_facts_of_hooks(fn)
-        found = _original_acquire(fn, args, kwargs, **options)
+        try:
+            found = _original_acquire(fn, args, kwargs, **options)
+        except NotImplementedError as e:
+            raise _constant_tensor(e) from e
         aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         if guards.is_of_one_call():
             setattr(get_compile_data(), _IS_OF_ONE_CALL, True)
         return found
+
+
+def _constant_tensor(error: NotImplementedError) -> Exception:
+    """The error where a prologue would have to find a tensor that is in none of its inputs; any other as it is."""
+    if "PseudoInst.CONSTANT(" not in str(error) or "constant of type" not in str(error.__cause__):
+        return error
+    return UnsupportedOpError(
+        with_details(
+            "a traced function has a tensor that is the default of a parameter, or another constant of a function",
+            why="Thunder finds tensors in arguments, modules, closures and global variables alone",
+            instead="pass it as an argument; or default to None, and take the tensor from a global variable, a closure or a module",
+        )
+    )
 
 
 def _share_facts_of_hooks(fn: Any) -> None:

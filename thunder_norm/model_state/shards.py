@@ -1,9 +1,10 @@
-"""Tensors of which each rank holds a shard (DTensor), and models whose parameters are such (`fully_shard`)."""
+"""Tensors of which each rank holds a shard (DTensor), and models whose parameters are such (`fully_shard`, `parallelize_module`)."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import contextvars
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,6 +111,56 @@ def reshard(model: torch.nn.Module) -> None:
             raise NormMismatchError("FullyShardedDataParallel flattens parameters, so none has a norm: use fully_shard(model)")
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+_gathered: contextvars.ContextVar[Mapping[int, torch.Tensor] | None] = contextvars.ContextVar(
+    "thunder_norm_gathered", default=None
+)
+
+
+@contextlib.contextmanager
+def as_one_process(model: Any) -> Iterator[None]:
+    """Inside, a model is that of one process: its parameters and buffers are whole, and torch.distributed does nothing around modules.
+
+    Collective for a model that has tensors that are spread; others, and what is no module, are left as they are.
+
+    Raises:
+        NormMismatchError: a module is FullyShardedDataParallel.
+    """
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    reshard(model)
+    places = [(holder, name) for m in model.modules() for holder in (m._parameters, m._buffers) for name in holder]
+    spread = [(holder, name, t) for holder, name in places if is_spread(t := holder[name])]
+    if not spread:
+        yield
+        return
+    made = {id(t): whole_data(t) for _, _, t in spread}  # a tied one is gathered once
+    token = _gathered.set({**(_gathered.get() or {}), **{id(made[id(t)]): t for _, _, t in spread}})
+    for holder, name, t in spread:
+        holder[name] = made[id(t)]
+    try:
+        with without_hooks(model):
+            yield
+    finally:
+        for holder, name, t in spread:
+            holder[name] = t
+        _gathered.reset(token)
+
+
+def spread_of(t: torch.Tensor) -> torch.Tensor:
+    """The tensor that is spread, inside `as_one_process` for the whole one that stands for it; any other as it is."""
+    return (_gathered.get() or {}).get(id(t), t)
+
+
+def whole_data(t: torch.Tensor) -> torch.Tensor:
+    """The tensor with all of its entries and without a history, a parameter if it is one; collective for one that is spread."""
+    if not is_spread(t):
+        return t
+    with torch.no_grad():
+        data = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") if t.is_meta else whole(t)
+    return torch.nn.Parameter(data, t.requires_grad) if isinstance(t, torch.nn.Parameter) else data
 
 
 def own_class(module: torch.nn.Module) -> type[torch.nn.Module]:

@@ -1,0 +1,302 @@
+"""Programs with other people's wrappers in ways that are rarely met: results, gradients, strides and inputs afterwards are eager's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from subclasses import assert_same
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves
+
+from tests.seeds import seeded
+from thunder_norm import RMSTensor
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+
+def two(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = False) -> TwoTensor:
+    return TwoTensor(torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)).requires_grad_(requires_grad)
+
+
+def jit(fn: Callable) -> Callable:
+    return thunder.jit(fn, transforms=[SubclassTransform()])
+
+
+# -- complex numbers ------------------------------------------------------------------------------------------------------------
+
+
+def magnitude(x, w):
+    return (x @ w).abs() + (x * 2j).angle().sum(-1, keepdim=True)
+
+
+def as_reals(x, w):
+    return torch.view_as_real(x.sin() @ w), x.real * 2
+
+
+@pytest.mark.parametrize("program", [magnitude, as_reals])
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_gradients_of_wrappers_of_complex_numbers(program: Callable, requires_grad: bool):
+    """They are those of the inner tensors, one by one; in eager mode conjugation is lost inside of wrappers (docs/upstream.md)."""
+
+    def gradients(call: Callable, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor | None]:
+        w = w.detach().requires_grad_()
+        results = [y for y in tree_leaves(call(x, w)) if y.requires_grad]
+        torch.autograd.backward(results, [torch.ones_like(y) for y in results])
+        return [x.grad, w.grad] if requires_grad else [w.grad]
+
+    torch.manual_seed(seeded(0))
+    x, w = two(2, 3, dtype=torch.complex64), torch.randn(3, 2, dtype=torch.complex64)
+    inner = [gradients(program, t.clone().requires_grad_(requires_grad), w) for t in (x.a, x.b)]
+    found = gradients(jit(program), x.requires_grad_(requires_grad), w)
+    for f, *expected in zip(found, *inner, strict=True):
+        torch.testing.assert_close([f.a, f.b], expected)
+
+
+# -- inputs handed back ---------------------------------------------------------------------------------------------------------
+
+
+class Kept(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(two(3))
+        self.last = None
+
+    def forward(self, x):
+        self.last = x
+        return {"weight": self.weight, "input": [x], "other": x * self.weight}
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_inputs_that_are_handed_back_are_the_very_objects(requires_grad: bool):
+    torch.manual_seed(seeded(0))
+    model = Kept()
+    jitted = jit(model)
+    for _ in range(2):
+        x = two(3, requires_grad=requires_grad)
+        found = jitted(x)
+        assert found["weight"] is model.weight and found["input"][0] is x and model.last is x
+        torch.testing.assert_close(found["other"].a, (x * model.weight).a)
+    found["other"].backward(torch.ones_like(x))
+    torch.testing.assert_close(model.weight.grad.a, x.a.detach())
+
+
+def test_an_input_that_is_changed_and_handed_back_is_the_very_object():
+    torch.manual_seed(seeded(0))
+    x = two(3)
+    before = TwoTensor(x.a.clone(), x.b.clone())
+
+    def program(x):
+        y = x + 0
+        return x.mul_(2), x, y
+
+    changed, same, old = jit(program)(x)
+    assert changed is x and same is x and old is not x
+    assert_same(x, before * 2)
+    assert_same(old, before)
+    norm = RMSTensor.of(torch.randn(2, 3))
+    assert thunder.jit(lambda x: x, transforms=[NormTransform()])(norm) is norm
+
+
+# -- what is written in place, and where it lies --------------------------------------------------------------------------------
+
+
+def filled(x, y):
+    z = x * 2
+    z.copy_(y)
+    w = torch.empty_like(x).fill_(3.0)
+    return z, w, x.clone().masked_fill_(x > 0, 1.0), z + w
+
+
+def into_out(x, y):
+    total, largest = torch.empty_like(x), (torch.empty_like(x[0]), torch.empty_like(x[0], dtype=torch.int64))
+    torch.add(x, y, out=total)
+    torch.max(x, 0, out=largest)
+    torch.sin(x, out=x)
+    return total, largest, x
+
+
+def through_data(x, y):
+    x.data.mul_(2)
+    return x.data + y, x
+
+
+@pytest.mark.parametrize("program", [filled, into_out, through_data])
+def test_changes_in_place_and_strides_of_results(program: Callable):
+    torch.manual_seed(seeded(0))
+    args = two(4, 3).t(), two(3, 4)
+    args = TwoTensor(args[0].a, args[0].b), args[1]
+    ours, eager = copied(args), copied(args)
+    jitted = jit(program)
+    for _ in range(2):
+        found, expected = tree_leaves(jitted(*ours)), tree_leaves(program(*eager))
+        for f, e in zip([*found, *ours], [*expected, *eager], strict=True):
+            assert_same(f, e)
+            assert (f.stride(), f.a.stride()) == (e.stride(), e.a.stride())
+
+
+def copied(args: tuple[TwoTensor, ...]) -> tuple[Any, ...]:
+    return tuple(TwoTensor(copy.deepcopy(x.a), copy.deepcopy(x.b)) for x in args)
+
+
+# -- refused: they would have left another input or result than in eager mode -----------------------------------------------------
+
+
+def transposed(x):
+    x.t_()
+    return x * 2
+
+
+def transposed_after_a_change(x):
+    x.mul_(2).transpose_(0, 1)
+    return x
+
+
+def inner_transposed(x):
+    x.a.t_()
+    return x.a * 2
+
+
+def of_a_result(x):
+    return (x.detach() * 2).requires_grad_()
+
+
+def of_another_shape(x):
+    return torch.sin(x, out=torch.empty_like(x[:1]))
+
+
+@pytest.mark.parametrize(
+    "program, requires_grad, text",
+    [
+        (transposed, False, "changes the shape or the strides of an input"),
+        (transposed_after_a_change, False, "changes the shape or the strides of an input"),
+        (inner_transposed, False, "changes the shape or the strides of an input"),
+        (lambda x: x.requires_grad_() * 2, False, r"requires_grad_\(True\) of an input"),
+        (lambda x: x.requires_grad_(False) * 2, True, r"requires_grad_\(False\) of an input"),
+        (lambda x: x.detach_() * 2, True, r"detach_\(\) of an input"),
+        (of_a_result, False, r"requires_grad_\(True\) of a tensor made in the program"),
+        (of_another_shape, False, "into a tensor of shape"),
+        (lambda x: x if x._is_view() else x * 2, False, "_is_view"),
+        (lambda x: x if x._base is None else x * 2, False, "_base"),
+    ],
+)
+def test_what_would_change_what_an_input_is_is_refused(program: Callable, requires_grad: bool, text: str):
+    x = two(3, 3, requires_grad=requires_grad)
+    with pytest.raises(UnsupportedOpError, match=text):
+        jit(program)(x)
+    assert x.requires_grad == requires_grad and x.stride() == x.a.stride() == (3, 1)
+
+
+def test_a_flag_that_is_set_to_what_it_is_says_nothing():
+    x = two(3, requires_grad=True)
+
+    def program(x):
+        y = (x.requires_grad_() * 2).requires_grad_()
+        try:
+            y.requires_grad_(False)
+        except RuntimeError:
+            return y, x.detach().requires_grad_(False)
+
+    found, expected = jit(program)(x), program(x)
+    assert [t.requires_grad for t in found] == [t.requires_grad for t in expected] == [True, False]
+    assert_same(found[0], expected[0])
+
+
+# -- gradients that are added up ------------------------------------------------------------------------------------------------
+
+
+def of_a_sum(x, y):
+    return (x + y) * 2
+
+
+def of_a_copy(x, y):
+    return (x + 0) + (y.t() * 1).t()
+
+
+def of_an_inner_product(x, y):
+    return x @ y
+
+
+@pytest.mark.parametrize("program", [of_a_sum, of_a_copy, of_an_inner_product])
+def test_gradients_are_added_up_over_several_backwards(program: Callable):
+    """Torch adds to the inner tensors of a gradient in place: they must be nobody else's, of another input or of the caller."""
+
+    def added(call: Callable) -> list[torch.Tensor]:
+        torch.manual_seed(seeded(0))
+        x, y, g = two(3, 3, requires_grad=True), two(3, 3, requires_grad=True), two(3, 3)
+        for _ in range(3):
+            call(x, y).backward(g)
+        return [x.grad, y.grad, g]
+
+    for found, expected in zip(added(jit(program)), added(program), strict=True):
+        assert_same(found, expected)
+
+
+def test_an_lstm_of_a_wrapper():
+    """Its layers by oneDNN have a workspace for the backward; of two biases there is one gradient."""
+
+    def of_lstm(jitted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(seeded(0))
+        lstm = nn.LSTM(3, 4, batch_first=True)
+        output, (h, c) = (jit(lstm) if jitted else lstm)(two(2, 5, 3))
+        for result in (output, h, c):
+            result.backward(torch.ones_like(result), retain_graph=True)
+        return [output, h, c, *(p.grad for p in lstm.parameters())]
+
+    for found, expected in zip(of_lstm(True), of_lstm(False), strict=True):
+        torch.testing.assert_close([found.a, found.b], [expected.a, expected.b])
+
+
+# -- where tensors come from ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [two, torch.randn])
+def test_a_tensor_that_is_the_default_of_a_parameter_is_refused(make: Callable):
+    given = make(3)
+
+    def program(x, by=given):
+        return x * by
+
+    with pytest.raises(UnsupportedOpError, match="a tensor that is the default of a parameter"):
+        jit(program)(torch.ones(3))
+
+
+class KeptGradient(torch.autograd.Function):
+    """A backward that returns what it has kept, as it is."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.saved_tensors[0], None
+
+
+def test_a_gradient_that_is_a_tensor_kept_for_the_backward():
+    x, factor = two(3, requires_grad=True), two(3)
+    before = TwoTensor(factor.a.clone(), factor.b.clone())
+    result = jit(lambda x, factor: KeptGradient.apply(x, factor))(x, factor)
+    for _ in range(2):
+        result.backward(torch.ones_like(result), retain_graph=True)
+    assert_same(x.grad, before * 2)
+    assert_same(factor, before)
+
+
+def test_a_plain_input_that_is_cast_to_its_own_dtype_and_not_used():
+    def program(x, y):
+        y.type(torch.float32)
+        return x.erf()
+
+    torch.manual_seed(seeded(0))
+    x, y = two(2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+    result = jit(program)(x, y)
+    assert_same(result, program(x, y))
+    result.backward(torch.ones_like(result))
+    assert y.grad is None and x.grad is not None
