@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm import op_names
 from thunder_norm.core import by_data, context, conversions, dispatch, registry
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.ranges import fact_of_entries
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.norms.annotations import Annotation
@@ -290,7 +291,9 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
                 why = second if isinstance(first, MissingNormRuleError) else first
         if result is None:
             raise why from None
-    return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
+    out = wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
+    out._facts = fact_of_entries(result._facts)
+    return out
 
 
 def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:

@@ -39,6 +39,7 @@ def _is_root_or_inverse(args: dict[str, Any]) -> bool:
     )
 
 
+@normed_op(torch.float_power).register_norm(when=_is_root_or_inverse)
 @normed_op(torch.pow).register_norm(when=_is_root_or_inverse)
 def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
     """x^p for p < 1 and x of at least c > 0.
@@ -56,6 +57,7 @@ def _has_positive_base(args: dict[str, Any]) -> bool:
     return isinstance(args["input"], RMSTensor) and (current_mode() != "bound" or _least(args["input"]) > _TINY)
 
 
+@normed_op(torch.float_power).register_norm(when=_has_positive_base)
 @normed_op(torch.pow).register_norm(when=_has_positive_base)
 def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
     """x^p, entry by entry, for x of at least c > 0 and |p| <= q.

@@ -69,6 +69,7 @@ def _is_root_or_inverse(args: dict[str, Any]) -> bool:
     )
 
 
+@normed_op(torch.float_power).register_norm(when=_is_root_or_inverse)
 @normed_op(torch.pow).register_norm(when=_is_root_or_inverse)
 def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
     """x^p, for p < 1.  Typical: n^p, and |p| n^(p - 1).
