@@ -141,6 +141,7 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
     ],
     "contraction._inner": _of_scores(lambda s: s),
     "logits.scores": _of_scores(lambda s: s),
+    "complex_exponentials.exp": [Sampled(lambda x, y: torch.exp(torch.complex(x, y)), ((4,), (4,)), sizes=((0.5, 0.5),), slots=(0, 1))],
     "_shared.with_bias": [Sampled(lambda x, b: torch.addmm(b, x, torch.eye(4, dtype=D)), ((4,), (4,)), slots=(0, 1))],
     "replacing._added": [
         # all onto one row, and onto rows of their own

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core import context, conversions
+from thunder_norm.core import by_data, context, conversions
 from thunder_norm.core.ranges import fact_of_entries
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, has_norm
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
@@ -196,7 +196,7 @@ class EagerLifting(Lifting):
         Raises:
             NormMismatchError, MissingNormRuleError: those rules say so, each time.
         """
-        key = (id(t), kind, dims, context.records_program())
+        key = (id(t), kind, dims, context.records_program(), by_data.is_allowed())
         if key not in self._cache_of_derived:
             outer, wanted = self._wanted_now, {}
             self._wanted_now = wanted

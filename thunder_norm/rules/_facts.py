@@ -77,6 +77,14 @@ class Masked:
 
 
 @dataclass(frozen=True, eq=False)
+class ProductOf:
+    """The product, entry by entry, of two tensors that are not made from one."""
+
+    a: Source
+    b: Source
+
+
+@dataclass(frozen=True, eq=False)
 class SoftmaxOf:
     """The softmax of x along a dimension."""
 

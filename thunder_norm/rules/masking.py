@@ -14,7 +14,7 @@ from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._facts import Masked, Source, with_fact
+from thunder_norm.rules._facts import Alternatives, Masked, Source, with_fact
 from thunder_norm.rules._shared import (
     VectorKind,
     is_constant_along,
@@ -62,7 +62,7 @@ def _sets_aside(args: dict[str, Any]) -> bool:
 @normed_op(torch.masked_fill).register_norm(when=_sets_aside, allow_plain_tensors=True)
 def masked_fill_infinite(input: RMSTensor, mask: torch.Tensor, value: float) -> NormedTensor:
     """Minus infinity where the plain mask is set: as ever, and what the other entries are, which exponentials and largest entries are of."""
-    return with_fact(masked_fill(input, mask, value), Masked(Source.of(input), mask))
+    return with_fact(masked_fill(input, mask, value), Alternatives((Masked(Source.of(input), mask),)))
 
 
 @normed_op(torch.masked_fill).register_norm(allow_plain_tensors=True)
