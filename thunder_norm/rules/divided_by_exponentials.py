@@ -8,7 +8,7 @@ Nothing keeps an exponential away from 0, but the norm of x bounds its inverse a
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,16 +19,18 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source, fact, moves_with, unconditional
-from thunder_norm.rules._shared import SAME_DIMS, Number, rms, scaled, times
+from thunder_norm.rules._shared import SAME_DIMS, rms, times
 from thunder_norm.rules.binary import product_dims
 from thunder_norm.rules.written_out_exponentials import Exponential
 
 
+def _is_known(name: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether an argument is an exponential, and a bound for all inputs is asked for; at the data more is known."""
+    return lambda args: current_mode() == "bound" and fact(args[name], Exponential) is not None and not is_local(args[name])
+
+
 def _is_by_exponential(args: dict[str, Any]) -> bool:
-    """Whether a bound for all inputs is asked for; at the data more is known."""
-    other = args["other"]
-    is_quotient = args["rounding_mode"] is None and current_mode() == "bound"
-    return is_quotient and fact(other, Exponential) is not None and not is_local(other)
+    return args["rounding_mode"] is None and _is_known("other")(args)
 
 
 def _inverse(x: NormedTensor) -> tuple[Source, RMSTensor, Any]:
@@ -59,9 +61,8 @@ def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None)
     return result
 
 
-@normed_op(torch.div).register_norm(when=_is_by_exponential)
-def number_over(input: Number, other: RMSTensor, *, rounding_mode: str | None = None) -> NormedTensor:
-    """c / e^x = c e^(-x): |c| times value and sensitivity of that."""
-    x, inverse, slope = _inverse(other)
-    c = math.fabs(input)
-    return moves_with(x, scaled(inverse, c), times(slope, c), "other")
+@normed_op(torch.reciprocal).register_norm(when=_is_known("input"))
+def reciprocal(input: RMSTensor) -> NormedTensor:
+    """1 / e^x = e^(-x): value and sensitivity of that."""
+    x, inverse, slope = _inverse(input)
+    return moves_with(x, inverse, slope, "input")

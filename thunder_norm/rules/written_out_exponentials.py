@@ -205,9 +205,12 @@ def exp(input: RMSTensor) -> NormedTensor:
     shifted = fact(input, Shifted)
     if shifted is not None and shifted.is_log_softmax and len(shifted.dims) == 1:
         return _softmax(shifted.x, shifted.dims[0], "input")
-    masked = None if is_local(input) else fact(input, Masked)
+    masked = fact(input, Masked)
     entries = input if masked is None else _entries(masked, input)  # of what is set aside the exponential is 0
     found, result, n = range_of(input), unconditional(torch.exp, entries), entries.norm_size
+    if masked is not None and is_local(input):  # the steepest slope is that of entries that are left
+        slope = torch.minimum((result._sensitivity or {})["input"], (unconditional(torch.exp, input)._sensitivity or {})["input"])
+        result = rms(result.norm_size, input.elem_dims, sensitivity={"input": slope})
     if current_mode() != "modula" and found is not None and found.high <= 0:
         if current_mode() == "typical":
             size = slope = _decay(n)
