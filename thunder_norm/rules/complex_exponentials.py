@@ -198,10 +198,9 @@ def exp(input: LinfTensor | RMSTensor) -> RMSTensor:
     """
     found = fact(input, RealPart)
     n = reach(input)
-    if current_mode() == "typical":
+    size = torch.exp(n)
+    if current_mode() not in ("bound", "modula"):
         size = torch.exp(n.clamp(max=1.0).square() / 2) * n.clamp(min=1.0)
-    else:
-        size = torch.exp(n)
     high = math.inf if found is None else found.range.high
     if high < _LARGE:
         size = torch.minimum(size, bounded(math.exp(high), n))
