@@ -228,3 +228,26 @@ def test_operators_that_return_nothing_are_refused_inside_of_a_function():
     result = thunder.jit(lambda x: ShowsBackward.apply(x).sum(), transforms=[SubclassTransform()])(x)
     with pytest.raises(UnsupportedOpError, match="ShowsBackward"):
         result.backward()
+
+
+class Scaled(torch.autograd.Function):
+    """A product whose options come in a dict."""
+
+    @staticmethod
+    def forward(ctx, a, b, options):
+        ctx.save_for_backward(a, b)
+        ctx.options = options
+        return a * b * options["scale"]
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b * ctx.options["scale"], g * a * ctx.options["scale"], None
+
+
+def test_a_function_that_takes_a_dict_is_traced():
+    a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0])
+    jf = thunder.jit(lambda a, b: Scaled.apply(a, b, {"scale": 0.5}), transforms=[NormTransform()])
+    y = jf(a, b)
+    y.sum().backward()
+    assert torch.equal(y.detach(), a.detach() * b / 2) and torch.equal(a.grad, b / 2)

@@ -93,7 +93,7 @@ BY_OPERATION: dict[str, list[Sampled]] = {
     "gelu": [Sampled(F.gelu), Sampled(lambda x: F.gelu(x, approximate="tanh"))],
     "softplus": [Sampled(F.softplus), Sampled(lambda x: F.softplus(x, beta=2.0))],
     "log_sigmoid": [Sampled(F.logsigmoid)],
-    # their moments grow like e^(2 n^2): n <= 1, where 1e5 draws still tell them, and from where on they grow as e^n
+    # their moments grow like e^(2 n^2): n <= 1, where 1e5 draws still tell them, and beyond 1 they grow as n
     **{name: [Sampled(getattr(torch, name), sizes=((0.3,), (0.7,)))] for name in ("exp", "expm1", "exp2", "sinh", "cosh")},
     "i0": [Sampled(torch.i0, sizes=((0.3,), (0.9,)))],
     **{

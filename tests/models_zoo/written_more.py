@@ -117,3 +117,43 @@ class SoftActor(nn.Module):
         u = mean + log_std.exp() * noise
         density = -0.5 * ((u - mean) / log_std.exp()) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
         return torch.tanh(u), (density - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
+
+
+@written("mLSTM", sequences)
+class MLSTM(nn.Module):
+    """Beck et al.'s xLSTM with a matrix memory, in parallel over time: sums of logarithms, masked and stabilized by their largest."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.gate, self.out = (nn.Linear(16, 16) for _ in range(5))
+        self.input_gate, self.forget_gate = nn.Linear(16, 1), nn.Linear(16, 1)
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x) / 4, self.v(x)
+        decays = F.logsigmoid(self.forget_gate(x)).squeeze(-1).cumsum(1)
+        d = decays[:, :, None] - decays[:, None, :] + self.input_gate(x).squeeze(-1)[:, None, :]
+        d = d.masked_fill(~torch.ones(8, 8, dtype=torch.bool).tril(), float("-inf"))
+        largest = d.max(-1, keepdim=True)[0]
+        c = (q @ k.transpose(1, 2)) * torch.exp(d - largest)
+        n = torch.maximum(c.sum(-1, keepdim=True).abs(), torch.exp(-largest))
+        return self.out(torch.sigmoid(self.gate(x)) * ((c / (n + 1e-6)) @ v))
+
+
+@written("linear recurrent unit", sequences)
+class LRU(nn.Module):
+    """Orvieto et al.'s: a diagonal recurrence of complex numbers, of which parameters give the logarithms."""
+
+    def __init__(self):
+        super().__init__()
+        self.decay, self.phase = nn.Parameter(torch.rand(8) - 2), nn.Parameter(torch.rand(8))
+        self.b, self.c = (nn.Parameter(torch.randn(2, *shape) / 8) for shape in ((8, 16), (16, 8)))
+        self.skip = nn.Parameter(torch.randn(16))
+
+    def forward(self, x):
+        step = torch.exp(torch.complex(-torch.exp(self.decay), torch.exp(self.phase)))
+        b, c = torch.complex(*self.b), torch.complex(*self.c)
+        h, ys = torch.zeros(2, 8, dtype=b.dtype), []
+        for t in range(x.shape[1]):
+            h = step * h + x[:, t].to(b.dtype) @ b.T
+            ys.append((h @ c.T).real + self.skip * x[:, t])
+        return torch.stack(ys, 1)

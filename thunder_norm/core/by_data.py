@@ -39,6 +39,11 @@ def by_rules_alone() -> Iterator[None]:
         yield
 
 
+def is_allowed() -> bool:
+    """Whether what no rule bounds may be taken at the data, outside `by_rules_alone`."""
+    return _is_allowed.get()
+
+
 def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Callable[[tuple, dict], Any]) -> Any | None:
     """The result of an operation with the norm it has and the movement its derivative at the data allows; None if that is not to be had.
 

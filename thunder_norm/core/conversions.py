@@ -11,6 +11,7 @@ import math
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.ranges import fact_of_entries
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 
@@ -127,7 +128,7 @@ def natural_dims(x: NormedTensor, kind: type[NormedTensor]) -> ed.Dims:
 
 
 def convert(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims | None = None) -> NormedTensor:
-    """x as a `kind` over `elem_dims`: same backing, norm_size and perturbation_size multiplied by `factor`.
+    """x as a `kind` over `elem_dims`: same backing, norm_size and perturbation_size multiplied by `factor`; what is known of entries stays.
 
     Raises:
         NormMismatchError: there is no sound conversion.
@@ -142,4 +143,6 @@ def convert(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims | None
         )
     size = x.norm_size if c == 1 else x.norm_size * c
     perturbation = x.perturbation_size if c == 1 or x.perturbation_size is None else x.perturbation_size * c
-    return kind._wrap(x.backing, size, perturbation, dims)
+    out = kind._wrap(x.backing, size, perturbation, dims)
+    out._range, out._facts = x._range, fact_of_entries(x._facts)
+    return out

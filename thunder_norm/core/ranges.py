@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -130,6 +131,15 @@ class Range:
     def rounded(self, dtype: torch.dtype) -> Range:
         """Of the same numbers as a dtype has them: what is small enough is 0 there, and what stays away from 0 may not do so any more."""
         return replace(self, low=nearest(self.low, dtype), high=nearest(self.high, dtype))
+
+
+class OfEntries:
+    """A fact about entries alone, as a range is: it holds whatever the norm that a tensor is taken in."""
+
+
+def fact_of_entries(facts: Any) -> OfEntries | None:
+    """That among what the rule that made a tensor knows about it."""
+    return next((f for f in (facts if isinstance(facts, tuple) else (facts,)) if isinstance(f, OfEntries)), None)
 
 
 def union(ranges: Iterable[Range]) -> Range:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core import context, conversions
+from thunder_norm.core import by_data, context, conversions
+from thunder_norm.core.ranges import fact_of_entries
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, has_norm
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
 from thunder_norm.norms.annotations import named_annotations
@@ -187,7 +188,7 @@ class EagerLifting(Lifting):
         normed = self._derived_once(t, kind, dims)
         if not is_measured:
             return normed
-        return kind._wrap(t, self._measured(t, kind, dims).norm_size, normed.perturbation_size, dims)
+        return _same_entries(kind._wrap(t, self._measured(t, kind, dims).norm_size, normed.perturbation_size, dims), normed)
 
     def _derived_once(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """Its norm by the rules of what made it, which are asked once: a program may use a tensor many times.
@@ -195,7 +196,7 @@ class EagerLifting(Lifting):
         Raises:
             NormMismatchError, MissingNormRuleError: those rules say so, each time.
         """
-        key = (id(t), kind, dims, context.records_program())
+        key = (id(t), kind, dims, context.records_program(), by_data.is_allowed())
         if key not in self._cache_of_derived:
             outer, wanted = self._wanted_now, {}
             self._wanted_now = wanted
@@ -212,4 +213,10 @@ class EagerLifting(Lifting):
         if isinstance(found, Exception):
             raise found
         self.wanted_of_sources[id(t)] = dict(wanted)
-        return type(found)._wrap(t, found.norm_size, found.perturbation_size, found.elem_dims)
+        return _same_entries(type(found)._wrap(t, found.norm_size, found.perturbation_size, found.elem_dims), found)
+
+
+def _same_entries(x: NormedTensor, of: NormedTensor) -> NormedTensor:
+    """x, of which is known what is known of the entries of another."""
+    x._facts = fact_of_entries(of._facts)
+    return x

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm import op_names
 from thunder_norm.core import by_data, context, conversions, dispatch, registry
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.ranges import fact_of_entries
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.norms.annotations import Annotation
@@ -222,7 +223,7 @@ class Derived:
         op = registry.find_op(registry.key_of(self.fn))
         return op is not None and any(rule.wants_own_kinds for rule in op.rules)
 
-    def norm(self, lift: Callable[[torch.Tensor], NormedTensor]) -> Any:
+    def norm(self, lift: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """What the operation's rule makes of the norms that `lift` gives its tensors."""
         args, kwargs = tree_map(lambda v: lift(v) if isinstance(v, torch.Tensor) else v, (self.args, self.kwargs))
         result = dispatch.run_registered(self.fn, args, kwargs)
@@ -272,25 +273,31 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     """
     wanted = RMSTensor if kind is NormedTensor else kind
 
-    def as_its_rule_wants() -> NormedTensor:
-        return conversions.convert(derived.norm(lambda v: v), wanted, dims)
+    def as_its_rule_wants(lift: Callable[[torch.Tensor], torch.Tensor] = lambda v: v) -> NormedTensor:
+        return conversions.convert(derived.norm(lift), wanted, dims)
+
+    def by_entries() -> NormedTensor:  # what has no rule says nothing about kinds
+        return as_its_rule_wants(lambda v: context.lift(v, RMSTensor, None))
 
     try:
         with by_data.by_rules_alone():
             result = as_its_rule_wants() if derived.wants_own_kinds else _derived_in(derived, wanted, dims)
     except (NormMismatchError, MissingNormRuleError) as first:
         result, why = None, first
-        for rules in (by_data.by_rules_alone(), contextlib.nullcontext()):  # at the data, where no rule bounds it
+        without = contextlib.nullcontext()  # at the data, where no rule bounds it
+        for rules, way in ((by_data.by_rules_alone(), as_its_rule_wants), (without, as_its_rule_wants), (without, by_entries)):
             try:
                 with rules:
-                    result = as_its_rule_wants()
+                    result = way()
                 break
             except (NormMismatchError, MissingNormRuleError) as second:
                 # that the kind wanted of the result has no rule says nothing about its sources
                 why = second if isinstance(first, MissingNormRuleError) else first
         if result is None:
             raise why from None
-    return wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
+    out = wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
+    out._facts = fact_of_entries(result._facts)
+    return out
 
 
 def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:

@@ -135,6 +135,8 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         environment, known = self.environment, self.environment.lifting
+        if func == _SET_DATA and environment.changes(args[0]):
+            return known.written.replace(args[0], known.written.current(known.known(args[1])))
         if not registry.is_metadata(func):
             args, kwargs = environment.with_current(func, args, kwargs)
             write = write_of(func, args, kwargs)
@@ -145,8 +147,6 @@ class Functions(TorchFunctionMode):
         tensors = flat_tensors((args, kwargs))
         if any(isinstance(t, NormedTensor) for t in tensors):
             return environment.run(func, environment.annotated(args), environment.annotated(kwargs))
-        if func == _SET_DATA and environment.changes(args[0]):
-            return known.written.replace(args[0], args[1])
         if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
             is_derived = len(tensors) == 1 and id(tensors[0]) in known.derived
             return environment.derive(torch.Tensor.detach, tensors, {}) if is_derived else func(*args, **kwargs)

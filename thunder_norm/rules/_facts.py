@@ -69,6 +69,22 @@ class Filled:
 
 
 @dataclass(frozen=True, eq=False)
+class Masked:
+    """Some entries of a tensor are minus infinity, where a plain mask is set, and the others those of x."""
+
+    x: Source
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ProductOf:
+    """The product, entry by entry, of two tensors that are not made from one."""
+
+    a: Source
+    b: Source
+
+
+@dataclass(frozen=True, eq=False)
 class SoftmaxOf:
     """The softmax of x along a dimension."""
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode
+from thunder_norm.core.context import current_environment, current_mode, lift
 from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded
-from thunder_norm.core.ranges import Range
+from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
 from thunder_norm.rules._facts import fact, unconditional, with_fact
@@ -31,14 +31,14 @@ _LARGE = 700.0  # e to that is a float64
 
 
 @dataclass(frozen=True, eq=False)
-class RealPart:
+class RealPart(OfEntries):
     """A fact: between which numbers the real parts of a complex tensor are."""
 
     range: Range
 
 
 @dataclass(frozen=True, eq=False)
-class Modulus:
+class Modulus(OfEntries):
     """A fact: between which numbers the moduli of a complex tensor are."""
 
     range: Range
@@ -149,14 +149,13 @@ def mul(input: RMSTensor, other: RMSTensor) -> NormedTensor:
 
 
 def _is_scaled_by_integers(args: Mapping[str, Any]) -> bool:
-    other = args["other"]
+    x, other = args["input"], args["other"]
     is_plain = isinstance(other, torch.Tensor) and not isinstance(other, NormedTensor) and not has_norm(other)
-    return (
-        is_plain
-        and is_complex(args["input"])
-        and fact(args["input"], RealPart) is not None
-        and range_of_constant(other) is not None
-    )
+    if not is_plain or not isinstance(x, torch.Tensor) or not is_complex(x):
+        return False
+    # a tensor made from parameters is taken by the rule as it is lifted here
+    normed = x if isinstance(x, NormedTensor) or current_environment().is_constant(x) else lift(x, RMSTensor)
+    return fact(normed, RealPart) is not None and range_of_constant(other) is not None
 
 
 @normed_op(torch.mul).register_norm(when=_is_scaled_by_integers, allow_plain_tensors=True, takes_complex=True)
@@ -192,13 +191,16 @@ def exp(input: LinfTensor | RMSTensor) -> RMSTensor:
 
     Value:       e^R for the largest modulus R, or e^h for real parts of at most h if that is less    (attained by real numbers)
     Sensitivity: the same
-    Typical:     e^(n^2 / 2): the real parts are Gaussian, of variance n^2 / 2; at most e^h
+    Typical:     e^(n^2 / 2): the real parts are Gaussian, of variance n^2 / 2; as far as n <= 1, times n beyond, as of real numbers; at
+                 most e^h
     Source:      |e^z| = e^(Re z), and so is the modulus of the derivative
     Gap:         what made z need not be able to bring its real part to the end of its range, where it moves z most
     """
     found = fact(input, RealPart)
     n = reach(input)
-    size = torch.exp(n if current_mode() in ("bound", "modula") else n.square() / 2)
+    size = torch.exp(n)
+    if current_mode() not in ("bound", "modula"):
+        size = torch.exp(n.clamp(max=1.0).square() / 2) * n.clamp(min=1.0)
     high = math.inf if found is None else found.range.high
     if high < _LARGE:
         size = torch.minimum(size, bounded(math.exp(high), n))

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from thunder_norm.core.context import current_mode
+from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded, spoiled
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import like, refuse
@@ -63,6 +68,47 @@ def acos(input: RMSTensor) -> RMSTensor:
     """
     _refuse_slope(torch.acos, input, "1 and -1")
     return like(input, _asin_size(input) + math.pi / 2)
+
+
+def _stays_inside(args: dict[str, Any]) -> bool:
+    """Whether entries are between -c and c, c < 1, by what made them, or sizes are typical ones; at the data its derivative says more."""
+    x = args["input"]
+    if not isinstance(x, RMSTensor) or is_local(x):
+        return False
+    return _largest(x) < 1 or current_mode() != "bound"
+
+
+def _largest(x: RMSTensor) -> float:
+    return (range_of(x) or Range()).largest_modulus
+
+
+_INSIDE = 0.9  # typical entries are no nearer to 1 than this
+
+
+def _slope_inside(x: RMSTensor) -> torch.Tensor:
+    c = bounded(_largest(x), x.norm_size) if _largest(x) < 1 else x.norm_size.clamp(max=_INSIDE)
+    c = torch.minimum(c, x.norm_size.clamp(max=_INSIDE)) if current_mode() != "bound" else c
+    return (1 - c.square()).rsqrt()
+
+
+@normed_op(torch.asin).register_norm(when=_stays_inside)
+def asin_inside(input: RMSTensor) -> RMSTensor:
+    """Arcsine of |x| <= c < 1, by what made x: value as ever, sensitivity 1 / sqrt(1 - c^2).
+
+    Typical:     c = min(n, 0.9)
+    Gap:         the norm of x need not allow an entry c
+    """
+    return like(input, _asin_size(input), sensitivity={"input": _slope_inside(input)})
+
+
+@normed_op(torch.acos).register_norm(when=_stays_inside)
+def acos_inside(input: RMSTensor) -> RMSTensor:
+    """Arccosine of |x| <= c < 1, by what made x: value as ever, sensitivity 1 / sqrt(1 - c^2).
+
+    Typical:     c = min(n, 0.9)
+    Gap:         the norm of x need not allow an entry c
+    """
+    return like(input, _asin_size(input) + math.pi / 2, sensitivity={"input": _slope_inside(input)})
 
 
 @normed_op(torch.acosh).register_norm

@@ -15,8 +15,9 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import SoftmaxOf, Source, fact, moves_with, unconditional, with_fact
-from thunder_norm.rules._shared import times
+from thunder_norm.rules._shared import like, times
 from thunder_norm.rules.written_out_activations import Gate
+from thunder_norm.rules.written_out_exponentials import Exponential
 
 _ENTRY = (1, 0, 0)
 
@@ -46,6 +47,15 @@ def log_of_logistic(input: RMSTensor) -> NormedTensor:
     x, c = found
     result = unconditional(F.logsigmoid, x.tensor(c))
     return moves_with(x, result, times((result._sensitivity or {})["input"], abs(c)), "input")
+
+
+@normed_op(torch.log).register_norm(when=lambda args: fact(args["input"], Exponential) is not None)
+def log_of_exponential(input: RMSTensor) -> NormedTensor:
+    """log e^x = x: value n, attained, and sensitivity 1."""
+    found = fact(input, Exponential)
+    assert found is not None, "the rule's condition has been checked"
+    x = found.argument
+    return moves_with(x, like(x.tensor(), x.norm_size), 1.0, "input")  # type: ignore[type-var]
 
 
 @normed_op(torch.log).register_norm(when=lambda args: fact(args["input"], SoftmaxOf) is not None)

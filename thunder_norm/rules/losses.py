@@ -10,9 +10,13 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.context import lift, run_real, values_of
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.local import at_data
+from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._facts import Masked, fact
 from thunder_norm.rules._loss import count, entries_or_mean, loss, measured, product, scalar_loss, unlikeliest
 from thunder_norm.rules._pointwise import softplus_of
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread
@@ -25,6 +29,22 @@ _LIFT = {"input": measured, "target": measured}
 
 def _class_dim(ndim: int) -> int:
     return -1 if ndim == 1 else 1 - ndim
+
+
+def _unmasked(input: RMSTensor, target: torch.Tensor, along: int) -> RMSTensor:
+    """Logits without those set aside (minus infinity): a loss of what they were before is no smaller, unless an index is one of them."""
+    found = fact(input, Masked)
+    if found is None:
+        return input
+    mask, indices = values_of(found.mask), values_of(target)
+    if isinstance(mask, NormedTensor) or mask.is_meta or indices.is_meta:
+        return input
+    shown = run_real(torch.Tensor.expand, (mask, input.shape), {})
+    at = run_real(torch.unsqueeze, (run_real(torch.clamp, (indices,), {"min": 0}), along), {})
+    is_hit = run_real(torch.any, (run_real(torch.gather, (shown, along, at), {}),), {})
+    before = at_data(found.x.tensor())
+    before.norm_size = torch.where(is_hit, input.norm_size, before.norm_size + bounded(0.0, input.norm_size))
+    return before
 
 
 @loss(F.cross_entropy, torch.ops.aten.cross_entropy_loss.default)
@@ -43,6 +63,7 @@ def cross_entropy(
     Sensitivity:  2 (1 - p) with p = 1 / (1 + (C - 1) e^(2 n)); from RMS sqrt(2 C) (1 - p)     (both attained for large n)
     Gap:         from RMS the logits that are the worst for the loss are not those that are for their norm; probabilities,
                  smoothing and weights count at their largest for all samples
+    Logits that are set aside (minus infinity) count as they were before, where no index is one of them.
     Summed: times the number of samples.  Class weights multiply by the largest, unless averaged over indices (the weights are
     divided out); target probabilities by their largest sum.
     Source:       |p - e_y|_1 = 2 (1 - p_y), |p - e_y|_2 <= sqrt 2 (1 - p_y)
@@ -50,6 +71,8 @@ def cross_entropy(
     along = _class_dim(input.ndim)
     classes = input.shape[along]
     is_indices = not target.is_floating_point()
+    if is_indices and label_smoothing == 0:
+        input = _unmasked(input, target, along)
     x, c = as_kind(input, RMSTensor, tuple(d for d in input.elem_dims if d == along))
     # how far x_j - x_y can be, per |x|
     reach = math.sqrt(2) * spread(math.sqrt(classes)) if along in x.elem_dims else 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._facts import Alternatives, Masked, Source, with_fact
 from thunder_norm.rules._shared import (
     VectorKind,
     is_constant_along,
@@ -51,6 +53,16 @@ def masked_fill(input: RMSTensor, mask: torch.Tensor, value: float | torch.Tenso
         v = scalar(math.fabs(value), n)
     is_blockwise = is_constant_along(mask, own_dims(input))
     return like(input, torch.maximum(n, v) if is_blockwise else root_sum_squares(n, v), sensitivity={"input": 1})
+
+
+def _sets_aside(args: dict[str, Any]) -> bool:
+    return isinstance(args["input"], RMSTensor) and not isinstance(args["value"], torch.Tensor) and args["value"] == -math.inf
+
+
+@normed_op(torch.masked_fill).register_norm(when=_sets_aside, allow_plain_tensors=True)
+def masked_fill_infinite(input: RMSTensor, mask: torch.Tensor, value: float) -> NormedTensor:
+    """Minus infinity where the plain mask is set: as ever, and what the other entries are, which exponentials and largest entries are of."""
+    return with_fact(masked_fill(input, mask, value), Alternatives((Masked(Source.of(input), mask),)))
 
 
 @normed_op(torch.masked_fill).register_norm(allow_plain_tensors=True)

@@ -99,10 +99,10 @@ def _rate(base: float) -> float:
 
 @normed_op(torch.pow).register_norm(mode="typical")
 def exponential_typical(input: int | float, exponent: RMSTensor) -> RMSTensor:
-    """c^x of a Gaussian: e^(log(c)^2 n^2), and |log c| times that; e^(|log c| n) where that is less, as of `grows_exponentially`."""
+    """c^x of a Gaussian: e^(log(c)^2 n^2), and |log c| times that; beyond |log c| n = 1 as of `grows_exponentially`."""
     rate = _rate(input)
     grown = exponent.norm_size * rate
-    value = torch.exp(torch.minimum(grown.square(), grown))
+    value = torch.exp(grown.square().clamp(max=1.0)) * grown.clamp(min=1.0)
     return like(exponent, value, sensitivity={"exponent": value * rate})
 
 
@@ -150,8 +150,9 @@ def grows_exponentially(
     """Register the rule of op, monotone in |x| and in the end as e^(`rate` x), by its value and slope at the largest entry.
 
     In mode "typical" they are those of a Gaussian as far as `rate` n <= 1.  Beyond, the second moment e^(n^2) of e^x is that of entries
-    2 n standard deviations away, which no tensor has: it goes on as e^n, what an entry of the size of the norm has.  f is the function if
-    op has no derivative in torch.
+    2 n standard deviations away, which no tensor has; and where e^x of entries as large as n were meant, a program would soon overflow:
+    what is exponentiated and large is negative (sums of logarithms, decays).  So it goes on as n, and not as e^n.  f is the function if op
+    has no derivative in torch.
     """
     zero = torch.zeros((), dtype=NORM_DTYPE)
     at_zero, slope_at_zero = value(zero).item(), slope(zero).item()
@@ -165,7 +166,7 @@ def grows_exponentially(
 
     def typical(input: RMSTensor) -> RMSTensor:
         n = input.norm_size
-        beyond = torch.exp((n * rate - 1).clamp(min=0))
+        beyond = (n * rate).clamp(min=1.0)
         found = typical_pointwise(like(input, n.clamp(max=1 / rate)), f or op, derivative)
         return like(input, found.norm_size * beyond, sensitivity={"input": (found._sensitivity or {})["input"] * beyond})
 
@@ -174,7 +175,7 @@ def grows_exponentially(
         fn.__doc__ = (
             f"{op.__name__} x.\n\nValue:       that of the largest entry R = sqrt(N) n, attained; from RMS less, see `growing`\n"
             "Sensitivity: the slope at R, attained; local: the largest at the data\n"
-            "Typical:     of a Gaussian as far as n <= 1, times e^(n - 1) beyond (exp2: log(2) n)\n"
+            "Typical:     of a Gaussian as far as n <= 1, times n beyond (exp2: log(2) n)\n"
             "Gap:         from RMS a spike and the rest of the entries cannot take all of the norm"
         )
     normed_op(op).register_norm(rule)

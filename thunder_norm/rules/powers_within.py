@@ -39,6 +39,7 @@ def _is_root_or_inverse(args: dict[str, Any]) -> bool:
     )
 
 
+@normed_op(torch.float_power).register_norm(when=_is_root_or_inverse)
 @normed_op(torch.pow).register_norm(when=_is_root_or_inverse)
 def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
     """x^p for p < 1 and x of at least c > 0.
@@ -56,6 +57,7 @@ def _has_positive_base(args: dict[str, Any]) -> bool:
     return isinstance(args["input"], RMSTensor) and (current_mode() != "bound" or _least(args["input"]) > _TINY)
 
 
+@normed_op(torch.float_power).register_norm(when=_has_positive_base)
 @normed_op(torch.pow).register_norm(when=_has_positive_base)
 def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
     """x^p, entry by entry, for x of at least c > 0 and |p| <= q.
@@ -76,6 +78,30 @@ def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
     n = input.norm_size.clamp(min=max(_least(input), _TINY))
     size = n.pow(q)
     return like(input, size, sensitivity={"input": q * n.pow(q - 1), "exponent": n.log().abs() * size})
+
+
+def _does_not_shrink(args: dict[str, Any]) -> bool:
+    """Whether the base is at least 0, by what made it, and the exponent at least 1."""
+    x, p = args["input"], args["exponent"]
+    return current_mode() == "bound" and isinstance(x, RMSTensor) and _least(x) >= 0 and _least(p) >= 1
+
+
+@normed_op(torch.float_power).register_norm(when=_does_not_shrink)
+@normed_op(torch.pow).register_norm(when=_does_not_shrink)
+def power_of_at_least_one(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
+    """x^p, entry by entry, for 0 <= x <= R and 1 <= p <= q.
+
+    Value:       max(R, R^q), attained
+    Sensitivity: q max(1, R^(q - 1)) to x, attained for R >= 1;  max(1 / e, R^q log R) to p
+    Source:      x |log x| <= 1 / e below 1
+    Gap:         for R < 1 the slope in x is that at p = 1, and the largest p may be another entry's
+    """
+    q, largest = exponent.norm_size.clamp(min=1.0), reach(input)
+    beyond = largest.clamp(min=1.0)
+    size = torch.maximum(largest, beyond.pow(q) + (largest - beyond))
+    to_exponent = torch.maximum(scalar(1 / math.e, size), beyond.pow(q) * beyond.log())
+    to_base = q * beyond.pow(q - 1)
+    return rms(size, (), sensitivity={"input": to_base * refined(input, ()), "exponent": to_exponent})
 
 
 @normed_op(torch.sqrt).register_norm(

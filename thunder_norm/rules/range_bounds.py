@@ -21,7 +21,7 @@ from thunder_norm.rules.weighted_means import quotient_at_most
 
 _ANY = Range()
 _TINY = 1e-150  # below, the slope of an inverse is no number
-_GUARD = 1e-3  # below, a range is there to keep a program from dividing by 0, and no typical entry is as small
+_GUARD = 2e-2  # below, a range is there to keep a program from dividing by 0, and no typical entry is as small
 
 
 def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:

@@ -209,7 +209,7 @@ def _raised(x: float, p: float) -> float:
         return math.inf
 
 
-normed_op(torch.pow).register_range(_power)
+_register(_power, (torch.pow, torch.float_power))
 
 
 # -- of several -----------------------------------------------------------------------------------------------------------

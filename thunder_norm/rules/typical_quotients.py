@@ -16,6 +16,7 @@ import torch
 from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._shared import SAME_DIMS, Number, like, refined, rms, times
 from thunder_norm.rules.binary import product_dims
 
@@ -27,7 +28,13 @@ Condition = Callable[[dict[str, Any]], bool]
 
 def _has_size(name: str) -> Condition:
     """Whether sizes are typical ones, and an argument has one."""
-    return lambda args: current_mode() != "bound" and current_sensitivity() == "global" and isinstance(args[name], RMSTensor)
+
+    def has_size(args: dict[str, Any]) -> bool:
+        x = args[name]
+        is_typical = current_mode() != "bound" and current_sensitivity() == "global"
+        return is_typical and isinstance(x, NormedTensor) and not is_complex(x)
+
+    return has_size
 
 
 def _divides(args: dict[str, Any]) -> bool:
@@ -69,6 +76,7 @@ def _is_root_or_inverse(args: dict[str, Any]) -> bool:
     )
 
 
+@normed_op(torch.float_power).register_norm(when=_is_root_or_inverse)
 @normed_op(torch.pow).register_norm(when=_is_root_or_inverse)
 def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
     """x^p, for p < 1.  Typical: n^p, and |p| n^(p - 1).

@@ -29,6 +29,8 @@ from thunder_norm.rules._shared import rms, times
 from thunder_norm.rules.einsum import equation_labels
 from thunder_norm.rules.weighted_places import placed
 
+_KINDS = RMSTensor, L1Tensor
+
 Match = tuple[Combination, Weights, float]  # and the factor of their quotient
 
 
@@ -129,7 +131,7 @@ def mul(input: RMSTensor, other: RMSTensor) -> NormedTensor:
 def _share_of_sum(args: Mapping[str, Any]) -> tuple[ed.Dims, float, list[Relative]] | None:
     """Over which dimensions weights are divided by their sum, by what their shares are multiplied, and by which share they move."""
     a, b = args["input"], args["other"]
-    if args["rounding_mode"] is not None or not (isinstance(a, RMSTensor) and isinstance(b, RMSTensor)) or a.ndim < b.ndim:
+    if args["rounding_mode"] is not None or not (isinstance(a, _KINDS) and isinstance(b, _KINDS)) or a.ndim < b.ndim:
         return None
     dims = tuple(d for d in range(-a.ndim, 0) if a.shape[d] != 1 and (-d > b.ndim or b.shape[d] == 1))
     for w in weights_of(a) if dims else ():

@@ -19,17 +19,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode
+from thunder_norm.core.context import current_mode, values_of
 from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._derived import are_of_one, with_facts
-from thunder_norm.rules._facts import SoftmaxOf, Source, fact, moves_with, unconditional, with_fact
+from thunder_norm.rules._facts import Masked, SoftmaxOf, Source, fact, moves_with, unconditional, with_fact
 from thunder_norm.rules._forms import Form
 from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import Number, dims_tuple, rms
@@ -95,17 +98,37 @@ def _knows(kind: type, *names: str) -> Callable[[dict[str, Any]], bool]:
 # -- what is subtracted ---------------------------------------------------------------------------------------------------
 
 
+def _unmasked(x: Any, dims: ed.Dims) -> Any:
+    """x, or, of a tensor some entries of which are set aside, the tensor it was before, if not all of a group over `dims` are."""
+    found = fact(x, Masked)
+    if found is None or is_local(x):
+        return x
+    mask = values_of(found.mask)
+    if isinstance(mask, FakeTensor) or mask.is_meta or isinstance(mask, NormedTensor):
+        return x
+    with _disable_current_modes():
+        is_left = not bool(mask.expand(x.shape).amin(dims).any())
+    return _entries(found, x) if is_left else x
+
+
+def _entries(masked: Masked, x: NormedTensor) -> NormedTensor:
+    """The tensor that x was before some of its entries were set aside; its norm is NaN where that of x is."""
+    before = masked.x.tensor()
+    before.norm_size = before.norm_size + bounded(0.0, x.norm_size)
+    return before
+
+
 @normed_op(torch.amax).register_norm(when=_is_rms)
 def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTensor:
     """The largest entry: as ever, and of what."""
-    result = unconditional(torch.amax, input, dim, keepdim)
+    result = unconditional(torch.amax, _unmasked(input, dims_tuple(dim, input.ndim)), dim, keepdim)
     return with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), False)) if keepdim else result
 
 
 @normed_op(torch.max).register_norm(when=lambda args: isinstance(args["dim"], int))
 def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
     """The largest entry: as ever, and of what."""
-    result, index = unconditional(torch.max, input, dim, keepdim)
+    result, index = unconditional(torch.max, _unmasked(input, dims_tuple(dim, input.ndim)), dim, keepdim)
     return (with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), False)) if keepdim else result), index
 
 
@@ -175,15 +198,20 @@ def exp(input: RMSTensor) -> NormedTensor:
     """e^x: as ever, and of what; for x of at most c, by what made it, value and sensitivity at most e^c.
 
     A log softmax gives the softmax: its value and sensitivity.
+    Entries that are set aside (minus infinity) count as those they were before.
     Typical:     of x of at most 0, ``sqrt(E e^(-2 n |z|))`` for both: x is half of a Gaussian; 1 where n is that of a mask
     Gap:         the norm of x does not count where its range does
     """
     shifted = fact(input, Shifted)
     if shifted is not None and shifted.is_log_softmax and len(shifted.dims) == 1:
         return _softmax(shifted.x, shifted.dims[0], "input")
-    found, result = range_of(input), unconditional(torch.exp, input)
+    masked = fact(input, Masked)
+    entries = input if masked is None else _entries(masked, input)  # of what is set aside the exponential is 0
+    found, result, n = range_of(input), unconditional(torch.exp, entries), entries.norm_size
+    if masked is not None and is_local(input):  # the steepest slope is that of entries that are left
+        slope = torch.minimum((result._sensitivity or {})["input"], (unconditional(torch.exp, input)._sensitivity or {})["input"])
+        result = rms(result.norm_size, input.elem_dims, sensitivity={"input": slope})
     if current_mode() != "modula" and found is not None and found.high <= 0:
-        n = input.norm_size
         if current_mode() == "typical":
             size = slope = _decay(n)
         else:

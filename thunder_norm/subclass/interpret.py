@@ -45,6 +45,7 @@ from thunder_norm.subclass.refusals import (
     refuse_value,
 )
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
 from thunder.core.interpreter import (
@@ -55,7 +56,6 @@ from thunder.core.interpreter import (
     unwrap,
     wrap_const,
 )
-from thunder.core.jit_ext import recursively_proxy
 from thunder.core.proxies import TensorProxy
 from thunder.torch import _torch_to_thunder_function_map
 
@@ -179,7 +179,7 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     """
     apply, given = unwrap(args[0]).apply, args[1:]
     if not _has_wrapper(given, kwargs) and not (acquisition.autograd.is_running and acquisition.wants(apply, given, kwargs)):
-        recursively_proxy(*given, **kwargs)
+        take_proxies(*given, **kwargs)
         if not _makes_wrappers(acquisition, apply, given, kwargs):
             return lookasides.of_others(AUTOGRAD_APPLY)
     values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]

@@ -13,10 +13,10 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.operations import operation_with_history
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import WrappedValue, do_raise
-from thunder.core.jit_ext import recursively_proxy
 
 MAKERS = frozenset(
     {
@@ -32,7 +32,7 @@ MAKERS = frozenset(
 
 def make(acquisition: Acquisition, fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for one of `MAKERS`."""
-    recursively_proxy(*args, **kwargs)
+    take_proxies(*args, **kwargs)
     given = [value_of(a) for a in args], {name: value_of(v) for name, v in kwargs.items()}
     refused = None if fn is torch.nested.to_padded_tensor else _refused(fn, *given)
     if refused is not None:

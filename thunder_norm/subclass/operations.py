@@ -21,6 +21,7 @@ from thunder_norm.subclass.fallback import is_kept
 from thunder_norm.subclass.protocol import is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, in_autocast_region, recording
+from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 import thunder.torch as ltorch
 from thunder.core.interpreter import (
@@ -28,7 +29,7 @@ from thunder.core.interpreter import (
     get_interpreterruntimectx,
     interpreter_needs_wrap,
 )
-from thunder.core.jit_ext import get_jit_ctx, recursively_proxy
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.core.utils import is_hashable
@@ -141,7 +142,7 @@ def operation_of(acquisition: Acquisition, fn: Callable) -> Callable:
 
 def operation_with_history(acquisition: Acquisition, fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for a function that makes wrappers of plain tensors, which torch's autograd follows if these require grad."""
-    recursively_proxy(*args, **kwargs)
+    take_proxies(*args, **kwargs)
     given = tree_leaves(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))
     if is_grad_enabled() and not acquisition.num_levels:
         if any(isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in given):
@@ -154,7 +155,7 @@ def on_proxies(function: Callable) -> Callable:
     wrapped_call = interpreter_needs_wrap(function)
 
     def with_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
-        recursively_proxy(*args, **kwargs)
+        take_proxies(*args, **kwargs)
         return wrapped_call(*args, **kwargs)
 
     return with_proxies

@@ -11,12 +11,15 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from thunder_norm.tracing import guards
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.snapshots import same_as
 from thunder.core import interpreter
 from thunder.core.interpreter import MutMappingWrapperMethods, SequenceIter, WrappedValue
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.symbol import BoundSymbol, Symbol
 
 _original_bind = Symbol.bind
@@ -92,6 +95,29 @@ def _reversed(sequence: WrappedValue) -> Any:
     if isinstance(sequence.value, Sequence | Mapping) or hasattr(kind, "__reversed__") or not is_like_a_sequence:
         return _thunders_reversed(sequence)
     return interpreter._interpret_call(lambda s: SequenceIter(s, is_reversed=True), sequence)
+
+
+def take_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> None:
+    """Have proxies stand for the tensors among arguments, and for the lists and dicts that hold some.
+
+    Thunder's own (``recursively_proxy``) looks into a dict's keys for its items.
+    """
+    for v in (*args, *kwargs.values()):
+        _take_proxies(v)
+
+
+def _take_proxies(v: WrappedValue) -> bool:
+    """Whether one stands for it now."""
+    is_container = isinstance(v.value, Sequence | dict) and not isinstance(v.value, str)
+    if is_container:
+        v.track_items()
+        items = v.item_wrappers.values() if isinstance(v.item_wrappers, dict) else v.item_wrappers
+        needs_one = any([_take_proxies(item) for item in items])
+    else:
+        needs_one = isinstance(v.value, torch.Tensor)
+    if needs_one:
+        get_jit_ctx().proxify(v)
+    return v.original_value is not v.nothing
 
 
 def _is_constant(x: Any) -> bool:

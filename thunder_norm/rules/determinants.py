@@ -1,0 +1,57 @@
+"""Typical sizes of logarithms of determinants, as normalizing flows have them.
+
+In mode "bound" they have no norm: a matrix may be singular.  Typically it is a multiple of an orthogonal one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules._shared import refuse, rms, times
+
+_TINY = 1e-30
+
+
+def _is_typical(args: dict[str, Any]) -> bool:
+    return current_mode() != "bound" and current_sensitivity() == "global" and args["input"].ndim == 2
+
+
+def _logdet(x: NormedTensor) -> RMSTensor:
+    """``sqrt((N log n)^2 + N)``, and N / n.
+
+    Source:      d log |det W| = tr(W^-1 dW), at most N |W^-1| |dW|, for W of N singular values of about n
+    """
+    n, count = x.norm_size.clamp(min=_TINY), x.shape[-1]
+    size = (times(n.log(), float(count)).square() + count).sqrt()
+    return rms(size, (), sensitivity={"input": times(n.reciprocal(), float(count))})
+
+
+@normed_op(torch.slogdet).register_norm(when=_is_typical)
+def slogdet(input: RMSToRMSTensor) -> tuple:
+    """The sign, which has no norm, and log |det W|.  Typical: ``sqrt((N log n)^2 + N)``, and N / n.
+
+    Untried:     in mode "bound" it does not apply
+    """
+    return None, _logdet(input)
+
+
+@normed_op(torch.logdet).register_norm(when=_is_typical)
+def logdet(input: RMSToRMSTensor) -> RMSTensor:
+    """log det W.  Typical: ``sqrt((N log n)^2 + N)``, and N / n.
+
+    Untried:     in mode "bound" it does not apply
+    """
+    return _logdet(input)
+
+
+_SINGULAR = (
+    "a norm does not keep a matrix away from singular ones; norm_report's default, at the data, and mode='typical' have a size"
+)
+refuse(normed_op(torch.slogdet), _SINGULAR)
+refuse(normed_op(torch.logdet), _SINGULAR)
