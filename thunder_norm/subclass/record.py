@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -118,7 +118,12 @@ class Recorder(TorchDispatchMode):
             return self._record_in_place(func, args, kwargs)
         if func is aten.detach.default and self._has_just_made(args[0]):
             return args[0]
-        result = _run_on_fakes(func, args, kwargs)
+        try:
+            result = _run_on_fakes(func, args, kwargs)
+        except DynamicOutputShapeException:
+            if self.acquisition.num_levels or self.acquisition.is_finished or self.acquisition.is_transformed:
+                raise
+            func, args, result = self.acquisition.sizes.run(func, args, kwargs)
         self._append(func, args, kwargs, result)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             self.acquisition.equality.note(func, args, kwargs, result)
@@ -187,7 +192,7 @@ class Recorder(TorchDispatchMode):
         aliases = {id(t): self._aliases(t) for t in written}
         returned = [t for t in flat_tensors(result) if all(t is not w for w in written)]
         outputs = (turn, *returned, *written)
-        self.log.append(Recorded(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written)))
+        self._note(Recorded(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written)))
         for t in written:
             self._renew(aliases[id(t)], t)
         return result
@@ -218,12 +223,16 @@ class Recorder(TorchDispatchMode):
         self.hoisted.append((operation, own, outputs_of(result)))
         return result
 
+    def _note(self, recorded: Recorded) -> None:
+        self.acquisition.sizes.note(recorded.func, recorded.args, recorded.kwargs, recorded.outputs)
+        self.log.append(recorded)
+
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         outputs = flat_tensors(result)
         inputs = set(map(id, flat_tensors((args, kwargs))))
         if outputs and all(id(t) in inputs for t in outputs):
             return  # nothing happened: a cast to the same dtype, contiguous() of a contiguous tensor
-        self.log.append(Recorded(func, args, kwargs, outputs, result))
+        self._note(Recorded(func, args, kwargs, outputs, result))
 
     def _record_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
         schema = func._schema
@@ -246,10 +255,10 @@ class Recorder(TorchDispatchMode):
             result = func(*args, **kwargs)
         aliases = self._aliases(target)
         if (value.dtype, value.shape) == (target.dtype, target.shape):
-            self.log.append(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
+            self._note(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
         else:  # the target keeps its dtype
             self._append(functional, args, kwargs, value)
-            self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
+            self._note(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
         self._renew(aliases, target)
         return result
 
@@ -264,7 +273,7 @@ class Recorder(TorchDispatchMode):
         results, values = found[:num_results], found[num_results:]
         for target, value in zip(targets, values, strict=True):
             aliases = self._aliases(target)
-            self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
+            self._note(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
             self._renew(aliases, target)
         if not results:  # an in-place operation returns what it writes into
             return targets[0]
@@ -274,7 +283,7 @@ class Recorder(TorchDispatchMode):
         """Record what tensors became that share memory with `target`, which was changed."""
         for alias in aliases:
             if is_reshaped(alias, target):
-                self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
+                self._note(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
         others = [alias for alias in aliases if not is_reshaped(alias, target)]
         if not others:
             return
@@ -286,7 +295,7 @@ class Recorder(TorchDispatchMode):
             else:
                 found = self.call(with_written, (base, order(base), target, *place(target)), {})
         for alias in others:
-            self.log.append(Recorded(taken_out, (found, *place(alias)), {}, (alias,), alias, is_in_place=True))
+            self._note(Recorded(taken_out, (found, *place(alias)), {}, (alias,), alias, is_in_place=True))
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None

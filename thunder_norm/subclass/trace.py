@@ -65,6 +65,7 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
             leaf = proxy_like(fake, requires_grad=real.requires_grad and id(proxy.fake) not in acquisition.autograd.sources)
             acquisition.fakes.bind(fake, leaf, is_input=True)
             acquisition.integers.note_source(fake, real, leaf)
+            acquisition.sizes.note_input(fake, real, leaf)
         leaves.append(acquisition.fakes.proxy_of(fake))
     acquisition.wrappers.specs[id(proxy.fake)] = spec
     acquisition.wrappers.leaves[id(proxy.fake)] = tuple(leaves)
