@@ -8,6 +8,7 @@ serve the call, and the program is acquired anew.  Nothing of this happens in pr
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,19 +19,24 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
 from thunder_norm.subclass import plain_values
 from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.subclass.fallback import is_kept
 from thunder_norm.subclass.sized import OtherSizesError, Sized, sizes_of
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
+from thunder_norm.tracing.guards import use_for_one_call
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors, map_tensors
+from thunder.core.compile_data import _compile_data
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.update_aliases import _is_inplace_op
+
+# So many traces of a program are kept, for as many sizes.
+MAX_TRACES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +102,8 @@ class DataSizes:
         self._plain: dict[int, _Step] = {}  # what Thunder computed, by the identity of fakes
         self._numbers = itertools.count(1)
         self._sized: list[_Step] = []
+        self._has_warned = False
+        self.are_known = True  # whether there are calls with data
         self._results: dict[int, tuple[torch.Tensor, ...]] = {}  # of operations by their numbers, for the inputs at hand
 
     def note_input(self, fake: torch.Tensor, real: torch.Tensor, proxy: TensorProxy) -> None:
@@ -125,6 +133,8 @@ class DataSizes:
         """
         step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))
         try:
+            if not self.are_known:
+                raise _Unknown(_NO_VALUE)
             with _disable_current_modes(), torch.no_grad():
                 for needed in self._needed([step], self._results):
                     if needed is not step:
@@ -139,8 +149,27 @@ class DataSizes:
                     instead="use torch.where, or compute it outside the jitted function",
                 )
             ) from None
+        self._warn_of_many(func)
         sized = Sized(func, tuple([t.dtype for t in flat_tensors(result)]))
         return sized, (sizes_of(result), *args), map_tensors(self._fakes.new, result)
+
+    def _warn_of_many(self, func: Callable) -> None:
+        """Each trace is looked at, and kept: the first ones alone are."""
+        _, stats = _compile_data.get()
+        if stats is None or len(stats.interpreter_cache) < MAX_TRACES or self._has_warned:
+            return
+        self._has_warned = True
+        use_for_one_call()
+        warnings.warn(
+            with_details(
+                f"the size of what {func} returns was another in {MAX_TRACES} calls: further sizes are acquired anew in each call",
+                at=location_of_user(),
+                why="a trace has numbers for sizes, so that each of them is another trace",
+                instead="torch.where(mask, x, 0), or what else keeps its size",
+            ),
+            AcquiredAnewWarning,
+            stacklevel=2,
+        )
 
     def _value(self, operand: _Value | _Met | _Given) -> torch.Tensor:
         if isinstance(operand, _Value):

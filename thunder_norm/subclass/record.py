@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
         try:
             result = _run_on_fakes(func, args, kwargs)
         except DynamicOutputShapeException:
-            if self.acquisition.num_levels or self.acquisition.is_finished or self.acquisition.is_transformed:
+            if not self._may_be_sized:
                 raise
             func, args, result = self.acquisition.sizes.run(func, args, kwargs)
         self._append(func, args, kwargs, result)
@@ -199,10 +199,20 @@ class Recorder(TorchDispatchMode):
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
-        with self.paused():
-            result = func(*args, **kwargs)
+        try:
+            with self.paused():
+                result = func(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if not self._may_be_sized:
+                raise
+            func, args, result = self.acquisition.sizes.run(func, args, kwargs)
         self._append(func, args, kwargs, result)
         return result
+
+    @property
+    def _may_be_sized(self) -> bool:
+        """Whether sizes may be taken from the inputs of the call: the operation at hand runs on these, and in each call once."""
+        return not (self.acquisition.num_levels or self.acquisition.is_finished or self.acquisition.is_transformed)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -32,12 +32,13 @@ class Sized:
     @property
     def __name__(self) -> str:
         named = "_".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
-        return f"{self.func}_{named}".replace("::", "_").replace(".", "_")
+        own = str(self.func) if isinstance(self.func, torch._ops.OpOverload) else self.func.__name__
+        return f"{own}_{named}".replace("::", "_").replace(".", "_")
 
     @property
     def tags(self) -> Any:
-        """Torch's, of the operation."""
-        return self.func.tags
+        """Those that torch has for the operation."""
+        return getattr(self.func, "tags", ())
 
     def __call__(self, sizes: Sizes, *args: Any, **kwargs: Any) -> Any:
         """Run the operation; of tensors without data, what it is known to return.
