@@ -83,7 +83,7 @@ RUN_WHOLE: set[Callable] = set()
 @functools.cache
 def _torchs() -> frozenset:
     """What torch computes tensors with."""
-    return _overridable() | _factories()
+    return _overridable() | _factories() | _on_lists()
 
 
 @functools.cache
@@ -109,6 +109,12 @@ def _factories() -> frozenset:
     """torch's functions that make a tensor from none; it does not count them as overridable."""
     ignored = torch.overrides.get_ignored_functions()
     return frozenset(f for f in ignored if getattr(torch, getattr(f, "__name__", ""), None) is f)
+
+
+@functools.cache
+def _on_lists() -> frozenset:
+    """torch's functions that do one thing to each tensor of a list; it does not count them as overridable."""
+    return frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_"))
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.aliasing import elements, is_reshaped, order, place, taken_out, whole, with_written
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.functional_forms import functional_variant, returning_what_it_writes, with_defaults
+from thunder_norm.subclass.functional_forms import functional_variant, is_on_lists, on_lists, returning_what_it_writes, with_defaults
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
@@ -249,6 +249,11 @@ class Recorder(TorchDispatchMode):
         mutated = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
         if (whole_form := returning_what_it_writes(func)) is not None:
             return self._record_with_results(func, whole_form, [args[i] for i in mutated], args, kwargs)
+        if is_on_lists(func) and mutated == [0]:
+            functional, calls = on_lists(func, args, kwargs)
+            for own_args, own_kwargs in calls:
+                self._record_with_results(func, functional, own_args[0], own_args, own_kwargs)
+            return None
         functional = functional_variant(func)
         if mutated != [0] or functional is None:
             raise UnsupportedOpError(
