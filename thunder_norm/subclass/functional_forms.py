@@ -25,6 +25,13 @@ def returning_what_it_writes(func: Any) -> Any | None:
     return _WITH_RESULTS.get(func)
 
 
+def rewritten(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What a tensor becomes that is written into under `torch.no_grad`: the value, with the history that the tensor has."""
+    result = tensor.clone()
+    with torch.no_grad():
+        return result.copy_(value)
+
+
 def is_on_lists(func: Any) -> bool:
     """Whether an overload does one thing to each tensor of its lists, in place."""
     return func.namespace == "aten" and func.overloadpacket.__name__.startswith("_foreach_") and func._schema.is_mutable

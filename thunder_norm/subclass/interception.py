@@ -118,6 +118,8 @@ class Interpreting(Watching):
             return plain_operations.with_attributes(acquisition, found, args) if fn is getattr and answer is None else found
         found = interpret.lookaside(acquisition, fn, args, kwargs)
         if not found:
+            found = plain_operations.keeping_history(acquisition, fn, args)
+        if not found:
             found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args)
             found = plain_operations.with_fallback(acquisition, fn, args, found)
         pending = acquisition.refused.take_pending()

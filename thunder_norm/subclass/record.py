@@ -22,7 +22,14 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.aliasing import elements, is_reshaped, order, place, taken_out, whole, with_written
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.functional_forms import functional_variant, is_on_lists, on_lists, returning_what_it_writes, with_defaults
+from thunder_norm.subclass.functional_forms import (
+    functional_variant,
+    is_on_lists,
+    on_lists,
+    returning_what_it_writes,
+    rewritten,
+    with_defaults,
+)
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
@@ -86,6 +93,7 @@ class Recorder(TorchDispatchMode):
         self.last_on_wrappers: tuple[Any, str] | None = None  # the last operation given to a class, and the class's name
         self._constants: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # fakes whose values are known
         self.turn: torch.Tensor | None = None
+        self.is_differentiated = torch.is_grad_enabled()  # around the call: the program's regions are Thunder's affair
         self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -270,10 +278,10 @@ class Recorder(TorchDispatchMode):
             result = func(*args, **kwargs)
         aliases = self._aliases(target)
         if (value.dtype, value.shape) == (target.dtype, target.shape):
-            self._note(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
+            self._become(target, functional, args, kwargs)
         else:  # the target keeps its dtype
             self._append(functional, args, kwargs, value)
-            self._note(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
+            self._become(target, aten.copy.default, (target, value))
         self._renew(aliases, target)
         return result
 
@@ -288,17 +296,29 @@ class Recorder(TorchDispatchMode):
         results, values = found[:num_results], found[num_results:]
         for target, value in zip(targets, values, strict=True):
             aliases = self._aliases(target)
-            self._note(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
+            self._become(target, aten.copy.default, (target, value))
             self._renew(aliases, target)
         if not results:  # an in-place operation returns what it writes into
             return targets[0]
         return results if len(results) > 1 else results[0]
 
+    def _become(self, target: torch.Tensor, func: Callable, args: tuple, kwargs: dict | None = None) -> None:
+        """Record that `target` is what an operation returns from now on; under `torch.no_grad` it keeps its history."""
+        if self._keeps_history(target):
+            args, kwargs, func = (target, self.call(func, args, kwargs or {})), {}, rewritten
+        self._note(Recorded(func, args, kwargs or {}, (target,), target, is_in_place=True))
+
+    def _keeps_history(self, target: torch.Tensor) -> bool:
+        """Whether Thunder differentiates a program that writes into `target` under `torch.no_grad`."""
+        if not self.is_differentiated or is_grad_enabled() or not (target.is_floating_point() or target.is_complex()):
+            return False
+        return not (self.acquisition.autograd.is_running or self.acquisition.beyond_no_grad())
+
     def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Record what tensors became that share memory with `target`, which was changed."""
         for alias in aliases:
             if is_reshaped(alias, target):
-                self._note(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
+                self._become(alias, aten.view.default, (target, list(alias.shape)))
         others = [alias for alias in aliases if not is_reshaped(alias, target)]
         if not others:
             return
@@ -310,7 +330,7 @@ class Recorder(TorchDispatchMode):
             else:
                 found = self.call(with_written, (base, order(base), target, *place(target)), {})
         for alias in others:
-            self._note(Recorded(taken_out, (found, *place(alias)), {}, (alias,), alias, is_in_place=True))
+            self._become(alias, taken_out, (found, *place(alias)))
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None

@@ -23,6 +23,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.effects import is_effect
 from thunder_norm.subclass.fallback import is_kept
+from thunder_norm.subclass.functional_forms import rewritten
 from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, needed
@@ -242,7 +243,8 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Seq
 def _going_on(acquisition: Acquisition, log: Sequence[Recorded]) -> set[int]:
     """Of operations recorded under `torch.no_grad`, those whose derivatives it does not concern, by identity."""
     reached = acquisition.beyond_no_grad()
-    found = {id(r) for r in log if is_effect(r.func)}  # what an operator writes into keeps its history
+    # what is written into keeps its history
+    found = {id(r) for r in log if is_effect(r.func) or r.func is rewritten}
     for recorded in log if reached else ():
         if any(id(t) in reached for t in recorded.inputs):
             found.add(id(recorded))
