@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from thunder_norm.trees import flat_tensors
-
 aten = torch.ops.aten
 
 # They write into several arguments, or into one that is not the first; the functional form returns what these become after its results.
@@ -30,31 +28,6 @@ def rewritten(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     result = tensor.clone()
     with torch.no_grad():
         return result.copy_(value)
-
-
-def is_on_lists(func: Any) -> bool:
-    """Whether an overload does one thing to each tensor of its lists, in place."""
-    return func.namespace == "aten" and func.overloadpacket.__name__.startswith("_foreach_") and func._schema.is_mutable
-
-
-def on_lists(func: Any, args: tuple, kwargs: dict) -> tuple[Any, list[tuple[tuple, dict]]]:
-    """The overload that returns what an overload on lists writes, and what it is called with, once or for each place of the lists.
-
-    The tensors are written into one after the other.  If one is in the memory of what stands at another place of the lists, that is seen there.
-    """
-    functional = getattr(getattr(aten, func.overloadpacket.__name__.rstrip("_")), func._overloadname)
-    targets = args[0]
-    memory = [{t.untyped_storage()._cdata for t in flat_tensors(_at(i, args))} for i in range(len(targets))]
-    own = [t.untyped_storage()._cdata for t in targets]
-    if not any(own[i] in memory[j] for i, j in itertools.permutations(range(len(targets)), 2)):
-        return functional, [(args, kwargs)]
-    return functional, [(_at(i, args), kwargs) for i in range(len(targets))]
-
-
-def _at(i: int, args: tuple) -> tuple:
-    """The arguments for one place of the lists; numbers may come as one tensor."""
-    numbers = [n for n, a in enumerate(args) if n == 3 and isinstance(a, torch.Tensor)]
-    return tuple([[a[i]] if isinstance(a, list | tuple) else a[i : i + 1] if n in numbers else a for n, a in enumerate(args)])
 
 
 def functional_variant(func: Any) -> Any | None:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import executors, jagged_operations, trace
+from thunder_norm.subclass import executors, jagged_operations, lists, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import SameValues
@@ -197,7 +197,7 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         return plainly()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     given = (fake_args, fake_kwargs)
-    run = jagged_operations.instead_of(fn, fake_args, fake_kwargs)
+    run = lists.instead_of(jagged_operations.instead_of(fn, fake_args, fake_kwargs), fake_args)
     before = trace.leaves_of_wrappers(acquisition, (given, acquisition.changing_with(given)))
     rule = None
     if acquisition.autograd.is_running and not isinstance(fn, type):

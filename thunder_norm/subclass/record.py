@@ -24,12 +24,11 @@ from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
 from thunder_norm.subclass.functional_forms import (
     functional_variant,
-    is_on_lists,
-    on_lists,
     returning_what_it_writes,
     rewritten,
     with_defaults,
 )
+from thunder_norm.subclass.lists import is_on_lists, out_of_place, with_lists
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
@@ -116,6 +115,8 @@ class Recorder(TorchDispatchMode):
             if self._take_for_equal(args[0]):
                 return True
             raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
+        if is_on_lists(func):
+            func, args = with_lists(func, args)
         effect = with_effects(func)
         if effect is not None:
             return self._record_operator(effect, args, kwargs)
@@ -258,7 +259,7 @@ class Recorder(TorchDispatchMode):
         if (whole_form := returning_what_it_writes(func)) is not None:
             return self._record_with_results(func, whole_form, [args[i] for i in mutated], args, kwargs)
         if is_on_lists(func) and mutated == [0]:
-            functional, calls = on_lists(func, args, kwargs)
+            functional, calls = out_of_place(func, args, kwargs)
             for own_args, own_kwargs in calls:
                 self._record_with_results(func, functional, own_args[0], own_args, own_kwargs)
             return None
