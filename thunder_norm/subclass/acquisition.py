@@ -241,6 +241,13 @@ class Acquisition:
             self.note_presence(Presence.MET)
             self.autograd.start()
 
+    def requires_grad(self, fake: torch.Tensor) -> bool:
+        """Whether what a fake stands for requires grad where it is, as far as the trace knows it by now."""
+        proxy = self.fakes.proxy_of(fake)
+        if proxy is None or self.is_finished or self.num_levels or not (is_grad_enabled() and torch.is_grad_enabled()):
+            return False
+        return self.autograd.requires_grad(proxy)
+
     def may_write_back(self, fake: torch.Tensor) -> bool:
         """Whether `fake` stands for an input, or is inside of one, that takes no part in differentiation; see `write_back`."""
         if self.autograd.is_running:

@@ -18,6 +18,24 @@ _WITH_RESULTS = {
 }
 
 
+def without_outs(func: Any) -> tuple[Any, tuple[str, ...]] | None:
+    """For an overload that writes what it computes into arguments named for it (``out=``): the one that returns it, and their names."""
+    arguments = func._schema.arguments
+    outs = tuple([a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write])
+    wanted = [(a.name, str(a.type)) for a in arguments if a.name not in outs]
+    if not outs or func.namespace != "aten" or any(a.alias_info is not None and a.alias_info.is_write for a in arguments[: -len(outs)]):
+        return None
+    for overload in func.overloadpacket.overloads():
+        found = getattr(func.overloadpacket, overload)
+        if not found._schema.is_mutable and [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
+            return found, outs
+    return None
+
+
+# Arguments that torch's autograd does not differentiate: they stay without history whatever is written into them.
+WITHOUT_HISTORY = frozenset({"running_mean", "running_var", "noise"})
+
+
 def returning_what_it_writes(func: Any) -> Any | None:
     """The overload that returns the results of `func`, and then what becomes of each argument that this writes into."""
     return _WITH_RESULTS.get(func)

@@ -23,10 +23,12 @@ from thunder_norm.subclass.aliasing import elements, is_reshaped, order, place, 
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
 from thunder_norm.subclass.functional_forms import (
+    WITHOUT_HISTORY,
     functional_variant,
     returning_what_it_writes,
     rewritten,
     with_defaults,
+    without_outs,
 )
 from thunder_norm.subclass.lists import is_on_lists, out_of_place, with_lists
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
@@ -257,12 +259,15 @@ class Recorder(TorchDispatchMode):
         schema = func._schema
         mutated = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
         if (whole_form := returning_what_it_writes(func)) is not None:
-            return self._record_with_results(func, whole_form, [args[i] for i in mutated], args, kwargs)
+            written = [(args[i], schema.arguments[i].name in WITHOUT_HISTORY) for i in mutated]
+            return self._record_with_results(func, whole_form, written, args, kwargs)
         if is_on_lists(func) and mutated == [0]:
             functional, calls = out_of_place(func, args, kwargs)
             for own_args, own_kwargs in calls:
-                self._record_with_results(func, functional, own_args[0], own_args, own_kwargs)
+                self._record_with_results(func, functional, [(t, False) for t in own_args[0]], own_args, own_kwargs)
             return None
+        if (form := without_outs(func)) is not None:
+            return self._record_outs(func, *form, args, kwargs)
         functional = functional_variant(func)
         if mutated != [0] or functional is None:
             raise UnsupportedOpError(
@@ -286,22 +291,47 @@ class Recorder(TorchDispatchMode):
         self._renew(aliases, target)
         return result
 
-    def _record_with_results(self, func: Any, functional: Any, targets: Sequence[torch.Tensor], args: tuple, kwargs: dict) -> Any:
-        for target in targets:
+    def _record_with_results(
+        self, func: Any, functional: Any, written: Sequence[tuple[torch.Tensor, bool]], args: tuple, kwargs: dict
+    ) -> Any:
+        """Record an operator that writes into tensors; of each it is known whether what is written has no history."""
+        for target, _ in written:
             self._check_may_mutate(func, target)
             self.acquisition.integers.forget(target)
         with self.paused():
             found = functional(*args, **kwargs)
         self._append(functional, args, kwargs, found)
-        num_results = len(found) - len(targets)
+        found = flat_tensors(found)
+        num_results = len(found) - len(written)
         results, values = found[:num_results], found[num_results:]
-        for target, value in zip(targets, values, strict=True):
+        for (target, is_without_history), value in zip(written, values, strict=True):
             aliases = self._aliases(target)
+            if is_without_history:
+                value = self.call(aten.detach.default, (value,), {})
             self._become(target, aten.copy.default, (target, value))
             self._renew(aliases, target)
         if not results:  # an in-place operation returns what it writes into
-            return targets[0]
+            return written[0][0]
         return results if len(results) > 1 else results[0]
+
+    def _record_outs(self, func: Any, functional: Any, names: Sequence[str], args: tuple, kwargs: dict) -> Any:
+        outs = [kwargs[name] for name in names]
+        rest = {name: v for name, v in kwargs.items() if name not in names}
+        if any(self.acquisition.requires_grad(t) for t in flat_tensors((args, rest, outs))):
+            raise RuntimeError(f"{func}: functions with out=... arguments don't support automatic differentiation")
+        with self.paused():
+            shapes = [t.shape for t in flat_tensors(functional(*args, **rest))]
+        if shapes != [t.shape for t in outs]:
+            raise UnsupportedOpError(
+                with_details(
+                    f"{func} into tensors of other shapes than {[list(s) for s in shapes]}, which it would resize",
+                    at=location_of_user(),
+                    instead="give tensors of these shapes, or use what it returns without out=",
+                )
+            )
+
+        self._record_with_results(func, functional, [(t, False) for t in outs], args, rest)
+        return tuple(outs) if len(outs) > 1 else outs[0]
 
     def _become(self, target: torch.Tensor, func: Callable, args: tuple, kwargs: dict | None = None) -> None:
         """Record that `target` is what an operation returns from now on; under `torch.no_grad` it keeps its history."""
