@@ -244,7 +244,7 @@ class Acquisition:
     def requires_grad(self, fake: torch.Tensor) -> bool:
         """Whether what a fake stands for requires grad where it is, as far as the trace knows it by now."""
         proxy = self.fakes.proxy_of(fake)
-        if proxy is None or self.is_finished or self.num_levels or not (is_grad_enabled() and torch.is_grad_enabled()):
+        if proxy is None or self.is_finished or self.num_levels or not is_grad_enabled():
             return False
         return self.autograd.requires_grad(proxy)
 

@@ -23,7 +23,11 @@ def without_outs(func: Any) -> tuple[Any, tuple[str, ...]] | None:
     arguments = func._schema.arguments
     outs = tuple([a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write])
     wanted = [(a.name, str(a.type)) for a in arguments if a.name not in outs]
-    if not outs or func.namespace != "aten" or any(a.alias_info is not None and a.alias_info.is_write for a in arguments[: -len(outs)]):
+    if (
+        not outs
+        or func.namespace != "aten"
+        or any(a.alias_info is not None and a.alias_info.is_write for a in arguments[: -len(outs)])
+    ):
         return None
     for overload in func.overloadpacket.overloads():
         found = getattr(func.overloadpacket, overload)
@@ -39,6 +43,11 @@ WITHOUT_HISTORY = frozenset({"running_mean", "running_var", "noise"})
 def returning_what_it_writes(func: Any) -> Any | None:
     """The overload that returns the results of `func`, and then what becomes of each argument that this writes into."""
     return _WITH_RESULTS.get(func)
+
+
+def without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, which is not differentiated; see `trace.composite`."""
+    return tensor.detach()
 
 
 def rewritten(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -28,12 +28,13 @@ from thunder_norm.subclass.functional_forms import (
     returning_what_it_writes,
     rewritten,
     with_defaults,
+    without_history,
     without_outs,
 )
 from thunder_norm.subclass.lists import is_on_lists, out_of_place, with_lists
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.trees import flat_tensors
+from thunder_norm.trees import flat_tensors, map_tensors
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import dtypes
 from thunder.core.compile_data import get_compile_data
@@ -298,6 +299,9 @@ class Recorder(TorchDispatchMode):
         for target, _ in written:
             self._check_may_mutate(func, target)
             self.acquisition.integers.forget(target)
+        # what is kept for the backward is not what is written into
+        copies = {id(t): self.call(aten.clone.default, (t,), {}) for t, is_without_history in written if is_without_history}
+        args, kwargs = map_tensors(lambda t: copies.get(id(t), t), (args, kwargs))
         with self.paused():
             found = functional(*args, **kwargs)
         self._append(functional, args, kwargs, found)
@@ -307,7 +311,7 @@ class Recorder(TorchDispatchMode):
         for (target, is_without_history), value in zip(written, values, strict=True):
             aliases = self._aliases(target)
             if is_without_history:
-                value = self.call(aten.detach.default, (value,), {})
+                value = self.call(without_history, (value,), {})
             self._become(target, aten.copy.default, (target, value))
             self._renew(aliases, target)
         if not results:  # an in-place operation returns what it writes into
@@ -317,7 +321,7 @@ class Recorder(TorchDispatchMode):
     def _record_outs(self, func: Any, functional: Any, names: Sequence[str], args: tuple, kwargs: dict) -> Any:
         outs = [kwargs[name] for name in names]
         rest = {name: v for name, v in kwargs.items() if name not in names}
-        if any(self.acquisition.requires_grad(t) for t in flat_tensors((args, rest, outs))):
+        if self.is_differentiated and any(self.acquisition.requires_grad(t) for t in flat_tensors((args, rest, outs))):
             raise RuntimeError(f"{func}: functions with out=... arguments don't support automatic differentiation")
         with self.paused():
             shapes = [t.shape for t in flat_tensors(functional(*args, **rest))]

@@ -23,7 +23,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.effects import is_effect
 from thunder_norm.subclass.fallback import is_kept
-from thunder_norm.subclass.functional_forms import rewritten
+from thunder_norm.subclass.functional_forms import rewritten, without_history
 from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, needed
@@ -288,7 +288,8 @@ def composite(
                 # what torch.tensor has just made is numbers; what was there before may change before the next call
                 write = aten.constant if recorded.func in aten.LIFTS else aten.captured
                 used = tuple(id(t) in wanted for t in recorded.outputs)
-                with nullcontext() if not going_on else gradients_recorded(id(recorded) in going_on):
+                has_gradient = False if recorded.func is without_history else id(recorded) in going_on if going_on else None
+                with nullcontext() if has_gradient is None else gradients_recorded(has_gradient):
                     emitted = aten.emit(recorded, functools.partial(to_proxy, write=write), used)
                 env |= {id(t): p for t, p in zip(recorded.outputs, emitted, strict=True)}
         made.update(env)
