@@ -102,7 +102,7 @@ class Structure:
     @functools.cached_property
     def is_carried_as_it_is(self) -> bool:
         """Whether what is handed on are the inner tensors themselves."""
-        return all(f.is_floating_point() or f.is_complex() for f in self._moving)
+        return all(f.is_floating_point() for f in self._moving)
 
     @functools.cached_property
     def _moving(self) -> tuple[torch.Tensor, ...]:
