@@ -7,34 +7,24 @@ In-place operations are functionalised as they are logged: the mutated fake is t
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, UnsupportedOperatorException
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.aliasing import elements, is_reshaped, order, place, taken_out, whole, with_written
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.functional_forms import (
-    WITHOUT_HISTORY,
-    functional_variant,
-    returning_what_it_writes,
-    rewritten,
-    with_defaults,
-    without_history,
-    without_outs,
-)
-from thunder_norm.subclass.lists import is_on_lists, out_of_place, with_lists
+from thunder_norm.subclass.lists import is_on_lists, with_lists
+from thunder_norm.subclass.writing import Writing
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.trees import flat_tensors, map_tensors
+from thunder_norm.trees import flat_tensors
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import dtypes
 from thunder.core.compile_data import get_compile_data
@@ -83,7 +73,7 @@ class Step:
         raise NotImplementedError
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Writing):
     """Logs operations on plain fakes; leaves operations on wrappers to the wrappers."""
 
     def __init__(self, acquisition: Acquisition):
@@ -204,7 +194,7 @@ class Recorder(TorchDispatchMode):
         aliases = {id(t): self._aliases(t) for t in written}
         returned = [t for t in flat_tensors(result) if all(t is not w for w in written)]
         outputs = (turn, *returned, *written)
-        self._note(Recorded(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written)))
+        self._note(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written))
         for t in written:
             self._renew(aliases[id(t)], t)
         return result
@@ -245,157 +235,18 @@ class Recorder(TorchDispatchMode):
         self.hoisted.append((operation, own, outputs_of(result)))
         return result
 
-    def _note(self, recorded: Recorded) -> None:
-        self.acquisition.sizes.note(recorded.func, recorded.args, recorded.kwargs, recorded.outputs)
-        self.log.append(recorded)
+    def _note(
+        self, func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...], result: Any, is_in_place: bool = False
+    ) -> None:
+        self.acquisition.sizes.note(func, args, kwargs, outputs)
+        self.log.append(Recorded(func, args, kwargs, outputs, result, is_in_place))
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         outputs = flat_tensors(result)
         inputs = set(map(id, flat_tensors((args, kwargs))))
         if outputs and all(id(t) in inputs for t in outputs):
             return  # nothing happened: a cast to the same dtype, contiguous() of a contiguous tensor
-        self._note(Recorded(func, args, kwargs, outputs, result))
-
-    def _record_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        schema = func._schema
-        mutated = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-        if (whole_form := returning_what_it_writes(func)) is not None:
-            written = [(args[i], schema.arguments[i].name in WITHOUT_HISTORY) for i in mutated]
-            return self._record_with_results(func, whole_form, written, args, kwargs)
-        if is_on_lists(func) and mutated == [0]:
-            functional, calls = out_of_place(func, args, kwargs)
-            for own_args, own_kwargs in calls:
-                self._record_with_results(func, functional, [(t, False) for t in own_args[0]], own_args, own_kwargs)
-            return None
-        if (form := without_outs(func)) is not None:
-            return self._record_outs(func, *form, args, kwargs)
-        functional = functional_variant(func)
-        if mutated != [0] or functional is None:
-            raise UnsupportedOpError(
-                with_details(f"{func} mutates its arguments and has no functional form here", at=location_of_user())
-            )
-        target = args[0]
-        self._check_may_mutate(func, target)
-        self.acquisition.integers.forget(target)
-        args = with_defaults(func, args, kwargs)
-        with self.paused():
-            value = functional(*args, **kwargs)
-            if not torch.can_cast(value.dtype, target.dtype):  # torch's words; fakes are not asked by all operations
-                raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
-            result = func(*args, **kwargs)
-        aliases = self._aliases(target)
-        if (value.dtype, value.shape) == (target.dtype, target.shape):
-            self._become(target, functional, args, kwargs)
-        else:  # the target keeps its dtype
-            self._append(functional, args, kwargs, value)
-            self._become(target, aten.copy.default, (target, value))
-        self._renew(aliases, target)
-        return result
-
-    def _record_with_results(
-        self, func: Any, functional: Any, written: Sequence[tuple[torch.Tensor, bool]], args: tuple, kwargs: dict
-    ) -> Any:
-        """Record an operator that writes into tensors; of each it is known whether what is written has no history."""
-        for target, _ in written:
-            self._check_may_mutate(func, target)
-            self.acquisition.integers.forget(target)
-        # what is kept for the backward is not what is written into
-        copies = {id(t): self.call(aten.clone.default, (t,), {}) for t, is_without_history in written if is_without_history}
-        args, kwargs = map_tensors(lambda t: copies.get(id(t), t), (args, kwargs))
-        with self.paused():
-            found = functional(*args, **kwargs)
-        self._append(functional, args, kwargs, found)
-        found = flat_tensors(found)
-        num_results = len(found) - len(written)
-        results, values = found[:num_results], found[num_results:]
-        for (target, is_without_history), value in zip(written, values, strict=True):
-            aliases = self._aliases(target)
-            if is_without_history:
-                value = self.call(without_history, (value,), {})
-            self._become(target, aten.copy.default, (target, value))
-            self._renew(aliases, target)
-        if not results:  # an in-place operation returns what it writes into
-            return written[0][0]
-        return results if len(results) > 1 else results[0]
-
-    def _record_outs(self, func: Any, functional: Any, names: Sequence[str], args: tuple, kwargs: dict) -> Any:
-        outs = [kwargs[name] for name in names]
-        rest = {name: v for name, v in kwargs.items() if name not in names}
-        if self.is_differentiated and any(self.acquisition.requires_grad(t) for t in flat_tensors((args, rest, outs))):
-            raise RuntimeError(f"{func}: functions with out=... arguments don't support automatic differentiation")
-        with self.paused():
-            shapes = [t.shape for t in flat_tensors(functional(*args, **rest))]
-        if shapes != [t.shape for t in outs]:
-            raise UnsupportedOpError(
-                with_details(
-                    f"{func} into tensors of other shapes than {[list(s) for s in shapes]}, which it would resize",
-                    at=location_of_user(),
-                    instead="give tensors of these shapes, or use what it returns without out=",
-                )
-            )
-
-        self._record_with_results(func, functional, [(t, False) for t in outs], args, rest)
-        return tuple(outs) if len(outs) > 1 else outs[0]
-
-    def _become(self, target: torch.Tensor, func: Callable, args: tuple, kwargs: dict | None = None) -> None:
-        """Record that `target` is what an operation returns from now on; under `torch.no_grad` it keeps its history."""
-        if self._keeps_history(target):
-            args, kwargs, func = (target, self.call(func, args, kwargs or {})), {}, rewritten
-        self._note(Recorded(func, args, kwargs or {}, (target,), target, is_in_place=True))
-
-    def _keeps_history(self, target: torch.Tensor) -> bool:
-        """Whether Thunder differentiates a program that writes into `target` under `torch.no_grad`."""
-        if not self.is_differentiated or is_grad_enabled() or not (target.is_floating_point() or target.is_complex()):
-            return False
-        return not (self.acquisition.autograd.is_running or self.acquisition.beyond_no_grad())
-
-    def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-        """Record what tensors became that share memory with `target`, which was changed."""
-        for alias in aliases:
-            if is_reshaped(alias, target):
-                self._become(alias, aten.view.default, (target, list(alias.shape)))
-        others = [alias for alias in aliases if not is_reshaped(alias, target)]
-        if not others:
-            return
-        base = whole((target, *aliases))
-        assert base is not None, "checked before"
-        with torch.no_grad():
-            if base is target or is_reshaped(base, target):
-                found = self.call(elements, (base, order(base)), {})
-            else:
-                found = self.call(with_written, (base, order(base), target, *place(target)), {})
-        for alias in others:
-            self._become(alias, taken_out, (found, *place(alias)))
-
-    def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
-        why = None
-        fakes, aliases = self.acquisition.fakes, self._aliases(target)
-        for t in (target, *aliases):
-            if (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self.acquisition.may_write_back(t):
-                what = "it" if t is target else "it is a view of what"
-                why = f"{what} is an input of the jitted function"
-                why += ", and the program is differentiated" if id(t) in fakes.inner else ""
-            elif fakes.is_held(t) and not self.acquisition.may_replace():
-                why = "the program also holds it as a plain tensor"
-            elif self.acquisition.has_view(t):
-                why = "another tensor is a view of it, or it is a view of another tensor"
-        if why is None and not all(is_reshaped(t, target) for t in aliases) and whole((target, *aliases)) is None:
-            why = "it is a view of another tensor, and it is not known of which"
-        if why is not None:
-            raise UnsupportedOpError(
-                with_details(
-                    f"{func} on {'an inner tensor of a wrapper subclass' if self.has_met_wrappers else 'a tensor'}: {why}",
-                    at=location_of_user(),
-                    instead="use the out-of-place operation",
-                )
-            )
-
-    def _aliases(self, target: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors known by now that share memory with `target`."""
-        storage = target.untyped_storage()._cdata
-        in_log = (t for r in self.log for t in (*r.inputs, *r.outputs))
-        tensors = itertools.chain((fake for fake, _ in self.acquisition.fakes.pairs()), in_log)
-        return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
+        self._note(func, args, kwargs, outputs, result)
 
 
 def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
