@@ -13,6 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
 from tests.op_coverage import compare
+from tests.seeds import seeded
 from thunder_norm import RMSTensor, build_norm_map
 from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, UnsupportedOpError
 from thunder_norm.subclass import data_sizes
@@ -173,3 +174,45 @@ def test_normed_traces_are_as_eager_and_norm_maps_refuse() -> None:
             torch.testing.assert_close(getattr(found, name), getattr(expected, name))
     with pytest.raises(UnsupportedOpError, match="data-dependent"):
         build_norm_map(lambda x: x[:, mask], torch.ones(2, 3))(RMSTensor(1.0))
+
+
+def test_sizes_are_those_of_the_program_under_autocast() -> None:
+    """Which products are above their mean is another question in bfloat16."""
+    generator = torch.Generator().manual_seed(seeded(0))
+    given = [TwoTensor(t, t.clone()) for t in (torch.randn(40, 30, generator=generator) for _ in range(3))]
+
+    def f(x: torch.Tensor) -> Any:
+        y = x @ x.t()
+        with torch.autocast("cpu", torch.bfloat16):
+            z = x @ x.t()
+        return y[y > 3.0], z[z > 3.0], z[y > 3.0]
+
+    for outside in (False, True):
+        jf = jit(f)
+        for x in given:
+            with torch.autocast("cpu", torch.bfloat16, enabled=outside):
+                compare(opened(jf(x)), opened(f(x)))
+
+
+def test_second_derivatives_are_eagers() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x[x > 1].square() * x.masked_select(x > 1)).sum()
+
+    found = []
+    for g in (jit(f), f):
+        x = two(1, 2, 3).requires_grad_()
+        y = g(x)
+        (first,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x, two(*[1.0]).sum())
+        found.append([opened(first.detach()), opened(second.detach())])
+    compare(*found)
+
+
+def test_what_the_program_writes_into_an_input_decides_as_in_eager_mode() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.sub_(1)
+        return x[x > 0] * 2
+
+    jf, x, y = jit(f), two(1, 2, 3, 4), two(1, 2, 3, 4)
+    for _ in range(3):
+        compare(opened((jf(x), x)), opened((f(y), y)))

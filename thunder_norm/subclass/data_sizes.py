@@ -7,6 +7,7 @@ serve the call, and the program is acquired anew.  Nothing of this happens in pr
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,7 +136,7 @@ class DataSizes:
         try:
             if not self.are_known:
                 raise _Unknown(_NO_VALUE)
-            with _disable_current_modes(), torch.no_grad():
+            with _disable_current_modes(), _as_recorded():
                 for needed in self._needed([step], self._results):
                     if needed is not step:
                         self._results[needed.number] = needed.run(self._value)
@@ -191,6 +192,8 @@ class DataSizes:
                 continue
             if is_kept(step.func) or not callable(step.func):
                 raise _Unknown(_OF_ONE_RUN)
+            if getattr(step.func, "namespace", "").startswith("_c10d"):
+                raise _Unknown("it is computed by several processes, of which one may acquire its program anew and others not")
             found[step.number] = step
             origins = [v.step if isinstance(v, _Value) else self._origin(v) for v in step.operands()]
             pending.extend(origin for origin in origins if isinstance(origin, _Step))
@@ -234,6 +237,8 @@ class DataSizes:
         if torch._C._is_any_autocast_enabled():
             raise _Unknown("it is computed from plain tensors under autocast, which is not applied yet")
         operations, taken = plain_values.made_of(proxy, trace.bound_symbols)
+        if any(type(p) is not TensorProxy for p in taken):
+            raise _Unknown(_NO_VALUE)
         if not plain_values.are_the_same_each_time(operations):
             raise _Unknown(_OF_ONE_RUN)
         run = plain_values.compiled(proxy, operations, taken)
@@ -261,6 +266,13 @@ class DataSizes:
         calls = [_Call(step.number, step.func, args, kwargs) for step, (args, kwargs) in zip(steps, arguments, strict=True)]
         bind = bindable("check_sizes", _check(calls))
         return [bind(*map(self._fakes.current, given.values()), output=None)]
+
+
+@contextlib.contextmanager
+def _as_recorded() -> Iterator[None]:
+    """What was recorded is below autograd and autocast."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        yield
 
 
 class _Place(NamedTuple):
@@ -295,7 +307,7 @@ def _check(calls: Sequence[_Call]) -> Callable[..., None]:
     def check(*tensors: torch.Tensor) -> None:
         made: dict[int, tuple[torch.Tensor, ...]] = {0: tensors}
         try:
-            with torch.no_grad():
+            with _as_recorded():
                 for call in calls:
                     found = call.func(*_filled(call.args, made), **_filled(call.kwargs, made))
                     if call.number in last:
