@@ -19,6 +19,7 @@ from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, Unsuppo
 from thunder_norm.subclass import data_sizes
 from thunder_norm.subclass.sized import Sized
 from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.trees import flat_tensors
 import thunder
 
 aten = torch.ops.aten
@@ -65,6 +66,32 @@ def test_values_and_sizes_are_eagers(name: str) -> None:
     for x in (*SEVERAL, *SEVERAL):
         compare(opened(jf(x)), opened(f(x)))
     assert thunder.cache_misses(jf) <= len(SEVERAL)
+
+
+PLAIN: dict[str, Callable] = {
+    **{name: f for name, f in PROGRAMS.items() if name not in ("after a write", "for a view")},
+    "mask of what is computed": lambda x: (x * 2)[torch.softmax(x, 0) > 0.3] * x.sum(),
+    "mask of a column": lambda x: torch.stack([x, x * 2])[:, x > 0],
+    "slice": lambda x: x.sort()[0][(x > 0).nonzero().shape[0] :],
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_programs_on_plain_tensors(name: str) -> None:
+    f = PLAIN[name]
+    jf = thunder.jit(f, transforms=[NormTransform() if len(name) % 2 else SubclassTransform()])
+    for x in (*SEVERAL, *SEVERAL):
+        compare(jf(x.a), f(x.a))
+    is_integer = not any(t.is_floating_point() for t in flat_tensors(f(SEVERAL[0].a)))
+    for x in () if is_integer or "unique" in name else SEVERAL[:2]:
+        found, expected = (differentiated(g, x.a) for g in (jf, f))
+        torch.testing.assert_close(found, expected)
+
+
+def differentiated(f: Callable, x: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(flat_tensors(f(x))[0].square().sum(), x)
+    return gradient
 
 
 def test_one_trace_serves_other_values_of_one_size() -> None:
