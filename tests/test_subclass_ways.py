@@ -180,7 +180,7 @@ def of_another_shape(x):
         (lambda x: x.requires_grad_(False) * 2, True, r"requires_grad_\(False\) of an input"),
         (lambda x: x.detach_() * 2, True, r"detach_\(\) of an input"),
         (of_a_result, False, r"requires_grad_\(True\) of a tensor made in the program"),
-        (of_another_shape, False, "into a tensor of shape"),
+        (of_another_shape, False, "of other shapes"),
         (lambda x: x if x._is_view() else x * 2, False, "_is_view"),
         (lambda x: x if x._base is None else x * 2, False, "_base"),
     ],

@@ -119,7 +119,7 @@ class DivergenceWarning(UserWarning):
 
 
 class AcquiredAnewWarning(UserWarning):
-    """A jitted program draws Python's or NumPy's random numbers, or reads a clock: no call can use the trace of another."""
+    """No call can use the trace of another: a jitted program draws Python's or NumPy's random numbers, reads a clock, or has ever new sizes."""
 
 
 class MissingBoundsWarning(UserWarning):

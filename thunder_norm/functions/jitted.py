@@ -180,7 +180,7 @@ def functional(trace: TraceCtx) -> TraceCtx:
 def _is_concerned(bsym: BoundSymbol) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
         return False
-    if has_tape(bsym) is not None:  # its gradient is what torch's autograd made of all operations, and no word of it is in them
+    if has_tape(bsym) is not None:  # what it hands on has the gradients that torch's autograd has made
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
@@ -196,15 +196,19 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """Whether Thunder's gradient is not torch's.
 
     It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds
-    and for a relu of NaN, and left out for the values of ``index_put``.
+    and for a relu of NaN, and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.
     """
     if bsym.sym.id in activations.IDS:
         return True
     if bsym.sym.id is prims.PrimIDs.POW:
         return isinstance(bsym.args[1], TensorProxy)
-    if bsym.sym.id in (prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id):
+    if bsym.sym.id in _WITH_ANOTHER_GRADIENT:
         return True
     return _is_taken_apart(bsym) and any(map(_has_another_gradient, bsym.subsymbols))
+
+
+_ROUNDING = (prims.PrimIDs.CEIL, prims.PrimIDs.FLOOR, prims.PrimIDs.ROUND, prims.PrimIDs.TRUNC)
+_WITH_ANOTHER_GRADIENT = frozenset({prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id, *_ROUNDING})
 
 
 def _is_taken_apart(bsym: BoundSymbol) -> bool:
@@ -275,8 +279,8 @@ def _with_gradient(name: str, bsyms: Sequence[BoundSymbol], outs: Sequence[Tenso
         results, pullback = evaluate_vjp(renewed_program(program), args, list(map(is_differentiable, args)))
         cotangents = [prims.get_grad(r) if is_differentiable(r) else None for r in results]
         for a, g in zip(args, pullback(cotangents), strict=True):
-            if g is not None:
-                prims.put_grad(a, g)
+            if is_differentiable(a):
+                prims.put_grad(a, ltorch.zeros_like(a) if g is None else g)
         return results
 
     symbol = Symbol(

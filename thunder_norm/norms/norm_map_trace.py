@@ -155,7 +155,9 @@ class NormMapTransform(NormTransform):
 
     def new_acquisition(self) -> NormAcquisition:
         """The state for one acquisition."""
-        return NormAcquisition(self._given.norms, self.mode, self._model, otherwise=self._given.otherwise)
+        acquisition = NormAcquisition(self._given.norms, self.mode, self._model, otherwise=self._given.otherwise)
+        acquisition.sizes.are_known = False  # a norm map is of all tensors within their norms
+        return acquisition
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Return only norms, drop what they do not need, and give outputs meta backings."""

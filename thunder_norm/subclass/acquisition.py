@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.aliasing import may_share_memory
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
+from thunder_norm.subclass.data_sizes import DataSizes
 from thunder_norm.subclass.equality import Equality
 from thunder_norm.subclass.fakes import Fakes, Wrappers
 from thunder_norm.subclass.integer_values import IntegerValues
@@ -104,6 +105,7 @@ class Acquisition:
         self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
         self.integers = IntegerValues(self.fakes)
+        self.sizes = DataSizes(self.fakes)
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
         self.tape = Tape()
@@ -153,7 +155,7 @@ class Acquisition:
 
     def guards(self, inputs: Sequence[SubclassProxy]) -> list[Any]:
         """Bound symbols the prologue must run besides the checks of its inputs; `inputs` are the wrappers among these."""
-        return [*self.side_effect_guards, *self.integers.guards(inputs)]
+        return [*self.side_effect_guards, *self.integers.guards(inputs), *self.sizes.guards()]
 
     @property
     def intercepts_plain(self) -> bool:
@@ -238,6 +240,13 @@ class Acquisition:
         if not (self.autograd.is_running or self.is_transformed):
             self.note_presence(Presence.MET)
             self.autograd.start()
+
+    def requires_grad(self, fake: torch.Tensor) -> bool:
+        """Whether what a fake stands for requires grad where it is, as far as the trace knows it by now."""
+        proxy = self.fakes.proxy_of(fake)
+        if proxy is None or self.is_finished or self.num_levels or not is_grad_enabled():
+            return False
+        return self.autograd.requires_grad(proxy)
 
     def may_write_back(self, fake: torch.Tensor) -> bool:
         """Whether `fake` stands for an input, or is inside of one, that takes no part in differentiation; see `write_back`."""

@@ -193,6 +193,8 @@ def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Cal
     """Thunder callables that may mean the same, best first."""
     if torch.is_grad_enabled() and (_name(func) in _WITHOUT_GRADIENT or "rounding_mode" in kwargs or _is_complex((args, kwargs))):
         return
+    if func in _BY_POSITION and args[0].dtype is dtypes.bool8:
+        return
     special = SPECIAL.get(func)
     if special is not None:
         left_out = () if func is aten.clone.default else _HOW_NOT_WHAT
@@ -212,6 +214,9 @@ def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Cal
         if arguments is not None:
             yield symbol, *arguments
 
+
+# Thunder finds where the largest is by `argmax`, which torch has not for bool.
+_BY_POSITION = frozenset({aten.max.dim, aten.min.dim})
 
 _HOW_NOT_WHAT = ("layout", "pin_memory", "memory_format", "implicit")
 

@@ -53,7 +53,8 @@ def lower(
     prologue, computation, epilogue = traces
     inner: Inner = {}
     written = written_inputs(acquisition, computation, _opened(computation))
-    if not acquisition.has_wrappers and not written:  # only the prologue changes: it must also find that there are none
+    if not acquisition.has_wrappers and not written and not _takes_twice(epilogue):
+        # only the prologue changes: it must also find that there are none
         epilogue = None if epilogue is None else _with_structs(epilogue)
         return _lower_prologue(acquisition, prologue, inner, [], computation, None), computation, epilogue
     epilogue = None if epilogue is None else _as_returned(computation, epilogue)
@@ -68,6 +69,11 @@ def lower(
     new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint, values))
     lowered = new_prologue, new_computation, new_epilogue
     return write_back(lowered, written) if written else lowered
+
+
+def _takes_twice(epilogue: TraceCtx | None) -> bool:
+    """Whether a result is one tensor with another: what an operation wrote into, which it returned."""
+    return epilogue is not None and len({p.name for p in epilogue.args}) < len(epilogue.args)
 
 
 def _as_returned(computation: TraceCtx, epilogue: TraceCtx) -> TraceCtx:

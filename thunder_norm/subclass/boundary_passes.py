@@ -127,6 +127,9 @@ def pass_through_epilogue(
 
     new = from_trace(epilogue)
     swaps, inputs = {}, []
+    for p in (*epilogue.args, *(o for b in epilogue.bound_symbols for o in b.flat_proxy_outs)):
+        if isinstance(p, Proxy) and not new.has_name(p.name):
+            new.add_name(p.name)  # those of what the computation returns are its own
     with tracectx(new):
         for p in given:
             inputs.append(TensorProxy(like=p) if isinstance(p, TensorProxy) else p)

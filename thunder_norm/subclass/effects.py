@@ -79,7 +79,7 @@ def with_effects(func: Any) -> OfOperator | None:
     """What stands for an operator that writes into its arguments in ways without another name, or returns nothing; None for others."""
     schema = func._schema
     written = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
-    if func.namespace == "aten" and not func.overloadpacket.__name__.startswith(("_foreach_", "_fused_")):
+    if func.namespace == "aten" and not func.overloadpacket.__name__.startswith("_fused_"):
         return OfOperator(func) if not schema.returns and not written and func not in _CHECKED_ON_FAKES else None
     return OfOperator(func, written) if written or not schema.returns else None
 

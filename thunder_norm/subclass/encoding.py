@@ -1,8 +1,8 @@
-"""Integers on their way through torch's autograd.
+"""Integers and complex numbers on their way through the autograd of torch and Thunder.
 
-Autograd hands on floating-point and complex tensors only, but a gradient that is a wrapper may hold others: the mask of a masked
-tensor, the codes of a quantised one.  So these travel as floating-point tensors that say the same, exactly, and are turned back where the
-gradient is put together.
+Both hand on floating-point tensors, but a gradient that is a wrapper may hold others: the mask of a masked tensor, the codes of a quantised
+one.  So these travel as floating-point tensors that say the same, exactly, and are turned back where the gradient is put together.  So do
+complex tensors, which Thunder's autograd leaves out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ _LOW = 0xFFFFFFFF
 
 def encode(t: torch.Tensor) -> torch.Tensor:
     """`t`, or what stands for it in autograd: of 64-bit integers two halves, one behind the other."""
-    if t.is_floating_point() or t.is_complex():
+    if t.is_floating_point():
         return t
+    if t.is_complex():
+        return torch.view_as_real(t.resolve_conj())
     if t.dtype in _NARROW:
         return t.to(torch.float32)
     if t.dtype in _MIDDLE:
@@ -28,8 +30,10 @@ def encode(t: torch.Tensor) -> torch.Tensor:
 
 def decode(carried: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The inverse of `encode`."""
-    if dtype.is_floating_point or dtype.is_complex:
+    if dtype.is_floating_point:
         return carried
+    if dtype.is_complex:
+        return torch.view_as_complex(carried.contiguous())
     if dtype in _NARROW:
         return carried.to(dtype)
     if dtype in _MIDDLE:

@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.effects import OfOperator, is_effect
+from thunder_norm.subclass.functional_forms import WITHOUT_HISTORY
+from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
@@ -128,7 +130,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     def vjp(arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if func in _UPDATES_ARGUMENTS:  # once is enough
             arguments = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, arguments)
-        return _vjp(run, arguments, cotangents)
+        return _vjp(run, arguments, cotangents, _without_history(func, *arguments))
 
     def vjp_meta(arguments: tuple[tuple, dict], cotangents: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
         return tuple(TensorProxy(like=p, requires_grad=False) for p in _differentiable(arguments))
@@ -266,24 +268,38 @@ def _differentiable(tree: Any) -> list[TensorProxy]:
     return [p for p in tree_flatten(tree)[0] if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)]
 
 
-def _vjp(run: Callable, arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _without_history(func: Callable, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The arguments that torch has no derivative for, and refuses to have one."""
+    schema = getattr(func, "_schema", None)
+    named = {} if schema is None else {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
+    return [t for name in WITHOUT_HISTORY if isinstance(t := named.get(name), torch.Tensor)]
+
+
+def _vjp(
+    run: Callable,
+    arguments: tuple[tuple, dict],
+    cotangents: Sequence[torch.Tensor],
+    without_history: Sequence[torch.Tensor] = (),
+) -> tuple[torch.Tensor, ...]:
     """Vector-Jacobian products of `run`, one for each differentiable tensor in `arguments`, in order."""
     inputs: list[torch.Tensor] = []
 
     def leaf(value: Any) -> Any:
         if not (isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())):
             return value
-        inputs.append(value.detach().requires_grad_())
+        inputs.append(value.detach().requires_grad_(all(value is not t for t in without_history)))
         return inputs[-1]
 
     args, kwargs = tree_map(leaf, arguments)
     with torch.enable_grad():
         results = [t for t in run(*args, **kwargs) if t.is_floating_point() or t.is_complex()]
     pairs = [(t, g) for t, g in zip(results, cotangents, strict=True) if t.requires_grad]
+    moving = [t for t in inputs if t.requires_grad]
     if not pairs:
         return tuple(torch.zeros_like(t) for t in inputs)
-    found = torch.autograd.grad([t for t, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
-    return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True))
+    gradients = torch.autograd.grad([t for t, _ in pairs], moving, [g for _, g in pairs], allow_unused=True)
+    found = dict(zip(map(id, moving), gradients, strict=True))
+    return tuple(torch.zeros_like(t) if (g := found.get(id(t))) is None else g for t in inputs)
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)})  # arguments with nothing to translate
@@ -292,7 +308,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(Non
 def _fallback_name(func: Callable) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return str(func).replace(".", "_").replace("::", "_")
-    if is_effect(func):
+    if is_effect(func) or isinstance(func, Sized):
         return func.__name__
     if func.__name__ == "__get__":  # a property of torch.Tensor
         return f"Tensor_get_{func.__self__.__name__}"

@@ -18,23 +18,43 @@ _WITH_RESULTS = {
 }
 
 
+def without_outs(func: Any) -> tuple[Any, tuple[str, ...]] | None:
+    """For an overload that writes what it computes into arguments named for it (``out=``): the one that returns it, and their names."""
+    arguments = func._schema.arguments
+    outs = tuple([a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write])
+    wanted = [(a.name, str(a.type)) for a in arguments if a.name not in outs]
+    if (
+        not outs
+        or func.namespace != "aten"
+        or any(a.alias_info is not None and a.alias_info.is_write for a in arguments[: -len(outs)])
+    ):
+        return None
+    for overload in func.overloadpacket.overloads():
+        found = getattr(func.overloadpacket, overload)
+        if not found._schema.is_mutable and [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
+            return found, outs
+    return None
+
+
+# Arguments that torch's autograd does not differentiate: they stay without history whatever is written into them.
+WITHOUT_HISTORY = frozenset({"running_mean", "running_var", "noise"})
+
+
 def returning_what_it_writes(func: Any) -> Any | None:
     """The overload that returns the results of `func`, and then what becomes of each argument that this writes into."""
     return _WITH_RESULTS.get(func)
 
 
-def returning_what_goes_out(func: Any) -> Any | None:
-    """The overload without ``out=`` of one that has it, if that is all that this writes into."""
-    arguments = func._schema.arguments
-    written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    if func.namespace != "aten" or not written or not all(a.kwarg_only and a.is_out for a in written):
-        return None
-    wanted = [(a.name, str(a.type)) for a in arguments if not a.is_out]
-    for overload in func.overloadpacket.overloads():
-        found = getattr(func.overloadpacket, overload)
-        if not found._schema.is_mutable and [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
-            return found
-    return None
+def without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, which is not differentiated; see `trace.composite`."""
+    return tensor.detach()
+
+
+def rewritten(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What a tensor becomes that is written into under `torch.no_grad`: the value, with the history that the tensor has."""
+    result = tensor.clone()
+    with torch.no_grad():
+        return result.copy_(value)
 
 
 def functional_variant(func: Any) -> Any | None:

@@ -49,8 +49,7 @@ def _metadata(t: torch.Tensor) -> tuple:
 
 def is_like(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether a gradient can be handed on by the inner tensors themselves."""
-    can_be_handed_on = all(t.is_floating_point() or t.is_complex() for t in tensors)
-    return can_be_handed_on and [_metadata(t) for t in tensors] == [_metadata(t) for t in others]
+    return [_metadata(t) for t in tensors] == [_metadata(t) for t in others] and all(t.is_floating_point() for t in tensors)
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Structure:
     @functools.cached_property
     def is_carried_as_it_is(self) -> bool:
         """Whether what is handed on are the inner tensors themselves."""
-        return all(f.is_floating_point() or f.is_complex() for f in self._moving)
+        return all(f.is_floating_point() for f in self._moving)
 
     @functools.cached_property
     def _moving(self) -> tuple[torch.Tensor, ...]:

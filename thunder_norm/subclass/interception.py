@@ -100,7 +100,7 @@ class Interpreting(Watching):
         if not acquisition.meets_wrappers:
             refused = values.refusal(fn, args)
             if refused is not None:
-                return refused
+                return _sized(acquisition, fn, args) or refused
         if acquisition.phase is Phase.WAITING:
             acquisition.phase = Phase.RUNNING
             _begin(acquisition, fn, args)
@@ -118,10 +118,23 @@ class Interpreting(Watching):
             return plain_operations.with_attributes(acquisition, found, args) if fn is getattr and answer is None else found
         found = interpret.lookaside(acquisition, fn, args, kwargs)
         if not found:
+            found = plain_operations.keeping_history(acquisition, fn, args)
+        if not found:
             found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args)
             found = plain_operations.with_fallback(acquisition, fn, args, found)
         pending = acquisition.refused.take_pending()
         return found if pending is None else do_raise(pending)
+
+
+def _sized(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call for an operation on plain tensors that needs values for the size of its result, where these may be taken from the inputs."""
+    if (
+        not (acquisition.may_replace() and acquisition.sizes.are_known and values.asks_for_size(fn, args))
+        or acquisition.is_transformed
+    ):
+        return None
+    torch_fn = operations.torch_callable(fn)
+    return None if torch_fn is None else operations.operation_of(acquisition, torch_fn)
 
 
 def current_acquisition() -> Acquisition | None:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass import executors, flags, jagged_operations, trace
+from thunder_norm.subclass import executors, flags, jagged_operations, lists, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import SameValues
@@ -84,7 +84,7 @@ RUN_WHOLE: set[Callable] = set()
 @functools.cache
 def _torchs() -> frozenset:
     """What torch computes tensors with."""
-    return _overridable() | _factories()
+    return _overridable() | _factories() | _on_lists()
 
 
 @functools.cache
@@ -110,6 +110,12 @@ def _factories() -> frozenset:
     """torch's functions that make a tensor from none; it does not count them as overridable."""
     ignored = torch.overrides.get_ignored_functions()
     return frozenset(f for f in ignored if getattr(torch, getattr(f, "__name__", ""), None) is f)
+
+
+@functools.cache
+def _on_lists() -> frozenset:
+    """torch's functions that do one thing to each tensor of a list; it does not count them as overridable."""
+    return frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_"))
 
 
 @functools.cache
@@ -194,7 +200,7 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         return plainly()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
     given = (fake_args, fake_kwargs)
-    run = jagged_operations.instead_of(fn, fake_args, fake_kwargs)
+    run = lists.instead_of(jagged_operations.instead_of(fn, fake_args, fake_kwargs), fake_args)
     before = trace.leaves_of_wrappers(acquisition, (given, acquisition.changing_with(given)))
     rule = None
     if acquisition.autograd.is_running and not isinstance(fn, type):

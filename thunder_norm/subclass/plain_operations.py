@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.acquisition import Acquisition, is_in_place
 from thunder_norm.subclass.attributes import wrapped_result
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import operation_of, torch_callable
 from thunder_norm.subclass.plain import attribute_of_input
 from thunder_norm.tracing.locations import location_of_user
@@ -51,6 +52,19 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
         return _recorded(acquisition, torch_fn, *args, **kwargs)
 
     return call
+
+
+def keeping_history(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call for an operation that writes, under `torch.no_grad`, into a result that requires grad.
+
+    In torch that keeps its history, with the gradients that it has; Thunder forgets it.
+    """
+    if is_grad_enabled() or not torch.is_grad_enabled() or not args or type(args[0].value) is not TensorProxy:
+        return None
+    proxy, torch_fn = args[0].value, torch_callable(fn)
+    if torch_fn is None or not is_in_place(torch_fn) or proxy.history is not None or not acquisition.may_replace():
+        return None
+    return operation_of(acquisition, torch_fn) if acquisition.autograd.requires_grad(proxy) else None
 
 
 _OPAQUE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)

@@ -7,21 +7,21 @@ In-place operations are functionalised as they are logged: the mutated fake is t
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, UnsupportedOperatorException
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass import aliasing, functional_forms
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
+from thunder_norm.subclass.lists import is_on_lists, with_lists
+from thunder_norm.subclass.writing import Writing
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors
@@ -73,7 +73,7 @@ class Step:
         raise NotImplementedError
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Writing):
     """Logs operations on plain fakes; leaves operations on wrappers to the wrappers."""
 
     def __init__(self, acquisition: Acquisition):
@@ -85,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self.last_on_wrappers: tuple[Any, str] | None = None  # the last operation given to a class, and the class's name
         self._constants: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # fakes whose values are known
         self.turn: torch.Tensor | None = None
+        self.is_differentiated = torch.is_grad_enabled()  # around the call: the program's regions are Thunder's affair
         self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -107,6 +108,8 @@ class Recorder(TorchDispatchMode):
             if self._take_for_equal(args[0]):
                 return True
             raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
+        if is_on_lists(func):
+            func, args = with_lists(func, args)
         effect = with_effects(func)
         if effect is not None:
             return self._record_operator(effect, args, kwargs)
@@ -117,7 +120,12 @@ class Recorder(TorchDispatchMode):
             return self._record_in_place(func, args, kwargs)
         if func is aten.detach.default and self._has_just_made(args[0]):
             return args[0]
-        result = _run_on_fakes(func, args, kwargs)
+        try:
+            result = _run_on_fakes(func, args, kwargs)
+        except DynamicOutputShapeException:
+            if not self._may_be_sized:
+                raise
+            func, args, result = self.acquisition.sizes.run(func, args, kwargs)
         self._append(func, args, kwargs, result)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             self.acquisition.equality.note(func, args, kwargs, result)
@@ -186,17 +194,27 @@ class Recorder(TorchDispatchMode):
         aliases = {id(t): self._aliases(t) for t in written}
         returned = [t for t in flat_tensors(result) if all(t is not w for w in written)]
         outputs = (turn, *returned, *written)
-        self.log.append(Recorded(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written)))
+        self._note(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written))
         for t in written:
             self._renew(aliases[id(t)], t)
         return result
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and log it as one operation, whatever it decomposes into."""
-        with self.paused():
-            result = func(*args, **kwargs)
+        try:
+            with self.paused():
+                result = func(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if not self._may_be_sized:
+                raise
+            func, args, result = self.acquisition.sizes.run(func, args, kwargs)
         self._append(func, args, kwargs, result)
         return result
+
+    @property
+    def _may_be_sized(self) -> bool:
+        """Whether sizes may be taken from the inputs of the call: the operation at hand runs on these, and in each call once."""
+        return not (self.acquisition.num_levels or self.acquisition.is_finished or self.acquisition.is_transformed)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -217,130 +235,18 @@ class Recorder(TorchDispatchMode):
         self.hoisted.append((operation, own, outputs_of(result)))
         return result
 
+    def _note(
+        self, func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...], result: Any, is_in_place: bool = False
+    ) -> None:
+        self.acquisition.sizes.note(func, args, kwargs, outputs)
+        self.log.append(Recorded(func, args, kwargs, outputs, result, is_in_place))
+
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         outputs = flat_tensors(result)
         inputs = set(map(id, flat_tensors((args, kwargs))))
         if outputs and all(id(t) in inputs for t in outputs):
             return  # nothing happened: a cast to the same dtype, contiguous() of a contiguous tensor
-        self.log.append(Recorded(func, args, kwargs, outputs, result))
-
-    def _record_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        schema = func._schema
-        mutated = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-        if (whole_form := functional_forms.returning_what_it_writes(func)) is not None:
-            return self._record_with_results(func, whole_form, [args[i] for i in mutated], args, kwargs)
-        if (without_out := functional_forms.returning_what_goes_out(func)) is not None:
-            targets = [kwargs.pop(schema.arguments[i].name) for i in mutated]
-            return self._record_with_results(func, without_out, targets, args, kwargs)
-        functional = functional_forms.functional_variant(func)
-        if mutated != [0] or functional is None:
-            raise UnsupportedOpError(
-                with_details(f"{func} mutates its arguments and has no functional form here", at=location_of_user())
-            )
-        target = args[0]
-        self._check_may_mutate(func, target)
-        self.acquisition.integers.forget(target)
-        args = functional_forms.with_defaults(func, args, kwargs)
-        with self.paused():
-            value = functional(*args, **kwargs)
-            if not torch.can_cast(value.dtype, target.dtype):  # torch's words; fakes are not asked by all operations
-                raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
-            result = func(*args, **kwargs)
-        aliases = self._aliases(target)
-        if (value.dtype, value.shape) == (target.dtype, target.shape):
-            self.log.append(Recorded(functional, args, kwargs, (target,), target, is_in_place=True))
-        else:  # the target keeps its dtype
-            self._append(functional, args, kwargs, value)
-            self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
-        if aliasing.is_permuted(target):  # which stays so, whatever the operation returns out of place
-            self.log.append(
-                Recorded(aliasing.laid_out, (target, aliasing.order(target)), {}, (target,), target, is_in_place=True)
-            )
-        self._renew(aliases, target)
-        return result
-
-    def _record_with_results(self, func: Any, functional: Any, targets: Sequence[torch.Tensor], args: tuple, kwargs: dict) -> Any:
-        for target in targets:
-            self._check_may_mutate(func, target)
-            self.acquisition.integers.forget(target)
-        with self.paused():
-            found = functional(*args, **kwargs)
-        self._append(functional, args, kwargs, found)
-        found = found if isinstance(found, tuple) else (found,)
-        num_results = len(found) - len(targets)
-        results, values = found[:num_results], found[num_results:]
-        for target, value in zip(targets, values, strict=True):
-            if target.shape != value.shape:
-                raise UnsupportedOpError(
-                    with_details(
-                        f"{func} of shape {list(value.shape)} into a tensor of shape {list(target.shape)}",
-                        at=location_of_user(),
-                        why="it would change the shape of that",
-                        instead="use the operation without out=",
-                    )
-                )
-            if not torch.can_cast(value.dtype, target.dtype):  # torch's words
-                raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
-            aliases = self._aliases(target)
-            self.log.append(Recorded(aten.copy.default, (target, value), {}, (target,), target, is_in_place=True))
-            self._renew(aliases, target)
-        if not results:  # an in-place operation returns what it writes into
-            return targets[0] if len(func._schema.returns) == 1 else tuple(targets)
-        return results if len(results) > 1 else results[0]
-
-    def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-        """Record what tensors became that share memory with `target`, which was changed."""
-        for alias in aliases:
-            if aliasing.is_reshaped(alias, target):
-                self.log.append(Recorded(aten.view.default, (target, list(alias.shape)), {}, (alias,), alias, is_in_place=True))
-        others = [alias for alias in aliases if not aliasing.is_reshaped(alias, target)]
-        if not others:
-            return
-        base = aliasing.whole((target, *aliases))
-        assert base is not None, "checked before"
-        with torch.no_grad():
-            if base is target or aliasing.is_reshaped(base, target):
-                found = self.call(aliasing.elements, (base, aliasing.order(base)), {})
-            else:
-                found = self.call(aliasing.with_written, (base, aliasing.order(base), target, *aliasing.place(target)), {})
-        for alias in others:
-            self.log.append(Recorded(aliasing.taken_out, (found, *aliasing.place(alias)), {}, (alias,), alias, is_in_place=True))
-
-    def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
-        why = None
-        fakes, aliases = self.acquisition.fakes, self._aliases(target)
-        for t in (target, *aliases):
-            if (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self.acquisition.may_write_back(t):
-                what = "it" if t is target else "it is a view of what"
-                why = f"{what} is an input of the jitted function"
-                why += ", and the program is differentiated" if id(t) in fakes.inner else ""
-            elif fakes.is_held(t) and not self.acquisition.may_replace():
-                why = "the program also holds it as a plain tensor"
-            elif torch.Tag.inplace_view in func.tags and id(t) in fakes.inputs:
-                why = "it changes the shape or the strides of an input of the jitted function"
-            elif self.acquisition.has_view(t):
-                why = "another tensor is a view of it, or it is a view of another tensor"
-        if (
-            why is None
-            and not all(aliasing.is_reshaped(t, target) for t in aliases)
-            and aliasing.whole((target, *aliases)) is None
-        ):
-            why = "it is a view of another tensor, and it is not known of which"
-        if why is not None:
-            raise UnsupportedOpError(
-                with_details(
-                    f"{func} on {'an inner tensor of a wrapper subclass' if self.has_met_wrappers else 'a tensor'}: {why}",
-                    at=location_of_user(),
-                    instead="use the out-of-place operation",
-                )
-            )
-
-    def _aliases(self, target: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors known by now that share memory with `target`."""
-        storage = target.untyped_storage()._cdata
-        in_log = (t for r in self.log for t in (*r.inputs, *r.outputs))
-        tensors = itertools.chain((fake for fake, _ in self.acquisition.fakes.pairs()), in_log)
-        return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
+        self._note(func, args, kwargs, outputs, result)
 
 
 def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -23,6 +23,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import gradients_recorded, is_grad_enabled
 from thunder_norm.subclass.effects import is_effect
 from thunder_norm.subclass.fallback import is_kept
+from thunder_norm.subclass.functional_forms import rewritten, without_history
 from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, needed
@@ -65,6 +66,7 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
             leaf = proxy_like(fake, requires_grad=real.requires_grad and id(proxy.fake) not in acquisition.autograd.sources)
             acquisition.fakes.bind(fake, leaf, is_input=True)
             acquisition.integers.note_source(fake, real, leaf)
+            acquisition.sizes.note_input(fake, real, leaf)
         leaves.append(acquisition.fakes.proxy_of(fake))
     acquisition.wrappers.specs[id(proxy.fake)] = spec
     acquisition.wrappers.leaves[id(proxy.fake)] = tuple(leaves)
@@ -241,7 +243,8 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Seq
 def _going_on(acquisition: Acquisition, log: Sequence[Recorded]) -> set[int]:
     """Of operations recorded under `torch.no_grad`, those whose derivatives it does not concern, by identity."""
     reached = acquisition.beyond_no_grad()
-    found = {id(r) for r in log if is_effect(r.func)}  # what an operator writes into keeps its history
+    # what is written into keeps its history
+    found = {id(r) for r in log if is_effect(r.func) or r.func is rewritten}
     for recorded in log if reached else ():
         if any(id(t) in reached for t in recorded.inputs):
             found.add(id(recorded))
@@ -285,7 +288,8 @@ def composite(
                 # what torch.tensor has just made is numbers; what was there before may change before the next call
                 write = aten.constant if recorded.func in aten.LIFTS else aten.captured
                 used = tuple(id(t) in wanted for t in recorded.outputs)
-                with nullcontext() if not going_on else gradients_recorded(id(recorded) in going_on):
+                has_gradient = False if recorded.func is without_history else id(recorded) in going_on if going_on else None
+                with nullcontext() if has_gradient is None else gradients_recorded(has_gradient):
                     emitted = aten.emit(recorded, functools.partial(to_proxy, write=write), used)
                 env |= {id(t): p for t, p in zip(recorded.outputs, emitted, strict=True)}
         made.update(env)

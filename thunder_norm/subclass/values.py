@@ -40,6 +40,15 @@ def refusal(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     return lambda *args, **kwargs: do_raise(data_dependent(what))
 
 
+def asks_for_size(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
+    """Whether what `fn` would need a value for is the size of its result alone; see `data_sizes`."""
+    if fn is not TensorProxy.__getitem__:
+        return fn in _SIZED
+    key = args[1].value if len(args) > 1 else None
+    keys = key if type(key) is tuple else (key,)
+    return not any(isinstance(k, slice) and any(map(_is_unknown, (k.start, k.stop, k.step))) for k in map(value_of, keys))
+
+
 def _is_unknown(v: Any) -> bool:
     return isinstance(v, TensorProxy) or _is_unknown_number(v)
 
@@ -127,3 +136,16 @@ def _symbols(fn: Callable) -> list[Any]:
 
 
 _READERS = _readers()
+_SIZED = frozenset(
+    name
+    for fn in (
+        torch.nonzero,
+        torch.argwhere,
+        torch.masked_select,
+        torch.unique,
+        torch.unique_consecutive,
+        torch.bincount,
+        torch.where,
+    )
+    for name in (fn, getattr(torch.Tensor, fn.__name__, fn), *_symbols(fn))
+)

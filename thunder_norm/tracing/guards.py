@@ -339,6 +339,13 @@ def is_of_one_call() -> bool:
     return guards is not None and guards.surroundings.is_of_one_call
 
 
+def use_for_one_call() -> None:
+    """Let no other call use the trace that is being acquired."""
+    guards = _current.get()
+    if guards is not None:
+        guards.surroundings.is_of_one_call = True
+
+
 def check_in_prologue(ctx: Any, check: Callable) -> None:
     """Have the prologue of the trace that is being acquired call what ``check(args, kwargs, output=None)`` writes."""
 

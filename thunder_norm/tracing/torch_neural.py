@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def _in_four_dimensions(input: TensorProxy, *others: TensorProxy) -> list[Tensor
 
 
 def _is_of_other_dimensions(input: Any) -> bool:
-    return isinstance(input, TensorProxy) and input.ndim not in (0, 1, 2, 4) and input.numel > 0
+    return isinstance(input, TensorProxy) and input.ndim not in (0, 1, 2, 4) and 0 not in input.shape
 
 
 def _of_positions(loss: TensorProxy, input: TensorProxy, reduction: str) -> TensorProxy:
@@ -99,7 +100,7 @@ def _total_weight(labels: TensorProxy, weight: TensorProxy | None, ignore_index:
     counts = ltorch.ne(labels, ignore_index)
     if weight is None:
         return ltorch.sum(counts)
-    of_each = ltorch.index_select(weight, 0, ltorch.reshape(ltorch.where(counts, labels, 0), (int(labels.numel),)))
+    of_each = ltorch.index_select(weight, 0, ltorch.reshape(ltorch.where(counts, labels, 0), (math.prod(labels.shape),)))
     return ltorch.sum(ltorch.where(counts, ltorch.reshape(of_each, tuple(labels.shape)), 0.0))
 
 
@@ -140,7 +141,7 @@ def _interpolate(
     antialias: bool = False,
 ) -> Any:
     """Thunder's takes other entries where it makes images smaller by more than a half, and where sizes are no multiples."""
-    is_plain = align_corners is None and not recompute_scale_factor and not antialias and input.ndim > 2 and input.numel > 0
+    is_plain = align_corners is None and not recompute_scale_factor and not antialias and input.ndim > 2 and 0 not in input.shape
     if is_plain and mode in ("nearest", "nearest-exact") and (size is None) is not (scale_factor is None):
         given = size if scale_factor is None else scale_factor
         given = tuple(given) if isinstance(given, Sequence) else given

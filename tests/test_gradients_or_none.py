@@ -1,0 +1,119 @@
+"""Where eager mode has a gradient, of zeros perhaps, there is one; and results that have none do not require grad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.subclasses import WrapperSubclass
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves
+
+from tests.op_coverage import Case, cases, op_name, program
+from tests.seeds import seeded
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vjp
+import thunder
+
+ROUNDING: dict[str, Callable] = {
+    "floor": lambda x: x.floor(),
+    "ceil": lambda x: torch.ceil(x) * 2,
+    "round": lambda x: x.round().sum(),
+    "round to decimals": lambda x: torch.round(x, decimals=1),
+    "trunc": lambda x: torch.trunc(x),
+    "fix": lambda x: torch.fix(x),
+    "sign": lambda x: x.sign(),
+    "division": lambda x: torch.div(x, 2.0, rounding_mode="floor") + torch.div(x, 2.0, rounding_mode="trunc"),
+    "copysign": lambda x: torch.copysign(torch.ones_like(x), x),
+    "within": lambda x: x * x.floor() - x.detach(),
+}
+
+
+def wrapped(x: torch.Tensor) -> torch.Tensor:
+    return TwoTensor(x, x.clone()).requires_grad_()
+
+
+MAKERS: dict[str, Callable] = {"plain": lambda x: x.clone().requires_grad_(), "wrapper": wrapped}
+
+
+def gradient(f: Callable, x: torch.Tensor) -> Any:
+    result = f(x)
+    if result.requires_grad:
+        result.backward(torch.ones_like(result))
+    return result.requires_grad, None if x.grad is None else getattr(x.grad, "a", x.grad)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_is_rounded_has_a_gradient_of_zeros(kind: str, transform: type) -> None:
+    data = torch.tensor([0.3, -1.7, 2.5])
+    for name, f in ROUNDING.items():
+        found = gradient(thunder.jit(f, transforms=[transform()]), MAKERS[kind](data))
+        expected = gradient(f, MAKERS[kind](data))
+        assert expected[1] is not None and found[0] is expected[0], name
+        torch.testing.assert_close(found[1], expected[1], msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_function_transforms_have_it_too() -> None:
+    x = torch.tensor([0.3, -1.7])
+    for name, f in ROUNDING.items():
+        expected = torch.func.grad(lambda x, f=f: f(x).sum())(x)
+        torch.testing.assert_close(grad(lambda x, f=f: f(x).sum())(x), expected, msg=name)
+        torch.testing.assert_close(vjp(lambda x, f=f: f(x).sum(), x)[1](torch.ones(()))[0], expected, msg=name)
+
+
+# What a search of the whole database has found: complex results of wrappers, and what they are computed by; places of the largest bool.
+OPERATORS = (
+    "complex polar view_as_complex cfloat cdouble stft fft.fft fft.rfftn fft.ihfft2 linalg.eigvals cumprod masked.cumprod "
+    "ceil floor round trunc copysign div.trunc_rounding"
+).split()
+
+
+def presence(f: Callable, leaves: tuple, make: Callable) -> list:
+    """For each tensor given whether there is a gradient, and its values; for each result whether it requires grad."""
+    given = [make(v.detach().clone()) for v in leaves if isinstance(v, torch.Tensor)]
+    given = [t.requires_grad_() if t.is_floating_point() else t for t in given]
+    results = [t for t in tree_leaves(f(*given)) if isinstance(t, torch.Tensor)]
+    moving = [t for t in results if t.requires_grad]
+    torch.autograd.backward(moving, [torch.ones_like(t) for t in moving])
+    gradients = [t.grad for t in given if t.is_floating_point()]
+    return [[t.requires_grad for t in results], [None if g is None else getattr(g, "a", g) for g in gradients]]
+
+
+def tensors_of(case: Case) -> list[torch.Tensor]:
+    return [v for v in case.leaves if isinstance(v, torch.Tensor)]
+
+
+@pytest.mark.parametrize("make", [WrapperSubclass, lambda t: t], ids=["wrapper", "plain"])
+def test_operators_of_the_database(make: Callable) -> None:
+    of_name = {op_name(op): op for op in op_db}
+    for name in OPERATORS:
+        for case in cases(of_name[name], samples=1):
+            f = program([case])
+            found, expected = (
+                presence(thunder.jit(f, transforms=[SubclassTransform()]), case.leaves, make),
+                presence(f, case.leaves, make),
+            )
+            if any(
+                t.is_complex() for t in tree_leaves(f(*tensors_of(case)))
+            ):  # in eager mode a wrapper forgets a lazy conjugation
+                expected = presence(f, case.leaves, lambda t: t)
+            assert found[0] == expected[0], name
+            torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_what_is_complex_inside_of_the_program_is_differentiated() -> None:
+    def f(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x).abs() * z.real + (z * z.conj()).imag + torch.polar(x, z.imag).angle()
+
+    given = []
+    for g, make in ((thunder.jit(f, transforms=[SubclassTransform()]), WrapperSubclass), (f, lambda t: t)):
+        torch.manual_seed(seeded(0))
+        x, z = torch.rand(4, dtype=torch.float64), torch.rand(4, dtype=torch.complex128)
+        tensors = [make(x).requires_grad_(), make(z).requires_grad_()]
+        result = g(*tensors)
+        result.backward(torch.ones_like(result))
+        given.append([getattr(t.grad, "a", t.grad) for t in tensors])
+    torch.testing.assert_close(*given)

@@ -1,0 +1,338 @@
+"""Sizes that are values: they are computed from the inputs of the call at hand while a trace is acquired, and again before each use.
+
+What an operation like `nonzero` returns for tensors without data is not known.  So the operations of the program that its arguments
+come from run on the real inputs of the call, and the prologue of the trace runs them again: where a size is another, the trace does not
+serve the call, and the program is acquired anew.  Nothing of this happens in programs without such an operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
+from thunder_norm.subclass import plain_values
+from thunder_norm.subclass.fakes import Fakes
+from thunder_norm.subclass.fallback import is_kept
+from thunder_norm.subclass.sized import OtherSizesError, Sized, sizes_of
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.conditions import GuardError
+from thunder_norm.tracing.guards import use_for_one_call
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.trees import flat_tensors, map_tensors
+from thunder.core.compile_data import _compile_data
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.update_aliases import _is_inplace_op
+
+# So many traces of a program are kept, for as many sizes.
+MAX_TRACES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class _Value:
+    """One of the tensors that an operation returned."""
+
+    step: _Step
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Met:
+    """A tensor that no recorded operation made: an input, or what Thunder computed."""
+
+    fake: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """An input of the computation, and the tensor that it is in the call at hand."""
+
+    proxy: TensorProxy
+    real: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """An operation, its tensors replaced by what they are known by."""
+
+    number: int  # operations run in this order
+    func: Callable
+    arguments: tuple[tuple, dict]
+
+    def operands(self) -> Iterator[_Value | _Met | _Given]:
+        """What it takes."""
+        return (v for v in tree_leaves(self.arguments) if isinstance(v, _OPERANDS))
+
+    def run(self, value: Callable[[Any], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The tensors that it returns, with these values for what it takes."""
+        return flat_tensors(_called(self.func, self.arguments, value))
+
+
+_OPERANDS = (_Value, _Met, _Given)
+_OF_ONE_RUN = "it is computed from random numbers, or by an operator that does more than return tensors"
+
+
+class _Unknown(Exception):
+    """Why a value is not known."""
+
+
+def _called(func: Callable, arguments: tuple[tuple, dict], value: Callable[[Any], torch.Tensor]) -> Any:
+    args, kwargs = tree_map(lambda v: value(v) if isinstance(v, _OPERANDS) else v, arguments)
+    return func(*args, **kwargs)
+
+
+class DataSizes:
+    """Where the tensors of one acquisition come from, and the operations whose sizes are values."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        self._fakes = fakes
+        self._made: dict[int, tuple[torch.Tensor, _Value]] = {}  # by the identity of fakes
+        self._given: dict[int, _Given] = {}  # inputs, by the identity of their fakes
+        self._plain: dict[int, _Step] = {}  # what Thunder computed, by the identity of fakes
+        self._numbers = itertools.count(1)
+        self._sized: list[_Step] = []
+        self._has_warned = False
+        self.are_known = True  # whether there are calls with data
+        self._results: dict[int, tuple[torch.Tensor, ...]] = {}  # of operations by their numbers, for the inputs at hand
+
+    def note_input(self, fake: torch.Tensor, real: torch.Tensor, proxy: TensorProxy) -> None:
+        """An inner tensor of an input."""
+        self._given[id(fake)] = _Given(proxy, real)
+
+    def note(self, func: Callable, args: tuple, kwargs: dict, outputs: Sequence[torch.Tensor]) -> None:
+        """An operation was recorded; what it writes into is a result of its own from now on."""
+        step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))
+        if isinstance(func, Sized):
+            self._sized.append(step)
+        self._made.update({id(t): (t, _Value(step, index)) for index, t in enumerate(outputs)})
+
+    def _operand(self, t: torch.Tensor) -> Any:
+        if not isinstance(t, FakeTensor):
+            return t
+        found = self._made.get(id(t))
+        return _Met(t) if found is None else found[1]
+
+    # -- the call at hand ---------------------------------------------------------------------------------------------
+
+    def run(self, func: Any, args: tuple, kwargs: dict) -> tuple[Sized, tuple, Any]:
+        """What stands for an operation whose sizes are values, what it is called with, and fakes of what it returns.
+
+        Raises:
+            UnsupportedOpError: the values of its arguments cannot be computed.
+        """
+        step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))
+        try:
+            if not self.are_known:
+                raise _Unknown(_NO_VALUE)
+            with _disable_current_modes(), _as_recorded():
+                for needed in self._needed([step], self._results):
+                    if needed is not step:
+                        self._results[needed.number] = needed.run(self._value)
+                result = _called(func, step.arguments, self._value)
+        except _Unknown as e:
+            raise UnsupportedOpError(
+                with_details(
+                    f"data-dependent control flow: what {func} returns depends on the values of a tensor",
+                    at=location_of_user(),
+                    why=str(e),
+                    instead="use torch.where, or compute it outside the jitted function",
+                )
+            ) from None
+        self._warn_of_many(func)
+        sized = Sized(func, tuple([t.dtype for t in flat_tensors(result)]))
+        return sized, (sizes_of(result), *args), map_tensors(self._fakes.new, result)
+
+    def _warn_of_many(self, func: Callable) -> None:
+        """Each trace is looked at, and kept: the first ones alone are."""
+        _, stats = _compile_data.get()
+        if stats is None or len(stats.interpreter_cache) < MAX_TRACES or self._has_warned:
+            return
+        self._has_warned = True
+        use_for_one_call()
+        warnings.warn(
+            with_details(
+                f"the size of what {func} returns was another in {MAX_TRACES} calls: further sizes are acquired anew in each call",
+                at=location_of_user(),
+                why="a trace has numbers for sizes, so that each of them is another trace",
+                instead="torch.where(mask, x, 0), or what else keeps its size",
+            ),
+            AcquiredAnewWarning,
+            stacklevel=2,
+        )
+
+    def _value(self, operand: _Value | _Met | _Given) -> torch.Tensor:
+        if isinstance(operand, _Value):
+            return self._results[operand.step.number][operand.index]
+        found = self._origin(operand)
+        return self._results[found.number][0] if isinstance(found, _Step) else found.real
+
+    def _needed(self, steps: Sequence[_Step], known: Mapping[int, Any] = MappingProxyType({})) -> list[_Step]:
+        """These steps and those that their arguments come from, in order, down to what is known.
+
+        Raises:
+            _Unknown: one of them makes something else each time.
+        """
+        found: dict[int, _Step] = {}
+        pending = list(steps)
+        while pending:
+            step = pending.pop()
+            if step.number in found or step.number in known:
+                continue
+            if is_kept(step.func) or not callable(step.func):
+                raise _Unknown(_OF_ONE_RUN)
+            if getattr(step.func, "namespace", "").startswith("_c10d"):
+                raise _Unknown("it is computed by several processes, of which one may acquire its program anew and others not")
+            found[step.number] = step
+            origins = [v.step if isinstance(v, _Value) else self._origin(v) for v in step.operands()]
+            pending.extend(origin for origin in origins if isinstance(origin, _Step))
+        return sorted(found.values(), key=lambda step: step.number)
+
+    # -- where a tensor comes from ------------------------------------------------------------------------------------
+
+    def _origin(self, operand: _Met | _Given) -> _Given | _Step:
+        """The input that a tensor is, or the operation that it is the result of.
+
+        Raises:
+            _Unknown: it has no values.
+        """
+        if isinstance(operand, _Given):
+            return operand
+        fake = operand.fake
+        if id(fake) in self._plain:
+            return self._plain[id(fake)]
+        if id(fake) not in self._given:
+            proxy = self._fakes.first_proxy_of(fake)
+            if proxy is None:
+                raise _Unknown(_NO_VALUE)
+            if id(fake) in self._fakes.computed:
+                return self._plain.setdefault(id(fake), self._computed(proxy))
+            self._given[id(fake)] = self._input(proxy)
+        return _with_data(self._given[id(fake)])
+
+    def _input(self, proxy: TensorProxy) -> _Given:
+        """The input of the computation that a proxy stands for."""
+        real = self._fakes.real_input(proxy)
+        given = next((g for g in self._given.values() if g.proxy.name == proxy.name), None)
+        if real is None and given is None:
+            raise _Unknown(_NO_VALUE)
+        return _with_data(given if real is None else _Given(proxy, real))
+
+    def _computed(self, proxy: TensorProxy) -> _Step:
+        """What Thunder wrote for a plain tensor, as one operation on inputs."""
+        trace = get_jit_ctx().computation_trace
+        if len(trace.scopes) != 1 or self._fakes.replaced or any(map(_is_inplace_op, trace.bound_symbols)):
+            raise _Unknown("it is computed from plain tensors in a region, or in a program that writes into a plain tensor")
+        if torch._C._is_any_autocast_enabled():
+            raise _Unknown("it is computed from plain tensors under autocast, which is not applied yet")
+        operations, taken = plain_values.made_of(proxy, trace.bound_symbols)
+        if any(type(p) is not TensorProxy for p in taken):
+            raise _Unknown(_NO_VALUE)
+        if not plain_values.are_the_same_each_time(operations):
+            raise _Unknown(_OF_ONE_RUN)
+        run = plain_values.compiled(proxy, operations, taken)
+        return _Step(-next(self._numbers), run, (tuple([self._input(p) for p in taken]), {}))
+
+    # -- the prologue -------------------------------------------------------------------------------------------------
+
+    def guards(self) -> list[BoundSymbol]:
+        """Operations of the prologue: the sizes of results that are values are those that the trace was acquired with."""
+        if not self._sized:
+            return []
+        self._results.clear()
+        steps = self._needed(self._sized)
+        given: dict[str, TensorProxy] = {}
+
+        def place(operand: Any) -> _Place:
+            origin = operand.step if isinstance(operand, _Value) else self._origin(operand)
+            if isinstance(origin, _Step):
+                return _Place(origin.number, operand.index if isinstance(operand, _Value) else 0)
+            given[origin.proxy.name] = origin.proxy
+            return _Place(0, list(given).index(origin.proxy.name))
+
+        # nothing of this call stays with the trace
+        arguments = [tree_map(lambda v: place(v) if isinstance(v, _OPERANDS) else v, step.arguments) for step in steps]
+        calls = [_Call(step.number, step.func, args, kwargs) for step, (args, kwargs) in zip(steps, arguments, strict=True)]
+        bind = bindable("check_sizes", _check(calls))
+        return [bind(*map(self._fakes.current, given.values()), output=None)]
+
+
+@contextlib.contextmanager
+def _as_recorded() -> Iterator[None]:
+    """What was recorded is below autograd and autocast."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+class _Place(NamedTuple):
+    """Where a tensor is found when a trace is used: the operation that made it, 0 for the inputs, and which of its results it is."""
+
+    number: int
+    index: int
+
+
+class _Call(NamedTuple):
+    """An operation that the prologue runs."""
+
+    number: int
+    func: Callable
+    args: tuple
+    kwargs: dict
+
+    def places(self) -> list[_Place]:
+        """Where it finds what it takes."""
+        return [v for v in tree_leaves((self.args, self.kwargs), is_leaf=_is_place) if _is_place(v)]
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, _Place)
+
+
+def _check(calls: Sequence[_Call]) -> Callable[..., None]:
+    """What the prologue calls with the inputs: it runs the operations and lets go of what they made as soon as it can."""
+    last = {place.number: call.number for call in calls for place in call.places()}
+    let_go = {call.number: [n for n, by in last.items() if by == call.number and n] for call in calls}
+
+    def check(*tensors: torch.Tensor) -> None:
+        made: dict[int, tuple[torch.Tensor, ...]] = {0: tensors}
+        try:
+            with _as_recorded():
+                for call in calls:
+                    found = call.func(*_filled(call.args, made), **_filled(call.kwargs, made))
+                    if call.number in last:
+                        made[call.number] = flat_tensors(found)
+                    for number in let_go[call.number]:
+                        del made[number]
+        except OtherSizesError as e:
+            raise GuardError("a size that is a value is another than when the trace was acquired") from e
+
+    return check
+
+
+def _filled(tree: Any, made: Mapping[int, tuple[torch.Tensor, ...]]) -> Any:
+    kind = type(tree)
+    if kind is _Place:
+        return made[tree.number][tree.index]
+    if kind is tuple or kind is list:
+        return kind([_filled(v, made) for v in tree])
+    return {k: _filled(v, made) for k, v in tree.items()} if kind is dict else tree
+
+
+_NO_VALUE = "it is computed from a tensor whose value is not known while the trace is acquired"
+
+
+def _with_data(given: _Given) -> _Given:
+    if isinstance(given.real, FakeTensor) or given.real.is_meta:
+        raise _Unknown("it is computed from a tensor without data")
+    return given
