@@ -195,8 +195,8 @@ _NO_OPERATIONS = frozenset(
 def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """Whether Thunder's gradient is not torch's.
 
-    It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds
-    and for a relu of NaN, and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.
+    It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds,
+    and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.
     """
     if bsym.sym.id in activations.IDS:
         return True
