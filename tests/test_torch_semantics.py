@@ -265,6 +265,36 @@ def test_derivatives_are_torchs(name):
     torch.testing.assert_close(leaf.grad, slope, equal_nan=True)
 
 
+@pytest.mark.parametrize("with_gradients", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3, 5), (3, 5), (2, 3, 2, 2)], ids=str)
+def test_running_statistics_of_instance_norms_are_torchs(shape, with_gradients):
+    kind = torch.nn.InstanceNorm2d if len(shape) == 4 else torch.nn.InstanceNorm1d
+    mine, theirs = (kind(3, momentum=0.3, affine=True, track_running_stats=True).double() for _ in range(2))
+    jitted, x = thunder.jit(mine, transforms=[NormTransform()]), _d(*shape).requires_grad_(with_gradients)
+    for _ in range(2):
+        torch.testing.assert_close(jitted(x), theirs(x))
+        x = x.detach() * 2 + 1
+        x.requires_grad_(with_gradients)
+    for a, b in zip(mine.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+_WEIGHT, _TARGET = torch.rand(5, dtype=torch.float64), torch.randint(0, 2, (5,)).double()
+_LOSSES = {
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), _TARGET, weight=_WEIGHT),
+    "multi_margin_loss": lambda x: F.multi_margin_loss(x[None], torch.tensor([2]), weight=_WEIGHT),
+    "soft_margin_loss": lambda x: F.soft_margin_loss(x, 2 * _TARGET - 1),
+}
+
+
+@pytest.mark.parametrize("name", _LOSSES)
+def test_losses_with_weights_and_targets_that_have_no_gradients_have_those_of_the_input(name):
+    x = _d(5).requires_grad_()
+    jitted = thunder.jit(_LOSSES[name], transforms=[NormTransform()])
+    (found,), (wanted,) = (torch.autograd.grad(f(x), x) for f in (jitted, _LOSSES[name]))
+    torch.testing.assert_close(found, wanted)
+
+
 def test_relu_of_what_is_no_number_is_none_in_transformed_functions():
     """As torch has it; Thunder's has 0 there."""
     x = torch.tensor([-1.0, float("nan"), 2.0])

@@ -8,7 +8,7 @@ make new tensors: Thunder's backward would read what was written over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 import torch
@@ -34,6 +34,7 @@ from thunder_norm.subclass.tape_inputs import hand_on_inputs, tape_of
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.subclass.turns import awaited
 from thunder_norm.tracing import compilation, hooks
+from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_semantics import clamp
 import thunder.torch as ltorch
@@ -117,7 +118,8 @@ class SubclassTransform(interception.Interpreting):
             traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
             return returning_inputs(traces) if self.hands_back_inputs else traces
         if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
-            computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0]))
+            computation = with_missing_gradients(computation, executors_list[0], _moving(computation))
+            computation = broadcast_scalars(computation)
         return boundary_passes.check_what_leaves((prologue, computation, epilogue))
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
@@ -135,28 +137,40 @@ hooks.brings(Transformed, SubclassTransform)
 # -- gradients by our rules ---------------------------------------------------------------------------------------------
 
 
-def with_missing_gradients(trace: TraceCtx, executor: Any) -> TraceCtx:
+def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | None = None) -> TraceCtx:
     """The same computation, whose operations on complex numbers, and those without a gradient of Thunder's, have gradients of ours.
 
     Args:
         trace: a computation that Thunder is going to differentiate.
         executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
+        moving: the names of what is differentiated; None if that may be anything.
     """
-    if not any(map(_is_concerned, trace.bound_symbols)):
+    if not any(_is_concerned(b, moving) for b in trace.bound_symbols):
         return trace
     new = from_trace(trace)
-    new.bound_symbols = with_gradients(trace.bound_symbols, executor, new)
+    new.bound_symbols = with_gradients(trace.bound_symbols, executor, new, moving)
     return new
 
 
-def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx) -> list[BoundSymbol]:
+def _moving(trace: TraceCtx) -> set[str]:
+    """The names of what inputs that require grad move."""
+    found = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad}
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id != "torch.detach" and any(p.name in found for p in bsym.flat_proxy_args):
+            found.update(p.name for p in bsym.flat_proxy_outs)
+    return found
+
+
+def with_gradients(
+    bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx, moving: Set[str] | None = None
+) -> list[BoundSymbol]:
     """The same operations; those that Thunder would not differentiate right, or not at all, have gradients of ours.
 
-    `trace` knows the names of what is new.
+    `trace` knows the names of what is new; of arguments that are not among `moving` there is no gradient.
     """
     found: list[BoundSymbol] = []
     for bsym in bsyms:
-        if not _is_concerned(bsym):
+        if not _is_concerned(bsym, moving):
             found.append(bsym)
         elif (
             isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
@@ -165,7 +179,7 @@ def with_gradients(bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx)
         elif _asks_for_what_may_be_unused(bsym):
             found += _with_a_dimension_between(bsym, executor, trace)
         else:
-            found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor))
+            found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor, moving))
     return found
 
 
@@ -177,13 +191,15 @@ def functional(trace: TraceCtx) -> TraceCtx:
         return without_mutations(trace, keeps_foreign=True)
 
 
-def _is_concerned(bsym: BoundSymbol) -> bool:
+def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
         return False
     if has_tape(bsym) is not None:  # what it hands on has the gradients that torch's autograd has made
         return False
     tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
+    if moving is not None and is_opaque(bsym) and {p.name for p in bsym.flat_proxy_args if is_differentiable(p)} - moving:
+        return True  # Thunder asks torch for the gradients of all, and torch may have none of a weight or a target
     return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym)
 
 
@@ -220,12 +236,15 @@ def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
     """Whether Thunder's gradient fails: of several results without dimensions, or of what it had registered for torch to run.
 
     Of the latter it does for tensors given by name (``pos_weight``) or in a list (``hstack``, which then has no gradient, silently), for
-    None among the results (attention without its weights), and for integers without dimensions among them (``cholesky_ex``).
+    None among the results (attention without its weights), and for integers without dimensions among them (``cholesky_ex``).  Of what draws
+    random numbers (``dropout2d``) it has torch draw others.
     """
     if _asks_for_what_may_be_unused(bsym):
         return True
     if not is_opaque(bsym):
         return False
+    if draws_numbers(bsym):
+        return True
     in_lists = [a for a in bsym.args if isinstance(a, Sequence) and not isinstance(a, str)]
     if any(map(is_differentiable, flat_proxies((in_lists, bsym.kwargs)))):
         return True
@@ -265,10 +284,13 @@ def _with_a_dimension_between(bsym: BoundSymbol, executor: Any, trace: TraceCtx)
     return [whole, *(b.from_bsym_swap_proxies(again) for b in taken_away)]
 
 
-def _with_gradient(name: str, bsyms: Sequence[BoundSymbol], outs: Sequence[TensorProxy], executor: Any) -> BoundSymbol:
+def _with_gradient(
+    name: str, bsyms: Sequence[BoundSymbol], outs: Sequence[TensorProxy], executor: Any, moving: Set[str] | None = None
+) -> BoundSymbol:
     """Operations, the first of which uses all that they do, as one with a gradient of ours."""
     inputs = list({p.name: p for p in flat_proxies((bsyms[0].args, bsyms[0].kwargs))}.values())
     program = flat_program(inputs, bsyms, outs)
+    wanted = [is_differentiable(p) and (moving is None or p.name in moving) for p in inputs]
 
     @langctx(Languages.TORCH)
     def meta(*args: TensorProxy) -> tuple[TensorProxy, ...]:
@@ -276,10 +298,10 @@ def _with_gradient(name: str, bsyms: Sequence[BoundSymbol], outs: Sequence[Tenso
 
     @langctx(Languages.TORCH)
     def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
-        results, pullback = evaluate_vjp(renewed_program(program), args, list(map(is_differentiable, args)))
+        results, pullback = evaluate_vjp(renewed_program(program), args, wanted)
         cotangents = [prims.get_grad(r) if is_differentiable(r) else None for r in results]
-        for a, g in zip(args, pullback(cotangents), strict=True):
-            if is_differentiable(a):
+        for a, g, is_wanted in zip(args, pullback(cotangents), wanted, strict=True):
+            if is_wanted:
                 prims.put_grad(a, ltorch.zeros_like(a) if g is None else g)
         return results
 

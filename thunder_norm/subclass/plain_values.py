@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from thunder_norm.subclass.fallback import is_kept, made_for
+from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder.core import prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
-
-_RANDOM = {prims.OpTags.RANDOM_OP}
 
 
 def made_of(p: TensorProxy, program: Sequence[BoundSymbol]) -> tuple[list[BoundSymbol], list[TensorProxy]]:
@@ -52,7 +51,7 @@ def _parts(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
 
 def _is_of_one_run(bsym: BoundSymbol) -> bool:
     made = made_for(bsym.sym)
-    return has_tags(bsym, _RANDOM) or (made is not None and is_kept(made.function))
+    return draws_numbers(bsym) or (made is not None and is_kept(made.function))
 
 
 def compiled(p: TensorProxy, operations: list[BoundSymbol], inputs: list[TensorProxy]) -> Callable[..., torch.Tensor]:

@@ -13,14 +13,25 @@ from thunder.core.symbol import BoundSymbol, has_tags
 States = tuple[torch.Tensor, list[torch.Tensor]]
 
 
+# Operations that Thunder has without the tag of those that draw.
+_UNTAGGED = frozenset(
+    "randn randn_like randint randint_like randperm normal poisson binomial gumbel_softmax alpha_dropout feature_alpha_dropout "
+    "dropout1d dropout2d dropout3d fractional_max_pool2d fractional_max_pool3d".split()
+)
+
+
 def draws_numbers(bsym: BoundSymbol) -> bool:
-    """Whether an operation draws random numbers."""
-    return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or any(draws_numbers(s) for s in bsym.subsymbols)
+    """Whether an operation draws random numbers, or may."""
+    return _draws(bsym) or any(draws_numbers(s) for s in bsym.subsymbols)
+
+
+def _draws(bsym: BoundSymbol) -> bool:
+    return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or bsym.sym.name in _UNTAGGED
 
 
 def count_draws(bsym: BoundSymbol) -> int:
     """How many operations that draw random numbers an operation consists of."""
-    return sum(map(count_draws, bsym.subsymbols)) or has_tags(bsym, {prims.OpTags.RANDOM_OP})
+    return sum(map(count_draws, bsym.subsymbols)) or _draws(bsym)
 
 
 def states() -> States:

@@ -104,6 +104,35 @@ def _total_weight(labels: TensorProxy, weight: TensorProxy | None, ignore_index:
     return ltorch.sum(ltorch.where(counts, ltorch.reshape(of_each, tuple(labels.shape)), 0.0))
 
 
+# -- statistics -------------------------------------------------------------------------------------------------------
+
+
+@_instead_of(F.instance_norm)
+def _instance_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Thunder's leaves the running statistics as they are in a program that is differentiated.
+
+    They move towards the mean over the batch of the means, and of the unbiased variances, of each instance; aten.instance_norm.
+    """
+    if not use_input_stats or (running_mean is None and running_var is None):
+        return ltorch.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    result = ltorch.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+    over, still = tuple(range(2, input.ndim)), ltorch.detach(input)
+    for running, measure in ((running_mean, ltorch.mean), (running_var, ltorch.var)):
+        if running is not None:
+            found = ltorch.to(ltorch.mean(measure(still, over), 0), running.dtype)
+            ltorch.copy_(running, ltorch.add(ltorch.mul(running, 1 - momentum), ltorch.mul(found, momentum)))
+    return result
+
+
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,88 @@
+"""Gradients of programs that draw random numbers: those of the numbers that their results were computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.seeds import seeded
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+# Affine in their argument for the numbers drawn, with a constant that does not depend on it.
+DROPOUTS: dict[str, Callable] = {
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "dropout1d": lambda x: F.dropout1d(x.reshape(2, 6, 1)),
+    "dropout2d": lambda x: torch.nn.Dropout2d(0.5)(x.reshape(2, 6, 1, 1).expand(2, 6, 2, 2)),
+    "dropout3d": lambda x: F.dropout3d(x.reshape(2, 6, 1, 1, 1).expand(2, 6, 2, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_what_is_dropped_has_no_gradient_and_what_is_kept_has_its_factor(name: str, transform: Callable) -> None:
+    jitted = thunder.jit(lambda x: DROPOUTS[name](x).sum(), transforms=[transform()])
+    for seed in range(4):
+        torch.manual_seed(seeded(seed))
+        x = torch.rand(12).add(0.5).requires_grad_()
+        value = jitted(x)
+        (slope,) = torch.autograd.grad(value, x)
+        torch.testing.assert_close((slope * x).sum(), value)
+
+
+@pytest.mark.parametrize("function", [F.alpha_dropout, F.feature_alpha_dropout])
+def test_alpha_dropout_moves_with_what_it_keeps(function: Callable) -> None:
+    """a x + b of what is kept, and a constant of what is not."""
+    p, low = 0.4, -1.7580993408473766
+    a = ((1 - p) * (1 + p * low**2)) ** -0.5
+    jitted = thunder.jit(lambda x: function(x, p, training=True), transforms=[NormTransform()])
+    torch.manual_seed(seeded(0))
+    x = torch.rand(40, 5).requires_grad_()
+    y = jitted(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    is_kept = slope != 0
+    assert 0 < is_kept.sum() < 200
+    torch.testing.assert_close(slope, torch.where(is_kept, a, 0.0))
+    torch.testing.assert_close(y, torch.where(is_kept, a * x, a * low) - a * low * p)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_gumbel_softmax_has_the_gradients_of_its_softmax_and_draws_by_the_shares(hard: bool) -> None:
+    tau = 0.7
+    jitted = thunder.jit(lambda x: F.gumbel_softmax(x, tau, hard), transforms=[NormTransform()])
+    torch.manual_seed(seeded(0))
+    scores, direction = torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0.3, -1.0, 2.0])
+    x = scores.expand(40000, 3).clone().requires_grad_()
+    y = jitted(x)
+    (slope,) = torch.autograd.grad((y * direction).sum(), x)
+    shares, expected = y.argmax(-1).bincount(minlength=3) / 40000, scores.softmax(0)
+    assert ((shares - expected).abs() < 6 * (expected * (1 - expected) / 40000).sqrt()).all()
+    if hard:
+        torch.testing.assert_close(y.sort(-1).values, torch.tensor([0.0, 0.0, 1.0]).expand(40000, 3))
+        assert slope.any(-1).float().mean() > 0.5
+    else:
+        torch.testing.assert_close(slope, y * (direction - (y * direction).sum(-1, keepdim=True)) / tau)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [lambda: torch.randn(3), lambda: torch.randint(0, 9, (3,)), lambda: torch.normal(0.0, 1.0, (3,)), lambda: torch.rand(3)],
+    ids=["randn", "randint", "normal", "rand"],
+)
+def test_second_derivatives_have_the_numbers_of_the_first(noise: Callable) -> None:
+    jitted = thunder.jit(lambda x: ((x + noise()) ** 3).sum(), transforms=[NormTransform()])
+    torch.manual_seed(seeded(0))
+    x = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+    (first,) = torch.autograd.grad(jitted(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second**2, 12 * first.detach())  # (6 u)^2 of 3 u^2
+
+
+@pytest.mark.parametrize("mask", [lambda: torch.randn(4) > 0, lambda: torch.randint(0, 2, (4,)).bool()], ids=["randn", "randint"])
+def test_sizes_of_what_is_drawn_are_refused(mask: Callable) -> None:
+    with pytest.raises(UnsupportedOpError, match="random numbers"):
+        thunder.jit(lambda x: x[mask()], transforms=[SubclassTransform()])(torch.ones(4))
