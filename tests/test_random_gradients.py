@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
 # Affine in their argument for the numbers drawn, with a constant that does not depend on it.
@@ -32,6 +33,41 @@ def test_what_is_dropped_has_no_gradient_and_what_is_kept_has_its_factor(name: s
         value = jitted(x)
         (slope,) = torch.autograd.grad(value, x)
         torch.testing.assert_close((slope * x).sum(), value)
+
+
+NUMBERS: dict[str, Callable] = {
+    "randn": lambda: torch.randn(12),
+    "randint": lambda: torch.randint(0, 9, (12,)),
+    "poisson": lambda: torch.poisson(torch.full((12,), 3.0)),
+    "bernoulli": lambda: torch.bernoulli(torch.full((12,), 0.5)),
+}
+
+
+@pytest.mark.parametrize("transform", [NormTransform, CheckpointTransform])
+@pytest.mark.parametrize("name", [*DROPOUTS, *NUMBERS])
+def test_what_is_computed_again_has_the_numbers_of_the_first_time(name: str, transform: Callable) -> None:
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        return (DROPOUTS[name](x) if name in DROPOUTS else x * NUMBERS[name]()).sum()
+
+    jitted = thunder.jit(lambda x: checkpoint(linear, x, use_reentrant=False), transforms=[transform()])
+    torch.manual_seed(seeded(0))
+    x = torch.rand(12).add(0.5).requires_grad_()
+    value = jitted(x)
+    (slope,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close((slope * x).sum(), value)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_with_dropout_has_the_gradients_of_the_scores_that_it_keeps(need_weights: bool) -> None:
+    """Linear in the values."""
+    torch.manual_seed(seeded(0))
+    attention = torch.nn.MultiheadAttention(8, 2, dropout=0.5, bias=False, batch_first=True)
+    q, k, v = torch.randn(3, 2, 6, 8).unbind()
+    jitted = thunder.jit(lambda v: attention(q, k, v, need_weights=need_weights)[0].sum(), transforms=[NormTransform()])
+    v.requires_grad_()
+    value = jitted(v)
+    (slope,) = torch.autograd.grad(value, v)
+    torch.testing.assert_close((slope * v).sum(), value, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("function", [F.alpha_dropout, F.feature_alpha_dropout])

@@ -16,11 +16,13 @@ from torch._guards import detect_fake_mode
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions.functionalization import VIEWS
+from thunder_norm.functions.registry import decomposed
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags, PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.symbol import BoundSymbol
 from thunder.core.transform_common import NON_FUNCTIONAL_OPS
 from thunder.extend import OperatorExecutor
 
@@ -72,7 +74,7 @@ def replayable(
 
 
 def _needs_care(bsym: BoundSymbol) -> bool:
-    return has_tags(bsym, {OpTags.RANDOM_OP}) or any(True for _ in writes(bsym))
+    return draws_numbers(bsym) or any(True for _ in writes(bsym))
 
 
 def writes(bsym: BoundSymbol) -> Iterator[BoundSymbol]:
@@ -105,15 +107,17 @@ class _Splitter:
             return [_swapped(bsym, self.values)], [_swapped(bsym, self.values_again)]
         if bsym.sym.id is PrimIDs.COPY_:
             return self._write(bsym)
-        if bsym.subsymbols:
+        drawing = _draws().get(bsym.sym.id)
+        # of what torch runs as a whole the gradient would be that of other numbers
+        parts = bsym.subsymbols or (decomposed(bsym) if drawing is None else None)
+        if parts:
             first: list[BoundSymbol] = []
             second: list[BoundSymbol] = []
-            for sub in bsym.subsymbols:
+            for sub in parts:
                 once, again = self.split(sub)
                 first += once
                 second += again
             return first, [self._region(bsym, second)] if bsym.sym.id == REGION else second
-        drawing = _draws().get(bsym.sym.id)
         if drawing is None:
             return [_swapped(bsym, self.values)], []  # what it drew is kept
         return drawing(bsym)

@@ -21,6 +21,7 @@ from thunder_norm.functions.programs import flat_proxies, is_complex, is_differe
 from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_calls import Forward, try_out
+from thunder_norm.tracing import random_numbers
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
@@ -35,11 +36,7 @@ from thunder.extend import OperatorExecutor
 opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
 
 # They draw numbers, which a second run does not repeat.
-_RANDOM = frozenset(
-    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d empty_like feature_alpha_dropout "
-    "fractional_max_pool2d fractional_max_pool3d gumbel_softmax multinomial native_dropout normal poisson rand rand_like "
-    "randint randint_like randn randn_like randperm rrelu".split()
-)
+_RANDOM = random_numbers.NAMES | {"empty_like"}  # whose numbers are what was in memory
 
 
 class Operation(NamedTuple):

@@ -8,16 +8,20 @@ from collections.abc import Iterator
 import torch
 
 from thunder.core import prims
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.proxies import ProxyTag
+from thunder.core.symbol import BoundSymbol, BoundSymbolTag, has_tags
+from thunder.core.trace import TraceCtx
 
 States = tuple[torch.Tensor, list[torch.Tensor]]
 
 
-# Operations that Thunder has without the tag of those that draw.
-_UNTAGGED = frozenset(
-    "randn randn_like randint randint_like randperm normal poisson binomial gumbel_softmax alpha_dropout feature_alpha_dropout "
-    "dropout1d dropout2d dropout3d fractional_max_pool2d fractional_max_pool3d".split()
+# Operations that torch or Thunder has, some of which are without the tag of those that draw.
+NAMES = frozenset(
+    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d feature_alpha_dropout fractional_max_pool2d "
+    "fractional_max_pool3d gumbel_softmax multinomial native_dropout normal poisson rand rand_like randint randint_like randn "
+    "randn_like randperm rrelu".split()
 )
+_UNTAGGED = NAMES - {"dropout", "rrelu"}  # those draw where a part of them does
 
 
 def draws_numbers(bsym: BoundSymbol) -> bool:
@@ -27,6 +31,24 @@ def draws_numbers(bsym: BoundSymbol) -> bool:
 
 def _draws(bsym: BoundSymbol) -> bool:
     return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or bsym.sym.name in _UNTAGGED
+
+
+def keep_draws(trace: TraceCtx) -> None:
+    """Have what draws numbers in regions that are computed again in the backward run once: it would draw others there.
+
+    Relies on ``thunder.core.jit_ext`` and ``thunder.transforms.autodiff``: what is computed again is known by a tag of its results.
+    """
+    for bsym in trace.bound_symbols:
+        if draws_numbers(bsym):
+            _keep(bsym)
+
+
+def _keep(bsym: BoundSymbol) -> None:
+    bsym.tags.discard(BoundSymbolTag.RECOMPUTE_IN_BACKWARD)
+    for p in bsym.flat_proxy_outs:
+        p.tags.discard(ProxyTag.RECOMPUTE_IN_BACKWARD)
+    for part in bsym.subsymbols:
+        _keep(part)
 
 
 def count_draws(bsym: BoundSymbol) -> int:

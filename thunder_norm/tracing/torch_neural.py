@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import thunder.torch as ltorch
 from thunder.core import dtypes
+from thunder.core.interpreter import WrappedValue, _interpret_call
 from thunder.core.proxies import TensorProxy
 
 ENTRIES: dict[Callable, Callable] = {}
@@ -131,6 +133,26 @@ def _instance_norm(
             found = ltorch.to(ltorch.mean(measure(still, over), 0), running.dtype)
             ltorch.copy_(running, ltorch.add(ltorch.mul(running, 1 - momentum), ltorch.mul(found, momentum)))
     return result
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+_attention = F.multi_head_attention_forward
+_attention_arguments = inspect.signature(_attention)
+# the same code under another identity: interpreting it does not lead here again
+_written_attention = types.FunctionType(_attention.__code__, _attention.__globals__, "attention", _attention.__defaults__)
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
+    """What to call instead of a function where its arguments decide; None for most.
+
+    Attention with dropout is followed: Thunder has torch run it as a whole, and again for its gradients, dropping other scores.
+    """
+    if fn is not _attention:
+        return None
+    given = _attention_arguments.bind(*args, **kwargs).arguments
+    drops = given["dropout_p"].value != 0 and ("training" not in given or given["training"].value)
+    return functools.partial(_interpret_call, _written_attention) if drops and type(given["query"].value) is TensorProxy else None
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

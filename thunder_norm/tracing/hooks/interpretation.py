@@ -19,6 +19,7 @@ from thunder_norm.tracing import (
     named_results,
     standard_library,
     torch_arguments,
+    torch_neural,
 )
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
@@ -69,6 +70,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or callbacks.lookaside(fn, args, kwargs)
             or torch_arguments.lookaside(fn, args, kwargs)
             or known_values.lookaside(fn, args)
+            or torch_neural.lookaside(fn, args, kwargs)
         )
         about_python = about_python or modules.making(fn, args, kwargs)
         return about_python or named_results.with_fields(asked.lookaside(fn, args, kwargs), fn)

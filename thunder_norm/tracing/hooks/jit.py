@@ -16,6 +16,7 @@ from thunder_norm.tracing.calls.ready import short_calls
 from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants
 from thunder_norm.tracing.hooks.replaced import replaces
+from thunder_norm.tracing.random_numbers import keep_draws
 import thunder
 from thunder.core.compile_data import get_cache_option, get_compile_data
 from thunder.core.module import get_thunder_module
@@ -190,6 +191,7 @@ def _has_participant(around: dict[str, Any]) -> bool:
 def _differentiate(trace: TraceCtx, /, *args: Any, **kwargs: Any) -> TraceCtx:
     """The program that Thunder differentiates: what is differentiated again where somebody asks for it."""
     if participants():
+        keep_draws(trace)
         setattr(get_compile_data(), _DIFFERENTIATED, trace)
     return _original_differentiate(trace, *args, **kwargs)
 
