@@ -63,9 +63,7 @@ class RegionCall:
             fits, is_same_state, run = variant.fits, variant.is_same_state, variant.run
 
         def region(*inputs: torch.Tensor) -> Tensors:
-            if fits(*inputs) and is_same_state() and not modes():
-                return run(list(inputs))  # type: ignore[misc]
-            return other(list(inputs))
+            return freeing(list(inputs))
 
         def freeing(inputs: list[torch.Tensor]) -> Tensors:
             if fits(*inputs) and is_same_state() and not modes():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing import random_numbers
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags
 from thunder.core.proxies import TensorProxy
@@ -17,14 +18,13 @@ from thunder.executors.torchex import ex as torch_ex
 # Executors that run an operation by calling torch: Thunder's, ours for what Thunder has no symbol for, and that of `gradients`.
 _RUN_BY_TORCH = ("torch", "thunder_norm_aten", "thunder_norm_gradients")
 
-# They change an argument, ask for a value, draw numbers, are not determined, or give the same object where others change it.
+# They change an argument, ask for a value, draw numbers, are not determined, or give the same object where others change it; of dropout
+# its arguments say whether it draws.
 _NEVER = frozenset(
-    "copy_ item update_aliases shape uniform uniform_philox randn rand randint bernoulli multinomial_helper normal poisson empty "
-    "empty_like rand_like randn_like randint_like randperm rrelu alpha_dropout feature_alpha_dropout feature_dropout dropout1d "
-    "dropout2d dropout3d gumbel_softmax fractional_max_pool2d fractional_max_pool3d get_and_update_rng_state_impl as_strided "
-    "tensor_from_sequence instance_norm nonzero unique masked_select native_dropout native_batch_norm cudnn_batch_norm "
+    "copy_ item update_aliases shape uniform uniform_philox multinomial_helper feature_dropout empty empty_like get_and_update_rng_state_impl as_strided "
+    "tensor_from_sequence instance_norm nonzero unique masked_select native_batch_norm cudnn_batch_norm "
     "_native_batch_norm_legit is_nonzero torch_compile bitcast".split()
-)
+) | (random_numbers.NAMES - {"dropout"})
 _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
 
 # They give a tensor that shares memory with their first argument, or may: dropout where it leaves out nothing.

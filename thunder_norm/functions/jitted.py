@@ -22,6 +22,7 @@ from thunder_norm.functions.rules import activations
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase
+from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate, has_tape
@@ -117,9 +118,10 @@ class SubclassTransform(interception.Interpreting):
                 traces = boundary_passes.detach_inactive(traces)
             traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
             return returning_inputs(traces) if self.hands_back_inputs else traces
-        if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
-            computation = with_missing_gradients(computation, executors_list[0], _moving(computation))
-            computation = broadcast_scalars(computation)
+        moved = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
+        if torch.is_grad_enabled() and moved:
+            moving = depending(computation, moved)
+            computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0], moving))
         return boundary_passes.check_what_leaves((prologue, computation, epilogue))
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
@@ -150,15 +152,6 @@ def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | No
     new = from_trace(trace)
     new.bound_symbols = with_gradients(trace.bound_symbols, executor, new, moving)
     return new
-
-
-def _moving(trace: TraceCtx) -> set[str]:
-    """The names of what inputs that require grad move."""
-    found = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad}
-    for bsym in trace.bound_symbols:
-        if bsym.sym.id != "torch.detach" and any(p.name in found for p in bsym.flat_proxy_args):
-            found.update(p.name for p in bsym.flat_proxy_outs)
-    return found
 
 
 def with_gradients(

@@ -38,25 +38,26 @@ def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -
     return F._Reduction.legacy_get_string(size_average, reduce)
 
 
-def _in_four_dimensions(input: TensorProxy, *others: TensorProxy) -> list[TensorProxy]:
-    """An input [N, C, ...] and targets with classes, or without, as torch sees them where dimensions are other than 1, 2 and 4.
-
-    Thunder's gradient is that of images, and has their shape.
-    """
-    n, positions = input.shape[0], 1
-    for size in input.shape[2:]:
-        positions *= size
-    first = [ltorch.reshape(input, (n, input.shape[1], 1, positions))]
-    shapes = [(n, t.shape[1], 1, positions) if t.ndim == input.ndim else (n, 1, positions) for t in others]
-    return first + [ltorch.reshape(t, shape) for t, shape in zip(others, shapes, strict=True)]
-
-
 def _is_of_other_dimensions(input: Any) -> bool:
     return isinstance(input, TensorProxy) and input.ndim not in (0, 1, 2, 4) and 0 not in input.shape
 
 
+def _in_known_dimensions(input: TensorProxy, target: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    """An input [N, C, ...] and targets with classes, or without, as torch sees them where dimensions are other than 1, 2 and 4.
+
+    Thunder's gradient is that of images, and has their shape.
+    """
+    if not _is_of_other_dimensions(input):
+        return input, target
+    n, positions = input.shape[0], math.prod(input.shape[2:])
+    shape = (n, target.shape[1], 1, positions) if target.ndim == input.ndim else (n, 1, positions)
+    return ltorch.reshape(input, (n, input.shape[1], 1, positions)), ltorch.reshape(target, shape)
+
+
 def _of_positions(loss: TensorProxy, input: TensorProxy, reduction: str) -> TensorProxy:
-    return ltorch.reshape(loss, (input.shape[0], *input.shape[2:])) if reduction == "none" else loss
+    """The loss of `_in_known_dimensions` in the shape of the input's positions."""
+    is_reshaped = reduction == "none" and _is_of_other_dimensions(input)
+    return ltorch.reshape(loss, (input.shape[0], *input.shape[2:])) if is_reshaped else loss
 
 
 @_instead_of(F.nll_loss)
@@ -71,10 +72,8 @@ def _nll_loss(
 ) -> Any:
     """Thunder's ignores the class -1 by default, and the places of its arguments are others."""
     reduction = _reduction(size_average, reduce, reduction)
-    if not _is_of_other_dimensions(input):
-        return ltorch.nll_loss(input, target, weight, ignore_index, reduction)
-    image, of_image = _in_four_dimensions(input, target)
-    return _of_positions(ltorch.nll_loss(image, of_image, weight, ignore_index, reduction), input, reduction)
+    scores, labels = _in_known_dimensions(input, target)
+    return _of_positions(ltorch.nll_loss(scores, labels, weight, ignore_index, reduction), input, reduction)
 
 
 @_instead_of(F.cross_entropy)
@@ -90,20 +89,25 @@ def _cross_entropy(
 ) -> Any:
     """Thunder's mean of smoothed labels counts what those to be ignored have."""
     reduction = _reduction(size_average, reduce, reduction)
-    scores, labels = _in_four_dimensions(input, target) if _is_of_other_dimensions(input) else (input, target)
+    scores, labels = _in_known_dimensions(input, target)
     if reduction == "mean" and label_smoothing > 0 and dtypes.is_exact_dtype(labels.dtype):
         each = ltorch.cross_entropy(scores, labels, weight, None, ignore_index, None, "none", label_smoothing)
         return ltorch.true_divide(ltorch.sum(each), _total_weight(labels, weight, ignore_index))
     loss = ltorch.cross_entropy(scores, labels, weight, None, ignore_index, None, reduction, label_smoothing)
-    return loss if scores is input else _of_positions(loss, input, reduction)
+    return _of_positions(loss, input, reduction)
 
 
 def _total_weight(labels: TensorProxy, weight: TensorProxy | None, ignore_index: int) -> TensorProxy:
     counts = ltorch.ne(labels, ignore_index)
     if weight is None:
         return ltorch.sum(counts)
-    of_each = ltorch.index_select(weight, 0, ltorch.reshape(ltorch.where(counts, labels, 0), (math.prod(labels.shape),)))
-    return ltorch.sum(ltorch.where(counts, ltorch.reshape(of_each, tuple(labels.shape)), 0.0))
+    return ltorch.sum(ltorch.where(counts, weights_of(ltorch.where(counts, labels, 0), weight), 0.0))
+
+
+def weights_of(labels: TensorProxy, weight: TensorProxy) -> TensorProxy:
+    """For each label, whatever their shape, the weight [C] of its class."""
+    rows = ltorch.reshape(labels, (math.prod(labels.shape),))
+    return ltorch.reshape(ltorch.index_select(weight, 0, rows), tuple(labels.shape))
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------

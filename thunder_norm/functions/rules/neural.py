@@ -14,6 +14,7 @@ from thunder_norm.functions.registry import batching_rules, decompositions, regi
 from thunder_norm.functions.rules.elementwise import elementwise
 from thunder_norm.functions.rules.reductions import of_two
 from thunder_norm.tracing.recording import print_without_module
+from thunder_norm.tracing.torch_neural import weights_of
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import dtypes
@@ -131,8 +132,7 @@ def _nll_loss_backward(
         g = ltorch.true_divide(g, ltorch.to(total_weight, g.dtype))
     value = ltorch.where(counts, ltorch.neg(g), 0.0)
     if weight is not None:
-        rows = ltorch.reshape(chosen, (int(chosen.numel),))
-        value = ltorch.mul(value, ltorch.reshape(ltorch.index_select(weight, 0, rows), tuple(target.shape)))
+        value = ltorch.mul(value, weights_of(chosen, weight))
     zeros = ltorch.zeros_like(a, dtype=g.dtype)
     return ltorch.scatter_add(zeros, dim, ltorch.unsqueeze(chosen, dim), ltorch.unsqueeze(value, dim))
 
