@@ -7,14 +7,16 @@ import types
 
 import pytest
 import torch
+import torch.distributions as D
+import torch.nn.functional as F
 from packaging.version import Version
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor
-from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.errors import DataDependentError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
-from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform, grad, vmap
 import thunder
 
 
@@ -275,3 +277,62 @@ def test_torchs_transformer_in_evaluation(recorded, is_causal):
         y = thunder.jit(model, transforms=[NormTransform()])(*(RMSTensor.of(x) for x in inputs))
     assert y.norm_size >= RMSTensor.of(y.backing, elem_dims=y.elem_dims).norm_size * (1 - 1e-6)
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+# -- checks of distributions --------------------------------------------------------------------------------------------
+
+
+def _mixture(x):
+    components = D.Normal(torch.stack([x, -x], -1), F.softplus(torch.stack([x, -x], -1)) + 0.1)
+    return D.MixtureSameFamily(D.Categorical(logits=torch.stack([x, 0 * x], -1)), components).log_prob(x.detach())
+
+
+DENSITIES = {
+    "Normal": lambda x: D.Normal(x, F.softplus(x)).log_prob(torch.zeros_like(x)),
+    "StudentT": lambda x: D.StudentT(2 + F.softplus(x), x, x.exp()).log_prob(torch.zeros_like(x)),
+    "Categorical": lambda x: D.Categorical(logits=x).log_prob(torch.tensor(1)),
+    "Beta": lambda x: D.Beta(x.exp(), F.softplus(x)).log_prob(torch.full_like(x, 0.25)),
+    "mixture": _mixture,
+    "multivariate": lambda x: D.MultivariateNormal(x, x[:, None] * x + torch.eye(3)).log_prob(torch.zeros_like(x)),
+    "divergence": lambda x: D.kl_divergence(D.Normal(x, x.exp()), D.Normal(torch.zeros_like(x), 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_distributions_in_a_traced_program(name):
+    torch.manual_seed(seeded(0))
+    f, x = DENSITIES[name], torch.randn(3, dtype=torch.float64)
+    wanted = torch.func.grad(lambda x: f(x).sum())(x)
+    torch.testing.assert_close(grad(lambda x: f(x).sum())(x), wanted)
+    x.requires_grad_()
+    found = thunder.jit(f, transforms=[NormTransform()])(x)
+    torch.testing.assert_close(found, f(x))
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], wanted)
+
+
+INVALID = {
+    "a scale": (lambda x: D.Normal(0.0, x).log_prob(torch.ones(2)), torch.tensor([1.0, -1.0])),
+    "a value": (lambda x: D.Bernoulli(logits=torch.zeros(2)).log_prob(x), torch.tensor([1.0, 0.5])),
+    "not a number": (lambda x: D.Categorical(logits=x).entropy(), torch.tensor([1.0, torch.nan])),
+    "a matrix": (lambda x: D.MultivariateNormal(torch.zeros(2), torch.diag(x)).mean, torch.tensor([1.0, -1.0])),
+    "constants": (lambda x: x + D.Normal(0.0, -torch.ones(2)).mean, torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_a_call_with_an_invalid_distribution_raises_as_eager_pytorch_does(name):
+    f, bad = INVALID[name]
+    for call in (f, jitted := thunder.jit(f, transforms=[NormTransform()])):
+        with pytest.raises(ValueError, match="Expected (parameter|value argument)"):
+            call(bad)
+    if name != "constants":
+        torch.testing.assert_close(jitted(torch.ones(2)), f(torch.ones(2)))
+        with pytest.raises(ValueError, match="Expected (parameter|value argument)"):
+            jitted(bad)
+
+
+def test_transforms_that_run_nothing_in_between_refuse_what_a_distribution_checks():
+    f = DENSITIES["Normal"]
+    with pytest.raises(DataDependentError, match="validate_args=False"):
+        thunder.jit(f, transforms=[CheckpointTransform()])(torch.ones(2))
+    thunder.jit(lambda x: D.Normal(x, 1.0, validate_args=False).log_prob(x), transforms=[CheckpointTransform()])(torch.ones(2))

@@ -123,6 +123,7 @@ def test_vmap_inside_a_module_is_refused():
 def test_a_lazy_module_is_refused_until_it_has_been_called():
     model, x = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), torch.randn(3, 2)
     uses = [
+        lambda: thunder.jit(model, transforms=[NormTransform()])(x),
         lambda: ModularNorm(model, x),
         lambda: norm_report(thunder.jit(model, transforms=[NormTransform()]), LinfTensor.of(x)),
         lambda: build_norm_map(model, x, parameters="unit")(LinfTensor(1.0)),

@@ -159,6 +159,14 @@ _PROGRAMS = {
         for shape in ((4, 3), (2, 3, 4), (2, 3, 2, 2, 2))
         for reduction in ("mean", "none")
     },
+    **{
+        f"ctc_loss with lists, {reduction}": lambda reduction=reduction: (
+            lambda x, t: F.ctc_loss(x.log_softmax(-1), t, [5, 4], target_lengths=(2, 1), reduction=reduction),
+            _d(5, 2, 3),
+            torch.randint(1, 3, (2, 2)),
+        )
+        for reduction in ("mean", "none")
+    },
     "addcmul of integers": lambda: (lambda x, y: x.addcmul(x, y, value=2.5), _i(3), _i(3)),
     "a bool and an int": lambda: (lambda m: m * 2 + (1 - m.long()), _b(3)),
     "a bool, a number, int8": lambda: (lambda m, x, y: (m + x) * y, _b(3), _i(), _i(3, dtype=torch.int8)),

@@ -6,11 +6,11 @@ writes that log down as bound symbols, `operations` does both for a call of the 
 `boundary` lets only plain tensors cross into and out of the computation, `differentiation` has torch's autograd write the backward
 where wrappers require grad, `tape` and `tape_inputs` give gradients that are differentiated again, `effects` and `turns` are for operations that do more than return tensors, `equality` knows which
 tensors are equal, `executors` is for executors with implementations of their own, `masked` takes torch's MaskedTensor apart,
-`opaque_objects` has torch run what cannot be taken apart (`opaque_lookasides` and `opaque_traces` are for it alone), and
+`distributions` has the checks of torch.distributions run in every call, `opaque_objects` has torch run what cannot be taken apart (`opaque_lookasides` and `opaque_traces` are for it alone), and
 `interception` is what answers `thunder_norm.tracing.hooks`: which calls are taken over, and what stands for inputs.
 """
 
-from thunder_norm.subclass import masked  # noqa: F401 - registers the class
+from thunder_norm.subclass import distributions, masked  # noqa: F401 - register what they know
 from thunder_norm.subclass.executors import register_implementation
 from thunder_norm.subclass.trace import OperationId
 

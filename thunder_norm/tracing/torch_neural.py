@@ -148,15 +148,34 @@ _written_attention = types.FunctionType(_attention.__code__, _attention.__global
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
-    """What to call instead of a function where its arguments decide; None for most.
+    """What to call instead of a function where its arguments decide; None for most."""
+    written = _WRITTEN.get(fn) if isinstance(fn, types.FunctionType) else None
+    return None if written is None else written(*args, **kwargs)
 
-    Attention with dropout is followed: Thunder has torch run it as a whole, and again for its gradients, dropping other scores.
-    """
-    if fn is not _attention:
-        return None
+
+def _attention_with_dropout(*args: WrappedValue, **kwargs: WrappedValue) -> Callable | None:
+    """Attention with dropout is followed: Thunder has torch run it as a whole, and again for its gradients, dropping other scores."""
     given = _attention_arguments.bind(*args, **kwargs).arguments
     drops = given["dropout_p"].value != 0 and ("training" not in given or given["training"].value)
     return functools.partial(_interpret_call, _written_attention) if drops and type(given["query"].value) is TensorProxy else None
+
+
+_ctc_loss = types.FunctionType(F.ctc_loss.__code__, F.ctc_loss.__globals__, "ctc_loss", F.ctc_loss.__defaults__)
+
+
+def _ctc_loss_of_tensors(log_probs, targets, input_lengths, target_lengths, *args, **kwargs):
+    lengths = [n if isinstance(n, torch.Tensor) else torch.tensor(n) for n in (input_lengths, target_lengths)]
+    return _ctc_loss(log_probs, targets, *lengths, *args, **kwargs)
+
+
+def _ctc_loss_with_lists(log_probs: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Callable | None:
+    """torch makes a tensor of lengths, where they are a list, which it cannot while it works out shapes; the program makes it instead."""
+    given = [*args[1:3], *(kwargs[n] for n in ("input_lengths", "target_lengths") if n in kwargs)]
+    is_plain = type(log_probs.value) is TensorProxy and any(isinstance(n.value, list | tuple) for n in given)
+    return functools.partial(_interpret_call, _ctc_loss_of_tensors) if is_plain else None
+
+
+_WRITTEN: dict[Callable, Callable] = {_attention: _attention_with_dropout, F.ctc_loss: _ctc_loss_with_lists}
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

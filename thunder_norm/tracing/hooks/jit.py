@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.tracing import aliases, containers, guards, native, proxy_names, python, whereabouts
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import short_calls
@@ -19,6 +19,7 @@ from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.random_numbers import keep_draws
 import thunder
 from thunder.core.compile_data import get_cache_option, get_compile_data
+from thunder.core.interpreter import InterpreterError
 from thunder.core.module import get_thunder_module
 from thunder.core.options import CACHE_OPTIONS, SHARP_EDGES_OPTIONS
 from thunder.core.trace import TraceCtx
@@ -67,6 +68,10 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             found = _original_acquire(fn, args, kwargs, **options)
         except NotImplementedError as e:
             raise _constant_tensor(e) from e
+        except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
+            if isinstance(e.__cause__, ThunderNormError):
+                raise e.__cause__ from None
+            raise
         aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         if guards.is_of_one_call():
