@@ -115,6 +115,10 @@ def test_entries_of_random_programs_are_in_their_ranges(seed):
         (lambda x: torch.softmax(x, -1).sum(-1), 1, 4),
         (lambda x: (torch.relu(x) + 1) * (torch.tanh(x) - 2), -INF, -1),
         (lambda x: x.abs().clamp(max=3).max(-1)[0], 0.0, 3.0),
+        (lambda x: (x.square() + 1) / torch.ones_like(x), 1, INF),
+        (lambda x: torch.zeros_like(x) + torch.full_like(x, 2.0) + x.new_ones(4) + x.new_full((4,), fill_value=1.0), 4, 4),
+        (lambda x: torch.ones_like(x).mul_(-torch.sigmoid(x)), -1, 0),
+        (lambda x: torch.ones_like(x).index_fill_(-1, torch.tensor([0]), -3.0) + 1, None, None),
     ],
 )
 def test_ranges_are_as_narrow_as_one_expects(call, low, high):
@@ -193,6 +197,9 @@ CASES = [
     Case("rsqrt", lambda a: torch.rsqrt(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
     Case("sqrt", lambda a: torch.sqrt(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
     Case("log", lambda a: torch.log(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
+    Case("xlogy", lambda a, b: torch.xlogy(a, b.abs() + 0.5), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
+    Case("xlogy, other dims", lambda a, b: torch.xlogy(a, b.abs() + 0.5), (x(2, 3), x(1, 3, name="b", dims=())), 0.0, FEW),
+    Case("xlogy of a number", lambda a: torch.xlogy(-2.0, a.abs() + 0.5), (x(2, 3),), 0.0, FEW),
     Case("log1p", lambda a: torch.log1p(torch.relu(a)), (x(2, 3),), 0.0, FEW),
     Case("log1p below 0", lambda a: torch.log1p(torch.relu(a) - 0.5), (x(2, 3),), 0.0, FEW),
     Case("exp of what is negative", lambda a: torch.exp(-F.softplus(a)), (x(2, 3),), 0.0, FEW),

@@ -17,6 +17,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import SAME_DIMS, Constant, Number, refined, rms, scalar, times
 from thunder_norm.rules.binary import product_dims
+from thunder_norm.rules.powers import reach
 from thunder_norm.rules.weighted_means import quotient_at_most
 
 _ANY = Range()
@@ -159,27 +160,57 @@ def sqrt(input: RMSTensor) -> RMSTensor:
 def log(input: RMSTensor) -> RMSTensor:
     """log x, for x of at least c > 0.
 
-    Value:       |log c| + (n + c) / c
+    Value:       min(|log c| + (n + c) / c, max(|log c|, |log R|)), where no entry exceeds the reach R
     Sensitivity: 1 / c
     Typical:     sqrt(log(n)^2 + 1) and 1 / n, as in `typical_quotients`, where an epsilon alone keeps x from 0
-    Source:      |log x - log c| <= (x - c) / c, the slope at c
-    Gap:         the logarithm grows ever more slowly
+    Source:      |log x - log c| <= (x - c) / c, the slope at c; and the modulus is largest at an end
+    Gap:         from RMS, where all entries are as large as the reach of one; at c, where no entry is as small
     """
     c = _range(input).low
     if _is_guarded(input):
         n = input.norm_size.clamp(min=c)
         return rms((n.log().square() + 1).sqrt(), input.elem_dims, sensitivity={"input": n.reciprocal()})
-    return rms(input.norm_size / c + (abs(math.log(c)) + 1), input.elem_dims, sensitivity={"input": 1 / c})
+    by_slope = input.norm_size / c + (abs(math.log(c)) + 1)
+    by_ends = reach(input).clamp(min=c).log().abs().clamp(min=abs(math.log(c)))
+    return rms(torch.minimum(by_slope, by_ends), input.elem_dims, sensitivity={"input": 1 / c})
+
+
+@normed_op(torch.xlogy).register_norm(when=_above_zero("other"), lift_dims=SAME_DIMS)
+def xlogy(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """a log b, for b of at least c > 0.
+
+    Value:       k |a| |log b|, as of a product, and the logarithm as in `log`
+    Sensitivity: k |log b| to a;  k |a| / c to b
+    Gap:         that of `log`
+    """
+    logs = log(other)
+    dims, k = product_dims(input, other)
+    slope = (logs._sensitivity or {})["input"]
+    moved = {"input": logs.norm_size * k, "other": input.norm_size * (k * slope)}
+    return rms(input.norm_size * logs.norm_size * k, dims, sensitivity=moved)
+
+
+@normed_op(torch.xlogy).register_norm(when=_above_zero("other"))
+def number_times_log(input: Number, other: RMSTensor) -> RMSTensor:
+    """c log b: c times `log`.
+
+    Gap: that of `log`
+    """
+    logs, c = log(other), math.fabs(input)
+    return rms(times(logs.norm_size, c), logs.elem_dims, sensitivity={"other": times((logs._sensitivity or {})["input"], c)})
 
 
 @normed_op(torch.log1p).register_norm(when=lambda args: _range(args["input"]).low > -1)
 def log1p(input: RMSTensor) -> RMSTensor:
     """log(1 + x), for x of at least c > -1.
 
-    Value:       n max(1, |log(1 + c) / c|): the chord from 0 to c is steeper than all others
+    Value:       n max(1, |log(1 + c) / c|): the chord from 0 to c is steeper than all others; at most max(|log(1 + c)|, log(1 + R)) for
+                 the reach R
     Sensitivity: 1 / (1 + c)
     Gap:         the chord and the slope at c are attained by x next to c alone, which a larger norm need not be
     """
     c = _range(input).low
     steepest = 1.0 if c >= 0 else math.log1p(c) / c
-    return rms(times(input.norm_size, steepest), input.elem_dims, sensitivity={"input": 1 / (1 + c)})
+    by_ends = reach(input).clamp(min=c).log1p().abs().clamp(min=abs(math.log1p(c)))
+    size = torch.minimum(times(input.norm_size, steepest), by_ends)
+    return rms(size, input.elem_dims, sensitivity={"input": 1 / (1 + c)})
