@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+import torch.distributions as D
 import torch.nn.functional as F
 
 from tests.seeds import seeded
@@ -176,6 +177,10 @@ def x(*shape, n=0.7, kind=RMSTensor, dims=None, name="x"):
     return Ball(name, kind, shape, n, dims)
 
 
+def reshaped(a):
+    return a.unsqueeze(0).expand(2, *a.shape).permute(2, 0, 1).reshape(6, 2)
+
+
 def renormalised(a):
     p = torch.topk(torch.softmax(a, -1), 2, -1)[0].float().double()
     p /= p.sum(-1, keepdim=True)
@@ -202,6 +207,12 @@ CASES = [
     Case("xlogy of a number", lambda a: torch.xlogy(-2.0, a.abs() + 0.5), (x(2, 3),), 0.0, FEW),
     Case("log1p", lambda a: torch.log1p(torch.relu(a)), (x(2, 3),), 0.0, FEW),
     Case("log1p below 0", lambda a: torch.log1p(torch.relu(a) - 0.5), (x(2, 3),), 0.0, FEW),
+    Case("log of what stays an exponential", lambda a: (2 * reshaped(a.exp()) ** 2 / 3).sqrt().log(), (x(2, 3),), 0.5, FEW),
+    Case("over a moved exponential", lambda a, b: b / (3 * reshaped(a.exp())), (x(2, 3), x(6, 2, name="b")), 0.0, FEW),
+    Case("over its square", lambda a, b: b / (2 * a.exp().square()), (x(2, 3), x(2, 3, name="b", dims=(-2,))), 0.0, FEW),
+    Case("powers of exponentials", lambda a: (a.exp() ** -1.5).log() + a.exp().rsqrt(), (x(2, 3, kind=LinfTensor),), 0.5, FEW),
+    Case("root of an exponential", lambda a: torch.sqrt(a.exp()) * a.exp() ** 0.5, (x(2, 3),), 0.0, FEW),
+    Case("density", lambda a, b: D.Normal(b, a.exp(), False).log_prob(0.3), (x(3), x(2, 3, name="b")), 0.0, FEW),
     Case("exp of what is negative", lambda a: torch.exp(-F.softplus(a)), (x(2, 3),), 0.0, FEW),
 ]
 

@@ -256,6 +256,8 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     with perturbations_recorded():
         result = _handing_on(result, sizes, followed)
         out = _attach(op, rule, prepared, result, real, args, kwargs)
+        if op.fact_rule is not None and isinstance(out, NormedTensor):
+            out._facts = op.fact_rule(prepared.args, prepared.kwargs, out)
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, _normed(out), body), Rest(op, rule, prepared, _normed(result)))
         for x in _normed(out):

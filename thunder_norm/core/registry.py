@@ -33,6 +33,7 @@ RangeRule = Callable[[tuple, Mapping[str, Any], Callable[[Any], Range | None]], 
 
 # From a call's arguments and its result to what is known about that as a sum.
 SumsRule = Callable[[tuple, Mapping[str, Any], NormedTensor], tuple]
+FactRule = Callable[[tuple, dict[str, Any], NormedTensor], Any]
 
 
 class NormedOp:
@@ -48,6 +49,7 @@ class NormedOp:
         self._ordered_of: list[NormRule] = []
         self.range_rule: RangeRule | None = None
         self.sums_rule: SumsRule | None = None
+        self.fact_rule: FactRule | None = None
         self.movement_rule: Callable | None = None
         self.is_factory = False  # it makes a tensor whose norm no other's decides: it has rules, and none takes a NormedTensor
         self.__name__ = getattr(body, "__name__", str(key))
@@ -143,6 +145,11 @@ class NormedOp:
     def register_sums(self, rule: SumsRule) -> SumsRule:
         """Register of which weights a result is a sum (`thunder_norm.rules.weighted_sums`); usable as a decorator."""
         self.sums_rule = rule
+        return rule
+
+    def register_fact(self, rule: FactRule) -> FactRule:
+        """Register what is known about a result besides what its norm rule says: all its facts (`thunder_norm.rules._facts`)."""
+        self.fact_rule = rule
         return rule
 
     def register_movement(self, rule: Callable) -> Callable:

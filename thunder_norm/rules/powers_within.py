@@ -18,6 +18,7 @@ from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._shared import like, maximum, refined, rms, scalar
+from thunder_norm.rules.kept_exponentials import is_exponential
 from thunder_norm.rules.powers import reach
 
 _TINY = 1e-150
@@ -104,9 +105,12 @@ def power_of_at_least_one(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
     return rms(size, (), sensitivity={"input": to_base * refined(input, ()), "exponent": to_exponent})
 
 
-@normed_op(torch.sqrt).register_norm(
-    when=lambda args: math.isfinite(_least(args["input"])) and 0 <= _least(args["input"]) <= _TINY
-)
+def _has_no_more_than_a_sign(args: dict[str, Any]) -> bool:
+    x = args["input"]
+    return math.isfinite(_least(x)) and 0 <= _least(x) <= _TINY and not is_exponential(args)
+
+
+@normed_op(torch.sqrt).register_norm(when=_has_no_more_than_a_sign)
 def sqrt(input: RMSTensor) -> RMSTensor:
     """The root of x >= 0, whose least number that is not 0 is s in its dtype.
 

@@ -264,20 +264,6 @@ def _quotient(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.div).register_range(_quotient)
 
 
-def _constant(of: Callable[[tuple, Mapping[str, Any]], Any]) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
-    def rule(args: tuple, kwargs: Mapping[str, Any], _: Of) -> Known:
-        value = of(args, kwargs)
-        return Range(float(value), float(value)) if isinstance(value, int | float) else None
-
-    return rule
-
-
-_register(_constant(lambda *_: 0.0), (torch.zeros_like, torch.Tensor.new_zeros))
-_register(_constant(lambda *_: 1.0), (torch.ones_like, torch.Tensor.new_ones))
-_register(_constant(lambda args, kwargs: argument(args, kwargs, 1, "fill_value")), (torch.full_like,))
-_register(_constant(lambda args, kwargs: argument(args, kwargs, 2, "fill_value")), (torch.Tensor.new_full,))
-
-
 def _joined(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = [of(t) for t in argument(args, kwargs, 0, "tensors")]
     return None if None in found else union(r for r in found if r is not None)
@@ -370,9 +356,10 @@ def _filled_with(at: int | None, value: float = 0.0) -> Callable[[tuple, Mapping
     return rule
 
 
-_register(_filled_with(None, 1.0), (torch.ones_like,))
-_register(_filled_with(None, 0.0), (torch.zeros_like,))
+_register(_filled_with(None, 1.0), (torch.ones_like, torch.Tensor.new_ones))
+_register(_filled_with(None, 0.0), (torch.zeros_like, torch.Tensor.new_zeros))
 _register(_filled_with(1), (torch.full_like,))
+_register(_filled_with(2), (torch.Tensor.new_full,))
 
 
 def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:

@@ -28,7 +28,7 @@ from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
-from thunder_norm.core.ranges import Range
+from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._derived import are_of_one, with_facts
@@ -60,7 +60,7 @@ class Shifted:
 
 
 @dataclass(frozen=True, eq=False)
-class Exponential:
+class Exponential(OfEntries):
     """A fact: ``e^argument``, where the argument is x minus a number for each group over `dims` (None: it is x).
 
     `polynomials`: the argument as one of entries, of one or another tensor.

@@ -1,0 +1,145 @@
+"""What stays an exponential: e^x in another shape, a positive multiple of it, a power.
+
+    log_std.exp().expand_as(mean)
+    ((value - mean) ** 2) / (2 * std**2)
+    std.log()
+
+Nothing keeps an exponential away from 0 but that it is one.  Where its entries change their places the argument's do, c e^x is the
+exponential of x + log c, and (e^x)^p that of p x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_norm.core.context import current_mode, run_real
+from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import is_local
+from thunder_norm.core.perturbations import perturbation_of
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules._facts import Alternatives, Source, fact, moves_with, unconditional
+from thunder_norm.rules._shared import times
+from thunder_norm.rules.ranges import argument
+from thunder_norm.rules.written_out_exponentials import Exponential
+
+
+def _exponential(x: Any) -> Source | None:
+    """The argument, if x is an exponential of something of RMS kind; at the data its values say more."""
+    found = fact(x, Exponential)
+    return None if found is None or is_local(x) or not issubclass(found.argument.kind, RMSTensor) else found.argument
+
+
+def _of(x: Source, out: NormedTensor, size: torch.Tensor, moved: torch.Tensor | None, dims: tuple[int, ...]) -> Any:
+    """The facts about a result, and that it is an exponential, if they do not say so."""
+    if fact(out, Exponential) is not None:
+        return out._facts
+    argument = Source(x.kind, run_real(torch.log, (out.backing,), {}), size, moved, dims)
+    before = out._facts if isinstance(out._facts, Alternatives) else () if out._facts is None else (out._facts,)
+    return Alternatives((*before, Exponential(argument, (), argument, None)))
+
+
+def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
+    """The argument's entries change their places as those of the exponential do."""
+    known = normed_op(op)
+
+    def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+        x = _exponential(args[0]) if args else None
+        if x is None:
+            return out._facts
+        tensor = x.kind._wrap(x.backing, x.norm_size, x.perturbation_size, x.elem_dims)
+        found = known.find((tensor, *args[1:]), kwargs, with_conditions=False)
+        if found is None:
+            return out._facts
+        own, bound = found
+        prepared = own.prepare(bound)
+        result = own.fn(*prepared.args, **prepared.kwargs)
+        return _of(x, out, result.norm_size, perturbation_of(known, own, prepared, result), result.elem_dims)
+
+    return rule
+
+
+for _op in (
+    torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to, torch.unsqueeze, torch.squeeze, torch.Tensor.view, torch.reshape,
+    torch.flatten, torch.transpose, torch.permute, torch.t, torch.movedim, torch.Tensor.repeat, torch.Tensor.__getitem__, torch.clone,
+    torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.float, torch.Tensor.double,
+):  # fmt: skip
+    normed_op(_op).register_fact(_moved(_op))
+
+
+def _power(x: Source, out: NormedTensor, p: float) -> Any:
+    moved = None if x.perturbation_size is None else times(x.perturbation_size, abs(p))
+    return _of(x, out, times(x.norm_size, abs(p)), moved, x.elem_dims)
+
+
+def _multiple(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
+    x, c = (_exponential(a), b) if isinstance(a, torch.Tensor) else (_exponential(b), a)
+    if x is None or not isinstance(c, int | float) or not 0 < c < math.inf:
+        return out._facts
+    return _of(x, out, x.norm_size + abs(math.log(c)), x.perturbation_size, x.elem_dims)
+
+
+def _quotient(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
+    if kwargs.get("rounding_mode") is not None or not isinstance(b, int | float) or not 0 < b < math.inf:
+        return out._facts
+    return _multiple((a, 1 / b), {}, out)
+
+
+def _of_power(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    x, p = _exponential(argument(args, kwargs, 0, "input", "self")), argument(args, kwargs, 1, "exponent")
+    return _power(x, out, p) if x is not None and isinstance(p, int | float) else out._facts
+
+
+def _fixed_power(p: float) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
+    return lambda args, kwargs, out: _of_power((argument(args, kwargs, 0, "input", "self"), p), {}, out)
+
+
+normed_op(torch.mul).register_fact(_multiple)
+normed_op(torch.div).register_fact(_quotient)
+normed_op(torch.pow).register_fact(_of_power)
+for _op, _p in ((torch.square, 2.0), (torch.sqrt, 0.5), (torch.rsqrt, -0.5), (torch.reciprocal, -1.0)):
+    normed_op(_op).register_fact(_fixed_power(_p))
+
+
+# -- powers that have no bound next to 0 ----------------------------------------------------------------------------------
+
+
+def _raised(input: NormedTensor, p: float) -> NormedTensor:
+    x = _exponential(input)
+    assert x is not None, "the rule's condition has been checked"
+    result = unconditional(torch.exp, x.tensor(p))
+    return moves_with(x, result, times((result._sensitivity or {})["input"], abs(p)), "input")
+
+
+def is_exponential(args: dict[str, Any]) -> bool:
+    """Whether a bound for all inputs is asked for, of an exponential; typical sizes are away from 0 anyway."""
+    return current_mode() == "bound" and _exponential(args["input"]) is not None
+
+
+def _is_root(args: dict[str, Any]) -> bool:
+    """Whether an exponential is raised to a power below 1; others have rules of their own."""
+    return is_exponential(args) and isinstance(args["exponent"], int | float) and args["exponent"] < 1
+
+
+@normed_op(torch.sqrt).register_norm(when=is_exponential)
+def sqrt_of_exponential(input: RMSTensor) -> NormedTensor:
+    """sqrt(e^x) = e^(x / 2): value and sensitivity of that."""
+    return _raised(input, 0.5)
+
+
+@normed_op(torch.rsqrt).register_norm(when=is_exponential)
+def rsqrt_of_exponential(input: RMSTensor) -> NormedTensor:
+    """1 / sqrt(e^x) = e^(-x / 2): value and sensitivity of that."""
+    return _raised(input, -0.5)
+
+
+@normed_op(torch.pow).register_norm(when=_is_root)
+def pow_of_exponential(input: RMSTensor, exponent: float) -> NormedTensor:
+    """(e^x)^p = e^(p x), for p below 1: value and sensitivity of that."""
+    return _raised(input, exponent)
