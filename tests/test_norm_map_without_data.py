@@ -37,6 +37,23 @@ def test_buffers_with_data_beside_parameters_without():
     assert {name: (id(t), t.device.type) for name, t in model.state_dict(keep_vars=True).items()} == before
 
 
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x):
+        return (x * torch.view_as_complex(self.parts)).real + self.parts.view(-1)[:3]
+
+
+def test_parameters_and_inputs_without_data_may_be_taken_for_complex_numbers():
+    found = [build_norm_map(model, torch.empty(2, 3), parameters="unit") for model in (parameters_on_meta(Complex()), Complex())]
+    on_meta, with_data = (y(LinfTensor(1.0)).norm_size.item() for y in found)
+    assert on_meta == pytest.approx(with_data)
+    pairs = build_norm_map(lambda x: torch.view_as_complex(x).real, torch.empty(3, 2))
+    assert pairs(LinfTensor(1.0)).norm_size.item() == pytest.approx(2**0.5)
+
+
 def test_a_parameter_without_data_is_not_measured():
     model = parameters_on_meta(conv_net())
     norm_map = build_norm_map(model, torch.empty(2, 3, 8, 8, device="meta"), parameters="measured")

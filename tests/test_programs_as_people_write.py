@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
+import torch.distributions as D
 import torch.nn.functional as F
 from torch import nn
 
@@ -13,6 +15,7 @@ from tests.seeds import seeded
 from tests.within_norms import actual_norm
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, norm_report, normed
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError
+from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -203,3 +206,48 @@ def test_norm_maps_take_dataclasses_that_are_pytrees():
 def test_norm_maps_refuse_objects_that_they_cannot_look_into():
     with pytest.raises(NormMismatchError, match="Batch"):
         build_norm_map(OfBatch(4, 4), Batch(random(3, 4), 2.0))(Batch(RMSTensor(1.0), 2.0))
+
+
+# -- distributions --------------------------------------------------------------------------------------------------------
+
+
+class Posterior(nn.Module):
+    """A variational encoder's divergence from what `prior` gives for the mean."""
+
+    def __init__(self, prior, deviation):
+        super().__init__()
+        self.encode, self.prior, self.deviation = nn.Linear(4, 6), prior, deviation
+
+    def forward(self, x):
+        mean, scale = self.encode(x).chunk(2, dim=-1)
+        return D.kl_divergence(D.Normal(mean, self.deviation(scale)), self.prior(mean)).sum(-1)
+
+
+class Policy(nn.Module):
+    """How likely actions are where deviations are parameters, given by their logarithms."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.log_std = nn.Linear(4, 2), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        mean = self.mean(x).tanh()
+        return D.Normal(mean, self.log_std.expand_as(mean).exp()).log_prob(x[:, :2]).sum(-1)
+
+
+DENSITIES = {
+    "numbers": lambda: Posterior(lambda mean: D.Normal(0.0, 1.0), lambda s: F.softplus(s) + 1e-3),
+    "constants": lambda: Posterior(lambda m: D.Normal(torch.zeros_like(m), torch.ones_like(m)), lambda s: (0.5 * s).exp()),
+    "policy": Policy,
+}
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_densities_are_within_their_bounds_and_have_modular_norms(name):
+    torch.manual_seed(seeded(0))
+    model, x = DENSITIES[name](), torch.randn(3, 4)
+    y = jit(model)(RMSTensor.of(x))
+    torch.testing.assert_close(y.backing, model(x))
+    assert actual_norm(y) <= y.norm_size * (1 + 1e-6) < math.inf
+    norm = ModularNorm(model, x, mode="bound")
+    assert all(0 < s < math.inf for s in norm.sensitivities.values()), norm.sensitivities

@@ -236,7 +236,9 @@ def test_variance_knows_all_signatures():
 
 def test_indices_are_plain():
     a = R(1.0, backing=torch.randn(3, 4))
-    for result in (a.argmax(-1), a.max(-1)[1], a.sort()[1], a.topk(2)[1], a.argsort(), a.max(0)[1]):
+    edges = torch.linspace(-1, 1, 5)
+    sought = [torch.searchsorted(edges, a), torch.searchsorted(R.of(edges), 0.3), torch.bucketize(a, R.of(edges), right=True)]
+    for result in (a.argmax(-1), a.max(-1)[1], a.sort()[1], a.topk(2)[1], a.argsort(), a.max(0)[1], *sought):
         assert type(result) is torch.Tensor
         assert result.dtype is torch.int64
 

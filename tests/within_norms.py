@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
 
 
 def actual_norm(t: NormedTensor) -> torch.Tensor:
@@ -14,6 +14,10 @@ def actual_norm(t: NormedTensor) -> torch.Tensor:
     x, dims = (t.backing.abs() if t.backing.is_complex() else t.backing).double(), t.elem_dims
     if isinstance(t, LinfTensor) or not dims:
         return x.abs().max()
+    if isinstance(t, L1Tensor):
+        return x.sum(dims).max()
+    if isinstance(t, L2Tensor):
+        return x.square().sum(dims).sqrt().max()
     assert isinstance(t, RMSTensor)
     return x.square().mean(dims).sqrt().max()
 

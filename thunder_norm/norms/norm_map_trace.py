@@ -24,7 +24,7 @@ from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.sources import OfArgument, OfModel, Source
 from thunder_norm.norms.traced_lifting import parameter_name
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
-from thunder_norm.norms.without_data import has_no_data
+from thunder_norm.norms.without_data import has_no_data, zeros_like
 from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.activity import depending
@@ -70,11 +70,11 @@ def placeholder(leaf: Any, example: Any, model: Callable) -> Any:
     if isinstance(leaf, NormedTensor):
         if not has_norm(example):
             raise NormMismatchError(f"a {type(leaf).__name__} was given in place of a tensor of {example.dtype}")
-        backing = torch.zeros((), dtype=example.dtype, device=device).expand(example.shape)
+        backing = zeros_like(example, device)
         return type(leaf)._wrap(backing, leaf.norm_size, leaf.perturbation_size, leaf.elem_dims)
     if isinstance(leaf, torch.Tensor) and leaf.device == device:
         return leaf
-    return torch.zeros((), dtype=example.dtype, device=device).expand(example.shape)
+    return zeros_like(example, device)
 
 
 def _device(example: torch.Tensor, model: Callable) -> torch.device:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from thunder_norm.core import context, dispatch, in_place, registry
 from thunder_norm.core.kinds import LinfTensor
@@ -42,8 +43,12 @@ class LiftingEnvironment(context.Environment):
         return normed
 
     def range_of(self, t: torch.Tensor) -> Range | None:
-        """Between which numbers the entries of a tensor made from parameters are, by the operations that made it."""
-        return self.lifting.range_of(t)
+        """Between which numbers the entries of a tensor made from parameters are, by the operations that made it; that of one number is it."""
+        if t.ndim or t.is_complex() or not self.is_constant(t):
+            return self.lifting.range_of(t)
+        value = self.values_of(t)
+        with _disable_current_modes():
+            return None if value.is_meta or isinstance(value, FakeTensor) else Range(float(value), float(value))
 
     def is_constant(self, t: torch.Tensor) -> bool:
         """Whether a plain tensor is neither a parameter or buffer nor made from one."""

@@ -47,6 +47,12 @@ def _places(model: torch.nn.Module) -> Iterator[tuple[dict, str]]:
             yield from ((holder, name) for name, t in holder.items() if t is not None and not is_lazy(t))
 
 
+def zeros_like(t: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Zeros of one element's memory; those that may be taken for complex numbers (``view_as_complex``) have a layout that allows it."""
+    may_be_complex = t.ndim > 0 and t.shape[-1] == 2
+    return torch.zeros(t.shape if may_be_complex else (), dtype=t.dtype, device=device).expand(t.shape)
+
+
 def _zeros(t: torch.Tensor, device: torch.device) -> torch.Tensor:
-    made = torch.zeros((), dtype=t.dtype, device=device).expand(t.shape)
+    made = zeros_like(t, device)
     return torch.nn.Parameter(made, t.requires_grad) if isinstance(t, torch.nn.Parameter) else made

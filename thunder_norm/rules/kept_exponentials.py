@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import current_mode, run_real
+from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.perturbations import perturbation_of
@@ -76,17 +77,23 @@ def _power(x: Source, out: NormedTensor, p: float) -> Any:
     return _of(x, out, times(x.norm_size, abs(p)), moved, x.elem_dims)
 
 
+def _number(c: Any) -> float | None:
+    """The number that an operand is, or all its entries are (``ones_like(x)``)."""
+    found = range_of(c)
+    return found.low if found is not None and found.low == found.high else None
+
+
 def _multiple(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
-    x, c = (_exponential(a), b) if isinstance(a, torch.Tensor) else (_exponential(b), a)
-    if x is None or not isinstance(c, int | float) or not 0 < c < math.inf:
+    x, c = (_exponential(a), _number(b)) if _number(a) is None else (_exponential(b), _number(a))
+    if x is None or c is None or not 0 < c < math.inf:
         return out._facts
     return _of(x, out, x.norm_size + abs(math.log(c)), x.perturbation_size, x.elem_dims)
 
 
 def _quotient(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
-    a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
-    if kwargs.get("rounding_mode") is not None or not isinstance(b, int | float) or not 0 < b < math.inf:
+    a, b = argument(args, kwargs, 0, "input", "self"), _number(argument(args, kwargs, 1, "other"))
+    if kwargs.get("rounding_mode") is not None or b is None or not 0 < b < math.inf:
         return out._facts
     return _multiple((a, 1 / b), {}, out)
 

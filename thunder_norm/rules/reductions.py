@@ -166,6 +166,18 @@ def index_of(input: NormedTensor, *args: Any, **kwargs: Any) -> None:
     """The plain tensor of indices, counts or bools: it has no norm."""
 
 
+@normed_op(torch.searchsorted).register_norm(allow_plain_tensors=True)
+def searchsorted(
+    sorted_sequence: NormedTensor | torch.Tensor, input: NormedTensor | torch.Tensor | int | float, **options: Any
+) -> None:
+    """The plain tensor of indices: it has no norm."""
+
+
+@normed_op(torch.bucketize).register_norm(allow_plain_tensors=True)
+def bucketize(input: NormedTensor | torch.Tensor, boundaries: NormedTensor | torch.Tensor, **options: Any) -> None:
+    """The plain tensor of indices: it has no norm."""
+
+
 # -- variance -------------------------------------------------------------------------------------------------------------------
 
 
