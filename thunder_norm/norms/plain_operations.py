@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -47,8 +46,11 @@ class LiftingEnvironment(context.Environment):
         if t.ndim or t.is_complex() or not self.is_constant(t):
             return self.lifting.range_of(t)
         value = self.values_of(t)
+        if type(value) is not torch.Tensor or value.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return None
         with _disable_current_modes():
-            return None if value.is_meta or isinstance(value, FakeTensor) else Range(float(value), float(value))
+            number = float(value.item())
+        return Range(number, number)
 
     def is_constant(self, t: torch.Tensor) -> bool:
         """Whether a plain tensor is neither a parameter or buffer nor made from one."""
