@@ -8,16 +8,17 @@ other views of that tensor are taken again where they are used later.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.opaque import Operation, operation_of, symbol_for, views_of
+from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
+from thunder_norm.functions.opaque import Operation, opaque_executor, operation_of, symbol_for, views_of
 from thunder_norm.functions.programs import flat_proxies
+from thunder_norm.functions.registry import register_vjp
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.trees import flat_tensors
@@ -57,11 +58,14 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
     Raises:
         TransformError: it changes an argument or a tensor of the surroundings, unless they are left, or a tensor that may share
             memory with another.
+        UnsupportedOpError: autograd records that it changes an argument that requires grad.
     """
     if not any(_copies(b) for b in trace.bound_symbols):
         return trace
     memory = _Memory(
         foreign={p.name for p in trace.args if isinstance(p, Proxy)},
+        moved={p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set(),
+        ways=_ways_of_writing(trace) if keeps_foreign else set(),
         rewritten={c.args[1].name for b in trace.bound_symbols for c in _copies(b)},
         keeps_foreign=keeps_foreign,
     )
@@ -94,6 +98,8 @@ class _Memory:
     """Which proxies of a program share memory, and what they stand for after the changes so far."""
 
     foreign: set[str]  # what the program did not make
+    moved: set[str]  # what of that is differentiated
+    ways: set[str]  # what the program writes into, and what that is a view of
     rewritten: set[str]  # names of tensors that are written somewhere
     keeps_foreign: bool  # whether copies into what the program did not make stay
     views: dict[str, _View] = field(default_factory=dict)
@@ -103,15 +109,15 @@ class _Memory:
     unclear: dict[str, tuple[_View, BoundSymbol]] = field(default_factory=dict)  # tensors that may have been changed, and by what
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
+    histories: dict[str, TensorProxy] = field(default_factory=dict)  # of what was written without autograd: where gradients go
 
     def without_copies(self, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
         """An operation, or what is left of one that copies into tensors; what it depends on is written first."""
         self.note_views(bsym)
-        renamed = self.renamed(bsym)
         copies = _copies(bsym)
         if self.keeps_foreign and all(self._root(c.args[1]) in self.foreign for c in copies):
-            self.foreign.update(c.output.name for c in copies)
-            return [renamed]
+            return self.left_in_place(bsym, copies)
+        renamed = self.renamed(bsym)
         for copy in copies:
             self.check_own(copy.args[1], bsym)
         written = {copy.output.name for copy in copies}
@@ -123,6 +129,52 @@ class _Memory:
             self.write(target, self.kept(self.now(source)), bsym)
             self.same[copy.output.name] = self.tensor(target)
         return []
+
+    def left_in_place(self, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
+        """An operation that writes into nothing but what the program did not make, if it writes.
+
+        In torch what is written without autograd keeps its gradients; Thunder's copies have none.
+        """
+        unrecorded: dict[str, TensorProxy] = {}
+        for copy in copies:
+            target = copy.args[1]
+            if self._root(target) not in self.moved:
+                continue
+            if _is_recorded(copy) and not self._is_detached(target):
+                raise _without_history(bsym)
+            unrecorded[self._root(target)] = target
+        for root in unrecorded.keys() - self.histories.keys():
+            self.histories[root] = _history(self._whole(unrecorded[root]))
+        is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs) and bool(self.histories)
+        get_tracectx().peek_scope().append(self.renamed(bsym, but=self.histories.keys() if copies or is_way else ()))
+        for p in bsym.flat_proxy_outs if is_way and not copies else ():  # what is read is taken of what there is now
+            if p.name in self.views and self._root(p) in self.histories:
+                self.seen[p.name] = -1
+        for copy in copies:
+            self.foreign.add(copy.output.name)
+            if self._root(copy.args[1]) in self.histories:
+                self.same[copy.output.name] = self.tensor(copy.args[1])
+        for root, target in unrecorded.items():
+            whole = self._whole(target)
+            self.values[root] = _rewritten(self.histories[root], whole)
+            self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
+        return []
+
+    def _whole(self, p: TensorProxy) -> TensorProxy:
+        """The tensor that a proxy is a view of in the end."""
+        p = self.tensor(p)
+        while p.name in self.views:
+            p = self.tensor(self.views[p.name].base)
+        return p
+
+    def _is_detached(self, p: TensorProxy) -> bool:
+        p = self.tensor(p)
+        while p.name in self.views:
+            view = self.views[p.name]
+            if view.bsym.sym.name == "detach":
+                return True
+            p = self.tensor(view.base)
+        return False
 
     def note_views(self, bsym: BoundSymbol) -> None:
         """Remember which results of an operation share memory with its arguments."""
@@ -140,10 +192,7 @@ class _Memory:
         return self.same.get(p.name, p)
 
     def _root(self, p: TensorProxy) -> str:
-        p = self.tensor(p)
-        while p.name in self.views:
-            p = self.tensor(self.views[p.name].base)
-        return p.name
+        return self._whole(p).name
 
     def now(self, p: TensorProxy) -> TensorProxy:
         """What a proxy stands for after the changes so far."""
@@ -188,11 +237,11 @@ class _Memory:
         """A value under a name that will not stand for another one."""
         return prims.shallow_copy(value) if value.name in self.rewritten else value
 
-    def renamed(self, bsym: BoundSymbol) -> BoundSymbol:
-        """An operation of what its arguments stand for."""
+    def renamed(self, bsym: BoundSymbol, but: Container[str] = ()) -> BoundSymbol:
+        """An operation of what its arguments stand for; those that share memory with what is among `but` stay."""
         swaps: dict[Variable, Proxy] = {}
         for p in bsym.flat_proxy_args:
-            if isinstance(p, TensorProxy) and (now := self.now(p)) is not p:
+            if isinstance(p, TensorProxy) and self._root(p) not in but and (now := self.now(p)) is not p:
                 swaps[variableify(p)] = now
         return bsym.from_bsym_swap_proxies(swaps, skip_output=bsym.sym.id is not prims.PrimIDs.RETURN)
 
@@ -235,6 +284,17 @@ def _unclear(view: _View, writer: BoundSymbol) -> TransformError:
     )
 
 
+def _without_history(writer: BoundSymbol) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            f"in-place {writer.sym.name} on an input that requires grad",
+            at=location_of(writer),
+            why="what is written into an input has no derivative where it is used after the call",
+            instead="use the out-of-place operation, clone the input first, or write under torch.no_grad()",
+        )
+    )
+
+
 def _again(view: _View, base: TensorProxy) -> Any:
     """Take the views of an operation again, of what their tensor is now."""
     args, kwargs = view.arguments(base)
@@ -261,6 +321,38 @@ def _writer(operation: Operation, index: int) -> Symbol:
         return (TensorProxy(like=flat_proxies((args, kwargs))[0], requires_grad=False),)
 
     return symbol_for(Operation(f"write_{operation.name}", run, meta))
+
+
+# What is written into an input without autograd, and read later: its value is that after the writing, its gradients are the input's.
+
+
+def _like(*args: TensorProxy) -> TensorProxy:
+    return TensorProxy(like=args[0], requires_grad=False)
+
+
+_history = opaque_executor.register_operator("history", meta=_like, fn=lambda tensor: tensor.view_as(tensor))
+_rewritten = opaque_executor.register_operator("rewritten", meta=_like, fn=lambda history, value: value.clone())
+register_vjp(_history)(lambda tensor: (_history(tensor), None), lambda saved, ct: (ct,))
+register_vjp(_rewritten)(lambda history, value: (_rewritten(history, value), None), lambda saved, ct: (ct, None))
+
+
+def _is_recorded(copy: BoundSymbol) -> bool:
+    """Whether autograd records a copy: outside of `torch.no_grad`."""
+    return bool(copy.kwargs.get("grad_enabled", copy.args[2] if len(copy.args) > 2 else True))
+
+
+def _ways_of_writing(trace: TraceCtx) -> set[str]:
+    """The tensors that a program writes into, and those that they are views of."""
+    base: dict[str, str] = {}
+    found: set[str] = set()
+    for bsym in trace.bound_symbols:
+        base |= _views(bsym)
+        for copy in _copies(bsym):
+            base[copy.output.name] = name = copy.args[1].name
+            while name not in found:
+                found.add(name)
+                name = base.get(name, name)
+    return found
 
 
 def _copies(bsym: BoundSymbol) -> list[BoundSymbol]:
