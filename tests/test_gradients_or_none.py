@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.op_coverage import Case, cases, op_name, program
 from tests.seeds import seeded
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vjp
 import thunder
 
@@ -117,3 +118,97 @@ def test_what_is_complex_inside_of_the_program_is_differentiated() -> None:
         result.backward(torch.ones_like(result))
         given.append([getattr(t.grad, "a", t.grad) for t in tensors])
     torch.testing.assert_close(*given)
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.mul_(0.5)
+    return x * x
+
+
+def halved_in_a_part(x: torch.Tensor) -> torch.Tensor:
+    y, transposed = x.exp(), x.t()
+    with torch.no_grad():
+        x[0] = 0.5
+        x[1, 0].add_(1)
+        x[:, 1] += x[:, 0]
+    return y * transposed @ x
+
+
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        with torch.no_grad():
+            x.div_(x.norm())
+    return x.view(-1).sin()
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    x.data *= torch.tensor([0.0, 2.0])
+    return x * x
+
+
+def detached(x: torch.Tensor) -> torch.Tensor:
+    y = x.detach()
+    y.mul_(2).add_(1)
+    return x * x
+
+
+def returned(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.neg_()
+    return x
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize("f", [halved, halved_in_a_part, normalized, masked, detached, returned])
+def test_what_is_written_without_autograd_keeps_its_gradients(f: Callable, transform: type, is_leaf: bool) -> None:
+    torch.manual_seed(seeded(0))
+    data = torch.randn(2, 2)
+    found = []
+    for run in (thunder.jit(f, transforms=[transform()]), f):
+        leaf = data.clone().requires_grad_()
+        x = leaf if is_leaf else leaf * 1
+        result = run(x)
+        found.append((result.detach().clone(), x.detach(), *torch.autograd.grad(result.sum(), leaf)))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.mul_(2).sin(), lambda x: torch.relu_(x[0]) + x, lambda x: (halved(x), x.add_(1))[0]])
+def test_what_autograd_records_of_an_input_is_refused(f: Callable) -> None:
+    """The caller's tensor would have the history of before."""
+    x = torch.ones(2, 2, requires_grad=True) * 1
+    with pytest.raises(UnsupportedOpError, match="an input that requires grad"):
+        thunder.jit(f, transforms=[SubclassTransform()])(x)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_a_table_that_is_renormalized_is_trained(transform: type, kind: type) -> None:
+    torch.manual_seed(seeded(0))
+    models = [torch.nn.Sequential(kind(5, 3, max_norm=0.5), torch.nn.Linear(3, 2)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    runs = thunder.jit(models[0], transforms=[transform()]), models[1]
+    for _ in range(2):
+        indices = torch.randint(0, 5, (2, 3))
+        results = [run(indices) for run in runs]
+        torch.testing.assert_close(*results)
+        for result in results:
+            result.square().sum().backward()
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        torch.testing.assert_close((a, a.grad), (b, b.grad))
+
+
+def test_no_norms_in_real_mode_after_a_write() -> None:
+    torch.manual_seed(seeded(0))
+    model = torch.nn.Linear(3, 3)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        halved(y)
+        return model(y)
+
+    x = torch.randn(2, 3)
+    found = thunder.jit(twice, transforms=[NormTransform()])(x)
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, twice(x))

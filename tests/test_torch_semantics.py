@@ -235,6 +235,7 @@ _DERIVATIVES = {
     "cross_entropy of positions": (lambda x: F.cross_entropy(x, torch.tensor([[0, 1], [2, 1]]), label_smoothing=0.2), (2, 3, 2)),
     "cross_entropy of some": (lambda x: F.cross_entropy(x, torch.tensor([0, 1, 1]), ignore_index=1, label_smoothing=0.2), (3, 4)),
     "interpolate": (lambda x: F.interpolate(x[None], 3).square().sum(), (2, 8)),
+    "max_pool1d": (lambda x: F.max_pool1d(x[None], 3, 1, 1).square().sum(), (2, 5)),
     "deviations": (lambda x: x.var(False) + x.std(0, False).sum(), (3, 2)),
     "lerp": (lambda x: x.lerp(torch.ones(1, dtype=torch.float64), 0.8).square().sum(), ()),
     "unfold": (lambda x: x.unfold(0, 3, 2).square().sum(), (5, 2)),
