@@ -153,6 +153,17 @@ def detached(x: torch.Tensor) -> torch.Tensor:
     return x * x
 
 
+def diagonal(x: torch.Tensor) -> torch.Tensor:
+    """Recorded, in place on a part of what the program made."""
+    return (x * 2).fill_diagonal_(0.3).exp()
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros(2, 2)
+    y.copy_(x)
+    return y
+
+
 def returned(x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         x.neg_()
@@ -161,7 +172,7 @@ def returned(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_leaf", [True, False])
 @pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("f", [halved, halved_in_a_part, normalized, masked, detached, returned])
+@pytest.mark.parametrize("f", [halved, halved_in_a_part, normalized, masked, detached, diagonal, copied, returned])
 def test_what_is_written_without_autograd_keeps_its_gradients(f: Callable, transform: type, is_leaf: bool) -> None:
     torch.manual_seed(seeded(0))
     data = torch.randn(2, 2)
@@ -170,6 +181,7 @@ def test_what_is_written_without_autograd_keeps_its_gradients(f: Callable, trans
         leaf = data.clone().requires_grad_()
         x = leaf if is_leaf else leaf * 1
         result = run(x)
+        assert (result is x) == (f is returned)
         found.append((result.detach().clone(), x.detach(), *torch.autograd.grad(result.sum(), leaf)))
     torch.testing.assert_close(*found)
 

@@ -126,7 +126,9 @@ class _Memory:
         )
         for copy in copies:
             source, target = copy.args[:2]
-            self.write(target, self.kept(self.now(source)), bsym)
+            value = self.now(source)
+            is_of_other = any(p.name == source.name for p in bsym.flat_proxy_args)  # which may be written, or returned
+            self.write(target, prims.clone(value) if is_of_other else self.kept(value), bsym)
             self.same[copy.output.name] = self.tensor(target)
         return []
 
@@ -240,10 +242,14 @@ class _Memory:
     def renamed(self, bsym: BoundSymbol, but: Container[str] = ()) -> BoundSymbol:
         """An operation of what its arguments stand for; those that share memory with what is among `but` stay."""
         swaps: dict[Variable, Proxy] = {}
+        is_return = bsym.sym.id is prims.PrimIDs.RETURN
         for p in bsym.flat_proxy_args:
-            if isinstance(p, TensorProxy) and self._root(p) not in but and (now := self.now(p)) is not p:
+            if not isinstance(p, TensorProxy) or self._root(p) in but:
+                continue
+            is_input = is_return and self.tensor(p).name in self.histories  # the caller gets the very object back
+            if (now := self.tensor(p) if is_input else self.now(p)) is not p:
                 swaps[variableify(p)] = now
-        return bsym.from_bsym_swap_proxies(swaps, skip_output=bsym.sym.id is not prims.PrimIDs.RETURN)
+        return bsym.from_bsym_swap_proxies(swaps, skip_output=not is_return)
 
     def check_own(self, target: TensorProxy, bsym: BoundSymbol) -> None:
         """Refuse to change what the program did not make."""

@@ -158,7 +158,19 @@ class Writing(TorchDispatchMode):
         return not (self.acquisition.autograd.is_running or self.acquisition.beyond_no_grad())
 
     def _is_detached(self, target: torch.Tensor, alias: torch.Tensor) -> bool:
-        return self.is_differentiated and self.acquisition.requires_grad(alias) and not self.acquisition.requires_grad(target)
+        """Whether autograd takes `target` for another tensor than `alias`, which requires grad."""
+        if not self.is_differentiated or not self.acquisition.requires_grad(alias):
+            return False
+        if self.acquisition.fakes.proxy_of(target) is None:
+            return self._was_detached(target)
+        return not self.acquisition.requires_grad(target)
+
+    def _was_detached(self, t: torch.Tensor) -> bool:
+        """Whether what the operation at hand made is a view of a detached tensor."""
+        made = next((r for r in reversed(self.log) if not r.is_in_place and any(t is out for out in r.outputs)), None)
+        if made is None or not made.inputs:
+            return False
+        return made.func is aten.detach.default or self._was_detached(made.inputs[0])
 
     def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Record what tensors became that share memory with `target`, which was changed."""
@@ -176,9 +188,7 @@ class Writing(TorchDispatchMode):
             else:
                 found = self.call(aliasing.with_written, (base, aliasing.order(base), target, *aliasing.place(target)), {})
         for alias in others:
-            self._become(
-                alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=self._is_detached(target, alias)
-            )
+            self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=self._is_detached(target, alias))
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None

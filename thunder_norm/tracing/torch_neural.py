@@ -245,7 +245,8 @@ def _interpolate(
         result = input
         for dim, (n, indices) in enumerate(zip(input.shape[2:], sources, strict=True), 2):
             result = _taken(result, dim, n, indices)
-        return result
+        is_view = all(n in (1, len(indices)) for n, indices in zip(input.shape[2:], sources, strict=True))
+        return ltorch.clone(result) if is_view else result
     if is_plain and mode == "bilinear" and scale_factor is not None:
         align_corners = False  # which says the same, and has torch do it: Thunder's has the scale of the sizes
     return ltorch.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
