@@ -113,6 +113,7 @@ class _Memory:
 
     def without_copies(self, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
         """An operation, or what is left of one that copies into tensors; what it depends on is written first."""
+        self.note_inputs(bsym)
         self.note_views(bsym)
         copies = _copies(bsym)
         if self.keeps_foreign and all(self._root(c.args[1]) in self.foreign for c in copies):
@@ -132,6 +133,13 @@ class _Memory:
             self.same[copy.output.name] = self.tensor(target)
         return []
 
+    def note_inputs(self, bsym: BoundSymbol) -> None:
+        """Have copies stand for the differentiated inputs that are written: what is kept for the backward stays what it was."""
+        for p in bsym.flat_proxy_args:
+            if p.name in self.moved and p.name in self.ways and p.name not in self.histories and isinstance(p, TensorProxy):
+                self.histories[p.name] = _history(p)
+                self.values[p.name] = _rewritten(self.histories[p.name], p)
+
     def left_in_place(self, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
         """An operation that writes into nothing but what the program did not make, if it writes.
 
@@ -145,8 +153,6 @@ class _Memory:
             if _is_recorded(copy) and not self._is_detached(target):
                 raise _without_history(bsym)
             unrecorded[self._root(target)] = target
-        for root in unrecorded.keys() - self.histories.keys():
-            self.histories[root] = _history(self._whole(unrecorded[root]))
         is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs) and bool(self.histories)
         get_tracectx().peek_scope().append(self.renamed(bsym, but=self.histories.keys() if copies or is_way else ()))
         for p in bsym.flat_proxy_outs if is_way and not copies else ():  # what is read is taken of what there is now
