@@ -8,6 +8,7 @@ other views of that tensor are taken again where they are used later.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,7 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
         foreign={p.name for p in trace.args if isinstance(p, Proxy)},
         moved={p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set(),
         ways=_ways_of_writing(trace) if keeps_foreign else set(),
+        uses=Counter(name for b in trace.bound_symbols for name in {p.name for p in b.flat_proxy_args}),
         rewritten={c.args[1].name for b in trace.bound_symbols for c in _copies(b)},
         keeps_foreign=keeps_foreign,
     )
@@ -100,6 +102,7 @@ class _Memory:
     foreign: set[str]  # what the program did not make
     moved: set[str]  # what of that is differentiated
     ways: set[str]  # what the program writes into, and what that is a view of
+    uses: Counter[str]  # how many operations take a tensor
     rewritten: set[str]  # names of tensors that are written somewhere
     keeps_foreign: bool  # whether copies into what the program did not make stay
     views: dict[str, _View] = field(default_factory=dict)
@@ -128,10 +131,13 @@ class _Memory:
         for copy in copies:
             source, target = copy.args[:2]
             value = self.now(source)
-            is_of_other = any(p.name == source.name for p in bsym.flat_proxy_args)  # which may be written, or returned
-            self.write(target, prims.clone(value) if is_of_other else self.kept(value), bsym)
+            self.write(target, prims.clone(value) if self.is_of_another(source) else self.kept(value), bsym)
             self.same[copy.output.name] = self.tensor(target)
         return []
+
+    def is_of_another(self, source: TensorProxy) -> bool:
+        """Whether what is copied is, or is a view of, a tensor that is used besides: both may be written or returned."""
+        return source.name in self.views or self.uses[source.name] > 1 or self._root(source) in self.foreign
 
     def note_inputs(self, bsym: BoundSymbol) -> None:
         """Have copies stand for the differentiated inputs that are written: what is kept for the backward stays what it was."""
@@ -163,8 +169,7 @@ class _Memory:
             if self._root(copy.args[1]) in self.histories:
                 self.same[copy.output.name] = self.tensor(copy.args[1])
         for root, target in unrecorded.items():
-            whole = self._whole(target)
-            self.values[root] = _rewritten(self.histories[root], whole)
+            self.values[root] = _rewritten(self.histories[root], self._whole(target))
             self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
         return []
 
@@ -176,13 +181,8 @@ class _Memory:
         return p
 
     def _is_detached(self, p: TensorProxy) -> bool:
-        p = self.tensor(p)
-        while p.name in self.views:
-            view = self.views[p.name]
-            if view.bsym.sym.name == "detach":
-                return True
-            p = self.tensor(view.base)
-        return False
+        view = self.views.get(self.tensor(p).name)
+        return view is not None and (view.bsym.sym.name == "detach" or self._is_detached(view.base))
 
     def note_views(self, bsym: BoundSymbol) -> None:
         """Remember which results of an operation share memory with its arguments."""
