@@ -147,6 +147,11 @@ def masked(x: torch.Tensor) -> torch.Tensor:
     return x * x
 
 
+def on_the_diagonal(x: torch.Tensor) -> torch.Tensor:
+    x.data.diagonal().fill_(2.0)
+    return x @ x
+
+
 def detached(x: torch.Tensor) -> torch.Tensor:
     y = x.detach()
     y.mul_(2).add_(1)
@@ -172,7 +177,9 @@ def returned(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_leaf", [True, False])
 @pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("f", [halved, halved_in_a_part, normalized, masked, detached, diagonal, copied, returned])
+@pytest.mark.parametrize(
+    "f", [halved, halved_in_a_part, normalized, masked, on_the_diagonal, detached, diagonal, copied, returned]
+)
 def test_what_is_written_without_autograd_keeps_its_gradients(f: Callable, transform: type, is_leaf: bool) -> None:
     torch.manual_seed(seeded(0))
     data = torch.randn(2, 2)
@@ -192,6 +199,39 @@ def test_what_autograd_records_of_an_input_is_refused(f: Callable) -> None:
     x = torch.ones(2, 2, requires_grad=True) * 1
     with pytest.raises(UnsupportedOpError, match="an input that requires grad"):
         thunder.jit(f, transforms=[SubclassTransform()])(x)
+
+
+WRITES: dict[str, Callable] = {
+    "diagonal": lambda y: y.diagonal().add_(1),
+    "rows": lambda y: y.view(-1)[1:3].mul_(2),
+    "columns": lambda y: y.t()[0].copy_(y[0]),
+}
+
+
+def test_views_of_inputs_without_gradients_are_written_into() -> None:
+    torch.manual_seed(seeded(0))
+    x, data = torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)
+    for name, write in WRITES.items():
+
+        def f(x: torch.Tensor, y: torch.Tensor, write=write) -> torch.Tensor:
+            write(y)
+            return x * y
+
+        found = []
+        for run in (thunder.jit(f, transforms=[SubclassTransform()]), f):
+            y = data.clone()
+            result = run(x, y)
+            found.append((result.detach(), y, *torch.autograd.grad(result.sum(), x)))
+        torch.testing.assert_close(*found, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_what_is_differentiated_is_not_written_into_a_view_of_an_input() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y[0].add_(x[0])
+        return y * x
+
+    with pytest.raises(UnsupportedOpError, match="a view of an input"):
+        thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2, 2, requires_grad=True), torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])

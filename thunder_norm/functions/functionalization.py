@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
-from thunder_norm.functions.opaque import Operation, opaque_executor, operation_of, symbol_for, views_of
+from thunder_norm.errors import TransformError, with_details
+from thunder_norm.functions.opaque import Operation, operation_of, symbol_for, views_of
 from thunder_norm.functions.programs import flat_proxies
-from thunder_norm.functions.registry import register_vjp
+from thunder_norm.functions.written_inputs import history_of, is_recorded, rewritten, without_history
+from thunder_norm.subclass.activity import depending
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.trees import flat_tensors
 from thunder.core import prims
-from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx
 
@@ -59,13 +60,15 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
     Raises:
         TransformError: it changes an argument or a tensor of the surroundings, unless they are left, or a tensor that may share
             memory with another.
-        UnsupportedOpError: autograd records that it changes an argument that requires grad.
+        UnsupportedOpError: autograd records a change of an argument that the backward could not follow.
     """
     if not any(_copies(b) for b in trace.bound_symbols):
         return trace
+    moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set()
     memory = _Memory(
         foreign={p.name for p in trace.args if isinstance(p, Proxy)},
-        moved={p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set(),
+        moved=moved,
+        active=depending(trace, moved),
         ways=_ways_of_writing(trace) if keeps_foreign else set(),
         uses=Counter(name for b in trace.bound_symbols for name in {p.name for p in b.flat_proxy_args}),
         rewritten={c.args[1].name for b in trace.bound_symbols for c in _copies(b)},
@@ -101,6 +104,7 @@ class _Memory:
 
     foreign: set[str]  # what the program did not make
     moved: set[str]  # what of that is differentiated
+    active: Set[str]  # what depends on that
     ways: set[str]  # what the program writes into, and what that is a view of
     uses: Counter[str]  # how many operations take a tensor
     rewritten: set[str]  # names of tensors that are written somewhere
@@ -112,6 +116,7 @@ class _Memory:
     unclear: dict[str, tuple[_View, BoundSymbol]] = field(default_factory=dict)  # tensors that may have been changed, and by what
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
+    recorded: set[str] = field(default_factory=set)  # what is foreign, and not differentiated, and autograd has seen a change of
     histories: dict[str, TensorProxy] = field(default_factory=dict)  # of what was written without autograd: where gradients go
 
     def without_copies(self, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
@@ -143,8 +148,8 @@ class _Memory:
         """Have copies stand for the differentiated inputs that are written: what is kept for the backward stays what it was."""
         for p in bsym.flat_proxy_args:
             if p.name in self.moved and p.name in self.ways and p.name not in self.histories and isinstance(p, TensorProxy):
-                self.histories[p.name] = _history(p)
-                self.values[p.name] = _rewritten(self.histories[p.name], p)
+                self.histories[p.name] = history_of(p)
+                self.values[p.name] = rewritten(self.histories[p.name], p)
 
     def left_in_place(self, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
         """An operation that writes into nothing but what the program did not make, if it writes.
@@ -155,21 +160,29 @@ class _Memory:
         for copy in copies:
             target = copy.args[1]
             if self._root(target) not in self.moved:
+                if is_recorded(copy):
+                    self.recorded.add(self._root(target))
+                    if target.name in self.views and copy.args[0].name in self.active:
+                        raise without_history(bsym, "a view of an input, of what is differentiated")
                 continue
-            if _is_recorded(copy) and not self._is_detached(target):
-                raise _without_history(bsym)
+            if is_recorded(copy) and not self._is_detached(target):
+                raise without_history(bsym, "an input that requires grad")
             unrecorded[self._root(target)] = target
-        is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs) and bool(self.histories)
+        is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs)
         get_tracectx().peek_scope().append(self.renamed(bsym, but=self.histories.keys() if copies or is_way else ()))
-        for p in bsym.flat_proxy_outs if is_way and not copies else ():  # what is read is taken of what there is now
+        for p in bsym.flat_proxy_outs if is_way and not copies else ():
+            if p.name in self.views and self._root(p) in self.foreign - self.recorded:
+                p.tags.add(
+                    ProxyTag.DETACHED_AUTOGRAD_GRAPH
+                )  # or Thunder's would be a copy, where it has no gradient for the view
             if p.name in self.views and self._root(p) in self.histories:
-                self.seen[p.name] = -1
+                self.seen[p.name] = -1  # what is read is taken of what there is now
         for copy in copies:
             self.foreign.add(copy.output.name)
             if self._root(copy.args[1]) in self.histories:
                 self.same[copy.output.name] = self.tensor(copy.args[1])
         for root, target in unrecorded.items():
-            self.values[root] = _rewritten(self.histories[root], self._whole(target))
+            self.values[root] = rewritten(self.histories[root], self._whole(target))
             self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
         return []
 
@@ -296,17 +309,6 @@ def _unclear(view: _View, writer: BoundSymbol) -> TransformError:
     )
 
 
-def _without_history(writer: BoundSymbol) -> UnsupportedOpError:
-    return UnsupportedOpError(
-        with_details(
-            f"in-place {writer.sym.name} on an input that requires grad",
-            at=location_of(writer),
-            why="what is written into an input has no derivative where it is used after the call",
-            instead="use the out-of-place operation, clone the input first, or write under torch.no_grad()",
-        )
-    )
-
-
 def _again(view: _View, base: TensorProxy) -> Any:
     """Take the views of an operation again, of what their tensor is now."""
     args, kwargs = view.arguments(base)
@@ -333,24 +335,6 @@ def _writer(operation: Operation, index: int) -> Symbol:
         return (TensorProxy(like=flat_proxies((args, kwargs))[0], requires_grad=False),)
 
     return symbol_for(Operation(f"write_{operation.name}", run, meta))
-
-
-# What is written into an input without autograd, and read later: its value is that after the writing, its gradients are the input's.
-
-
-def _like(*args: TensorProxy) -> TensorProxy:
-    return TensorProxy(like=args[0], requires_grad=False)
-
-
-_history = opaque_executor.register_operator("history", meta=_like, fn=lambda tensor: tensor.view_as(tensor))
-_rewritten = opaque_executor.register_operator("rewritten", meta=_like, fn=lambda history, value: value.clone())
-register_vjp(_history)(lambda tensor: (_history(tensor), None), lambda saved, ct: (ct,))
-register_vjp(_rewritten)(lambda history, value: (_rewritten(history, value), None), lambda saved, ct: (ct, None))
-
-
-def _is_recorded(copy: BoundSymbol) -> bool:
-    """Whether autograd records a copy: outside of `torch.no_grad`."""
-    return bool(copy.kwargs.get("grad_enabled", copy.args[2] if len(copy.args) > 2 else True))
 
 
 def _ways_of_writing(trace: TraceCtx) -> set[str]:
