@@ -229,12 +229,12 @@ class _Memory:
 
     def _take_again(self, p: TensorProxy, root: str) -> None:
         view = self.views[p.name]
-        if not _is_exact(view):
-            raise _unclear(view, self.writers[root])
+        if not _is_exact(view) and view.bsym.sym.name != "detach":
+            raise _unclear(view, self.writers.get(root, view.bsym))
         outs = flat_proxies(_again(view, self.now(view.base)))
         for out, value in zip(flat_proxies(view.bsym.output), outs, strict=True):
             self.values[out.name] = value
-            self.seen[out.name] = self.versions[root]
+            self.seen[out.name] = self.versions.get(root, 0)
 
     def write(self, target: TensorProxy, value: TensorProxy, bsym: BoundSymbol) -> None:
         """Let a tensor be `value`, and what it is a view of be what it is after that."""
