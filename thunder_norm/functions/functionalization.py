@@ -172,9 +172,8 @@ class _Memory:
         get_tracectx().peek_scope().append(self.renamed(bsym, but=self.histories.keys() if copies or is_way else ()))
         for p in bsym.flat_proxy_outs if is_way and not copies else ():
             if p.name in self.views and self._root(p) in self.foreign - self.recorded:
-                p.tags.add(
-                    ProxyTag.DETACHED_AUTOGRAD_GRAPH
-                )  # or Thunder's would be a copy, where it has no gradient for the view
+                # otherwise Thunder takes it apart for its gradient, and it may be a copy: a diagonal
+                p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
             if p.name in self.views and self._root(p) in self.histories:
                 self.seen[p.name] = -1  # what is read is taken of what there is now
         for copy in copies:

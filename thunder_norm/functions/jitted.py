@@ -186,20 +186,25 @@ def functional(trace: TraceCtx) -> TraceCtx:
 
 
 def _with_gradients_of_given(trace: TraceCtx) -> TraceCtx:
-    """A computation that returns its inputs as they were given, and what they became besides.
+    """A computation that returns its differentiated inputs as they were given, and what they became besides.
 
     Thunder asks for gradients of what an input became in place, which are none, or those of the value after the writing.
     """
     *body, returned = trace.bound_symbols
     given = returned.args[0]
-    late = [p for p, a in zip(given["flat_args"], trace.args, strict=True) if isinstance(p, TensorProxy) and p.name != a.name]
+    late = {
+        i: p
+        for i, (p, a) in enumerate(zip(given["flat_args"], trace.args, strict=True))
+        if isinstance(a, TensorProxy) and a.requires_grad and p.name != a.name
+    }
     if not late:
         return trace
     new = from_trace(trace)
     with tracectx(new):
-        became = tuple(TensorProxy(like=p, requires_grad=False) for p in late)
-    renewed = prims.update_aliases.bind(tuple(late), output=became)
-    new.bound_symbols = [*body, renewed, returned.from_bsym(args=({**given, "flat_args": [*trace.args, *became]},))]
+        became = tuple(TensorProxy(like=p, requires_grad=False) for p in late.values())
+    renewed = prims.update_aliases.bind(tuple(late.values()), output=became)
+    arguments = [trace.args[i] if i in late else p for i, p in enumerate(given["flat_args"])]
+    new.bound_symbols = [*body, renewed, returned.from_bsym(args=({**given, "flat_args": [*arguments, *became]},))]
     return new
 
 
