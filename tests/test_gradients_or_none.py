@@ -202,9 +202,10 @@ def test_what_autograd_records_of_an_input_is_refused(f: Callable) -> None:
 
 
 WRITES: dict[str, Callable] = {
-    "diagonal": lambda y: y.diagonal().add_(1),
-    "rows": lambda y: y.view(-1)[1:3].mul_(2),
-    "columns": lambda y: y.t()[0].copy_(y[0]),
+    "diagonal": lambda y, x: y.diagonal().add_(1),
+    "rows": lambda y, x: y.view(-1)[1:3].mul_(2),
+    "columns": lambda y, x: y.t()[0].copy_(y[0]),
+    "of what is differentiated": lambda y, x: y.__setitem__((slice(None), 0), y[:, 0].add_(x[0])),
 }
 
 
@@ -214,7 +215,7 @@ def test_views_of_inputs_without_gradients_are_written_into() -> None:
     for name, write in WRITES.items():
 
         def f(x: torch.Tensor, y: torch.Tensor, write=write) -> torch.Tensor:
-            write(y)
+            write(y, x)
             return x * y
 
         found = []

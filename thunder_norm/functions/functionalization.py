@@ -71,6 +71,7 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
         active=depending(trace, moved),
         ways=_ways_of_writing(trace) if keeps_foreign else set(),
         uses=Counter(name for b in trace.bound_symbols for name in {p.name for p in b.flat_proxy_args}),
+        assigned={p.name for b in trace.bound_symbols if b.sym.name == "setitem_" for p in flat_proxies(b.args[2:])},
         rewritten={c.args[1].name for b in trace.bound_symbols for c in _copies(b)},
         keeps_foreign=keeps_foreign,
     )
@@ -107,6 +108,7 @@ class _Memory:
     active: Set[str]  # what depends on that
     ways: set[str]  # what the program writes into, and what that is a view of
     uses: Counter[str]  # how many operations take a tensor
+    assigned: set[str]  # what is assigned to a part of a tensor
     rewritten: set[str]  # names of tensors that are written somewhere
     keeps_foreign: bool  # whether copies into what the program did not make stay
     views: dict[str, _View] = field(default_factory=dict)
@@ -162,7 +164,8 @@ class _Memory:
             if self._root(target) not in self.moved:
                 if is_recorded(copy):
                     self.recorded.add(self._root(target))
-                    if target.name in self.views and copy.args[0].name in self.active:
+                    is_assigned = copy.output.name in self.assigned  # y[0] += x: the whole of y is written next
+                    if target.name in self.views and copy.args[0].name in self.active and not is_assigned:
                         raise without_history(bsym, "a view of an input, of what is differentiated")
                 continue
             if is_recorded(copy) and not self._is_detached(target):
