@@ -333,3 +333,20 @@ def test_it_is_registered_when_it_is_named_and_imports_inductor_when_it_compiles
         [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, cwd=Path(__file__).resolve().parents[1], check=False
     )
     assert done.stdout.strip() == "done", done.stderr
+
+
+def test_what_multiplies_by_one_is_no_input_and_no_other_result():
+    """Inductor takes it away, and the program or its caller may write into what is left."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b = x * 1, x.sin()
+        a.clamp_(max=0.4)
+        return a, b * 1, b + 0
+
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4, 4)
+    kept = x.clone()
+    results = jit(f)(x)
+    assert_close(results, f(kept.clone()))
+    assert torch.equal(x, kept)
+    assert len({t.data_ptr() for t in (x, *results)}) == 4

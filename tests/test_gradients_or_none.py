@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.op_coverage import Case, cases, op_name, program
 from tests.seeds import seeded
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vjp
 import thunder
 
@@ -117,3 +118,150 @@ def test_what_is_complex_inside_of_the_program_is_differentiated() -> None:
         result.backward(torch.ones_like(result))
         given.append([getattr(t.grad, "a", t.grad) for t in tensors])
     torch.testing.assert_close(*given)
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.mul_(0.5)
+    return x * x
+
+
+def halved_in_a_part(x: torch.Tensor) -> torch.Tensor:
+    y, transposed = x.exp(), x.t()
+    with torch.no_grad():
+        x[0] = 0.5
+        x[1, 0].add_(1)
+        x[:, 1] += x[:, 0]
+    return y * transposed @ x
+
+
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        with torch.no_grad():
+            x.div_(x.norm())
+    return x.view(-1).sin()
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    x.data *= torch.tensor([0.0, 2.0])
+    return x * x
+
+
+def on_the_diagonal(x: torch.Tensor) -> torch.Tensor:
+    x.data.diagonal().fill_(2.0)
+    return x @ x
+
+
+def detached(x: torch.Tensor) -> torch.Tensor:
+    y = x.detach()
+    y.mul_(2).add_(1)
+    return x * x
+
+
+def diagonal(x: torch.Tensor) -> torch.Tensor:
+    """Recorded, in place on a part of what the program made."""
+    return (x * 2).fill_diagonal_(0.3).exp()
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros(2, 2)
+    y.copy_(x)
+    return y
+
+
+def returned(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.neg_()
+    return x
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(
+    "f", [halved, halved_in_a_part, normalized, masked, on_the_diagonal, detached, diagonal, copied, returned]
+)
+def test_what_is_written_without_autograd_keeps_its_gradients(f: Callable, transform: type, is_leaf: bool) -> None:
+    torch.manual_seed(seeded(0))
+    data = torch.randn(2, 2)
+    found = []
+    for run in (thunder.jit(f, transforms=[transform()]), f):
+        leaf = data.clone().requires_grad_()
+        x = leaf if is_leaf else leaf * 1
+        result = run(x)
+        assert (result is x) == (f is returned)
+        found.append((result.detach().clone(), x.detach(), *torch.autograd.grad(result.sum(), leaf)))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.mul_(2).sin(), lambda x: torch.relu_(x[0]) + x, lambda x: (halved(x), x.add_(1))[0]])
+def test_what_autograd_records_of_an_input_is_refused(f: Callable) -> None:
+    """The caller's tensor would have the history of before."""
+    x = torch.ones(2, 2, requires_grad=True) * 1
+    with pytest.raises(UnsupportedOpError, match="an input that requires grad"):
+        thunder.jit(f, transforms=[SubclassTransform()])(x)
+
+
+WRITES: dict[str, Callable] = {
+    "diagonal": lambda y, x: y.diagonal().add_(1),
+    "rows": lambda y, x: y.view(-1)[1:3].mul_(2),
+    "columns": lambda y, x: y.t()[0].copy_(y[0]),
+    "of what is differentiated": lambda y, x: y.__setitem__((slice(None), 0), y[:, 0].add_(x[0])),
+}
+
+
+def test_views_of_inputs_without_gradients_are_written_into() -> None:
+    torch.manual_seed(seeded(0))
+    x, data = torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)
+    for name, write in WRITES.items():
+
+        def f(x: torch.Tensor, y: torch.Tensor, write=write) -> torch.Tensor:
+            write(y, x)
+            return x * y
+
+        found = []
+        for run in (thunder.jit(f, transforms=[SubclassTransform()]), f):
+            y = data.clone()
+            result = run(x, y)
+            found.append((result.detach(), y, *torch.autograd.grad(result.sum(), x)))
+        torch.testing.assert_close(*found, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_what_is_differentiated_is_not_written_into_a_view_of_an_input() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y[0].add_(x[0])
+        return y * x
+
+    with pytest.raises(UnsupportedOpError, match="a view of an input"):
+        thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2, 2, requires_grad=True), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_a_table_that_is_renormalized_is_trained(transform: type, kind: type) -> None:
+    torch.manual_seed(seeded(0))
+    models = [torch.nn.Sequential(kind(5, 3, max_norm=0.5), torch.nn.Linear(3, 2)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    runs = thunder.jit(models[0], transforms=[transform()]), models[1]
+    for _ in range(2):
+        indices = torch.randint(0, 5, (2, 3))
+        results = [run(indices) for run in runs]
+        torch.testing.assert_close(*results)
+        for result in results:
+            result.square().sum().backward()
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        torch.testing.assert_close((a, a.grad), (b, b.grad))
+
+
+def test_no_norms_in_real_mode_after_a_write() -> None:
+    torch.manual_seed(seeded(0))
+    model = torch.nn.Linear(3, 3)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        halved(y)
+        return model(y)
+
+    x = torch.randn(2, 3)
+    found = thunder.jit(twice, transforms=[NormTransform()])(x)
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, twice(x))

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.seeds import named_seed
+from tests.seeds import named_seed, seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.tracing.torch_semantics import mended_promotion
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jvp, vmap
@@ -243,6 +243,7 @@ _DERIVATIVES = {
     "cross_entropy of positions": (lambda x: F.cross_entropy(x, torch.tensor([[0, 1], [2, 1]]), label_smoothing=0.2), (2, 3, 2)),
     "cross_entropy of some": (lambda x: F.cross_entropy(x, torch.tensor([0, 1, 1]), ignore_index=1, label_smoothing=0.2), (3, 4)),
     "interpolate": (lambda x: F.interpolate(x[None], 3).square().sum(), (2, 8)),
+    "max_pool1d": (lambda x: F.max_pool1d(x[None], 3, 1, 1).square().sum(), (2, 5)),
     "deviations": (lambda x: x.var(False) + x.std(0, False).sum(), (3, 2)),
     "lerp": (lambda x: x.lerp(torch.ones(1, dtype=torch.float64), 0.8).square().sum(), ()),
     "unfold": (lambda x: x.unfold(0, 3, 2).square().sum(), (5, 2)),
@@ -285,6 +286,32 @@ def test_running_statistics_of_instance_norms_are_torchs(shape, with_gradients):
         x.requires_grad_(with_gradients)
     for a, b in zip(mine.buffers(), theirs.buffers(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2), (2, 3, 2, 1), (0, 3), (2, 3, 0)], ids=str)
+def test_losses_of_labels_are_torchs_in_single_precision(shape, reduction):
+    """Thunder's fail for sums, and have no gradient where there are no labels."""
+    torch.manual_seed(seeded(0))
+    x, weight = torch.randn(shape).requires_grad_(), torch.tensor([1.0, 3.0, 0.5])
+    labels = torch.randint(0, 3, (*shape[:1], *shape[2:]) if len(shape) > 1 else ())
+
+    def losses(x):
+        smoothed = F.cross_entropy(x, labels, weight, reduction=reduction, label_smoothing=0.1)
+        return F.nll_loss(x, labels, reduction=reduction), smoothed
+
+    found, wanted = thunder.jit(losses, transforms=[NormTransform()])(x), losses(x)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    cotangents = [torch.arange(1.0, 1 + y.numel()).view_as(y) for y in wanted]
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, cotangents)[0] for y in (found, wanted)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_empty_batch_leaves_the_running_statistics_of_batch_norms(training):
+    norm, x = torch.nn.BatchNorm1d(3).train(training), torch.empty(0, 3, 4, requires_grad=True)
+    thunder.jit(norm, transforms=[NormTransform()])(x).sum().backward()
+    torch.testing.assert_close(list(norm.buffers())[:2], [torch.zeros(3), torch.ones(3)])
+    torch.testing.assert_close(norm.weight.grad, torch.zeros(3))
 
 
 _WEIGHT, _TARGET = torch.rand(5, dtype=torch.float64), torch.randint(0, 2, (5,)).double()

@@ -225,10 +225,31 @@ def _through_inductor(
     # what the generated code would assert of its inputs is checked by the caller, in one call of C++
     without_checks = config.patch(size_asserts=False, alignment_asserts=False, scalar_asserts=False)
     with V.set_fake_mode(mode), tracing(TracingContext(mode)), without_checks, _errors():
+        written = list(output.args[0])
         graph = compile_fx._recursive_joint_graph_passes(graph) or graph
+        _return_apart(graph, written)
         made = compile_fx.compile_fx_inner(graph, list(fakes), is_inference=not has_backward)
         call = getattr(made, "current_callable", None) or made
         return call if getattr(made, "_boxed_call", False) else lambda given: made(given)  # type: ignore[operator]
+
+
+def _return_apart(graph: torch.fx.GraphModule, written: Sequence[torch.fx.Node]) -> None:
+    """Copy what the graph returns now in place of what it computed, `written`: an input for ``x * 1``, or one result for two.
+
+    Both may be written into after the call.
+    """
+    (output,) = graph.graph.find_nodes(op="output")
+    returned: list[torch.fx.Node] = []
+    for before, node in zip(written, output.args[0], strict=True):
+        if node is not before and (node.op == "placeholder" or node in returned):
+            with graph.graph.inserting_before(output):
+                copied = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copied.meta["val"] = node.meta["val"].clone()
+            node = copied
+        returned.append(node)
+    if returned != list(output.args[0]):
+        output.args = (returned,)
+        graph.recompile()
 
 
 def _lay_out_weights(graph: torch.fx.GraphModule) -> None:

@@ -8,7 +8,8 @@ other views of that tensor are taken again where they are used later.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for, views_of
 from thunder_norm.functions.programs import flat_proxies
+from thunder_norm.functions.written_inputs import history_of, is_recorded, rewritten, without_history
+from thunder_norm.subclass.activity import depending
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.trees import flat_tensors
 from thunder.core import prims
-from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx
 
@@ -57,11 +60,18 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
     Raises:
         TransformError: it changes an argument or a tensor of the surroundings, unless they are left, or a tensor that may share
             memory with another.
+        UnsupportedOpError: autograd records a change of an argument that the backward could not follow.
     """
     if not any(_copies(b) for b in trace.bound_symbols):
         return trace
+    moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set()
     memory = _Memory(
         foreign={p.name for p in trace.args if isinstance(p, Proxy)},
+        moved=moved,
+        active=depending(trace, moved),
+        ways=_ways_of_writing(trace) if keeps_foreign else set(),
+        uses=Counter(name for b in trace.bound_symbols for name in {p.name for p in b.flat_proxy_args}),
+        assigned={p.name for b in trace.bound_symbols if b.sym.name == "setitem_" for p in flat_proxies(b.args[2:])},
         rewritten={c.args[1].name for b in trace.bound_symbols for c in _copies(b)},
         keeps_foreign=keeps_foreign,
     )
@@ -94,6 +104,11 @@ class _Memory:
     """Which proxies of a program share memory, and what they stand for after the changes so far."""
 
     foreign: set[str]  # what the program did not make
+    moved: set[str]  # what of that is differentiated
+    active: Set[str]  # what depends on that
+    ways: set[str]  # what the program writes into, and what that is a view of
+    uses: Counter[str]  # how many operations take a tensor
+    assigned: set[str]  # what is assigned to a part of a tensor
     rewritten: set[str]  # names of tensors that are written somewhere
     keeps_foreign: bool  # whether copies into what the program did not make stay
     views: dict[str, _View] = field(default_factory=dict)
@@ -103,15 +118,17 @@ class _Memory:
     unclear: dict[str, tuple[_View, BoundSymbol]] = field(default_factory=dict)  # tensors that may have been changed, and by what
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
+    recorded: set[str] = field(default_factory=set)  # what is foreign, and not differentiated, and autograd has seen a change of
+    histories: dict[str, TensorProxy] = field(default_factory=dict)  # of what was written without autograd: where gradients go
 
     def without_copies(self, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
         """An operation, or what is left of one that copies into tensors; what it depends on is written first."""
+        self.note_inputs(bsym)
         self.note_views(bsym)
-        renamed = self.renamed(bsym)
         copies = _copies(bsym)
         if self.keeps_foreign and all(self._root(c.args[1]) in self.foreign for c in copies):
-            self.foreign.update(c.output.name for c in copies)
-            return [renamed]
+            return self.left_in_place(bsym, copies)
+        renamed = self.renamed(bsym)
         for copy in copies:
             self.check_own(copy.args[1], bsym)
         written = {copy.output.name for copy in copies}
@@ -120,9 +137,67 @@ class _Memory:
         )
         for copy in copies:
             source, target = copy.args[:2]
-            self.write(target, self.kept(self.now(source)), bsym)
+            value = self.now(source)
+            self.write(target, prims.clone(value) if self.is_of_another(source) else self.kept(value), bsym)
             self.same[copy.output.name] = self.tensor(target)
         return []
+
+    def is_of_another(self, source: TensorProxy) -> bool:
+        """Whether what is copied is, or is a view of, a tensor that is used besides: both may be written or returned."""
+        return source.name in self.views or self.uses[source.name] > 1 or self._root(source) in self.foreign
+
+    def note_inputs(self, bsym: BoundSymbol) -> None:
+        """Have copies stand for the differentiated inputs that are written: what is kept for the backward stays what it was."""
+        for p in bsym.flat_proxy_args:
+            if p.name in self.moved and p.name in self.ways and p.name not in self.histories and isinstance(p, TensorProxy):
+                self.histories[p.name] = history_of(p)
+                self.values[p.name] = rewritten(self.histories[p.name], p)
+
+    def left_in_place(self, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
+        """An operation that writes into nothing but what the program did not make, if it writes.
+
+        In torch what is written without autograd keeps its gradients; Thunder's copies have none.
+        """
+        unrecorded: dict[str, TensorProxy] = {}
+        for copy in copies:
+            target = copy.args[1]
+            if self._root(target) not in self.moved:
+                if is_recorded(copy):
+                    self.recorded.add(self._root(target))
+                    is_assigned = copy.output.name in self.assigned  # y[0] += x: the whole of y is written next
+                    if target.name in self.views and copy.args[0].name in self.active and not is_assigned:
+                        raise without_history(bsym, "a view of an input, of what is differentiated")
+                continue
+            if is_recorded(copy) and not self._is_detached(target):
+                raise without_history(bsym, "an input that requires grad")
+            unrecorded[self._root(target)] = target
+        is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs)
+        get_tracectx().peek_scope().append(self.renamed(bsym, but=self.histories.keys() if copies or is_way else ()))
+        for p in bsym.flat_proxy_outs if is_way and not copies else ():
+            if p.name in self.views and self._root(p) in self.foreign - self.recorded:
+                # otherwise Thunder takes it apart for its gradient, and it may be a copy: a diagonal
+                p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
+            if p.name in self.views and self._root(p) in self.histories:
+                self.seen[p.name] = -1  # what is read is taken of what there is now
+        for copy in copies:
+            self.foreign.add(copy.output.name)
+            if self._root(copy.args[1]) in self.histories:
+                self.same[copy.output.name] = self.tensor(copy.args[1])
+        for root, target in unrecorded.items():
+            self.values[root] = rewritten(self.histories[root], self._whole(target))
+            self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
+        return []
+
+    def _whole(self, p: TensorProxy) -> TensorProxy:
+        """The tensor that a proxy is a view of in the end."""
+        p = self.tensor(p)
+        while p.name in self.views:
+            p = self.tensor(self.views[p.name].base)
+        return p
+
+    def _is_detached(self, p: TensorProxy) -> bool:
+        view = self.views.get(self.tensor(p).name)
+        return view is not None and (view.bsym.sym.name == "detach" or self._is_detached(view.base))
 
     def note_views(self, bsym: BoundSymbol) -> None:
         """Remember which results of an operation share memory with its arguments."""
@@ -140,10 +215,7 @@ class _Memory:
         return self.same.get(p.name, p)
 
     def _root(self, p: TensorProxy) -> str:
-        p = self.tensor(p)
-        while p.name in self.views:
-            p = self.tensor(self.views[p.name].base)
-        return p.name
+        return self._whole(p).name
 
     def now(self, p: TensorProxy) -> TensorProxy:
         """What a proxy stands for after the changes so far."""
@@ -159,12 +231,12 @@ class _Memory:
 
     def _take_again(self, p: TensorProxy, root: str) -> None:
         view = self.views[p.name]
-        if not _is_exact(view):
-            raise _unclear(view, self.writers[root])
+        if not _is_exact(view) and view.bsym.sym.name != "detach":
+            raise _unclear(view, self.writers.get(root, view.bsym))
         outs = flat_proxies(_again(view, self.now(view.base)))
         for out, value in zip(flat_proxies(view.bsym.output), outs, strict=True):
             self.values[out.name] = value
-            self.seen[out.name] = self.versions[root]
+            self.seen[out.name] = self.versions.get(root, 0)
 
     def write(self, target: TensorProxy, value: TensorProxy, bsym: BoundSymbol) -> None:
         """Let a tensor be `value`, and what it is a view of be what it is after that."""
@@ -188,13 +260,17 @@ class _Memory:
         """A value under a name that will not stand for another one."""
         return prims.shallow_copy(value) if value.name in self.rewritten else value
 
-    def renamed(self, bsym: BoundSymbol) -> BoundSymbol:
-        """An operation of what its arguments stand for."""
+    def renamed(self, bsym: BoundSymbol, but: Container[str] = ()) -> BoundSymbol:
+        """An operation of what its arguments stand for; those that share memory with what is among `but` stay."""
         swaps: dict[Variable, Proxy] = {}
+        is_return = bsym.sym.id is prims.PrimIDs.RETURN
         for p in bsym.flat_proxy_args:
-            if isinstance(p, TensorProxy) and (now := self.now(p)) is not p:
+            if not isinstance(p, TensorProxy) or self._root(p) in but:
+                continue
+            is_input = is_return and self.tensor(p).name in self.histories  # the caller gets the very object back
+            if (now := self.tensor(p) if is_input else self.now(p)) is not p:
                 swaps[variableify(p)] = now
-        return bsym.from_bsym_swap_proxies(swaps, skip_output=bsym.sym.id is not prims.PrimIDs.RETURN)
+        return bsym.from_bsym_swap_proxies(swaps, skip_output=not is_return)
 
     def check_own(self, target: TensorProxy, bsym: BoundSymbol) -> None:
         """Refuse to change what the program did not make."""
@@ -261,6 +337,20 @@ def _writer(operation: Operation, index: int) -> Symbol:
         return (TensorProxy(like=flat_proxies((args, kwargs))[0], requires_grad=False),)
 
     return symbol_for(Operation(f"write_{operation.name}", run, meta))
+
+
+def _ways_of_writing(trace: TraceCtx) -> set[str]:
+    """The tensors that a program writes into, and those that they are views of."""
+    base: dict[str, str] = {}
+    found: set[str] = set()
+    for bsym in trace.bound_symbols:
+        base |= _views(bsym)
+        for copy in _copies(bsym):
+            base[copy.output.name] = name = copy.args[1].name
+            while name not in found:
+                found.add(name)
+                name = base.get(name, name)
+    return found
 
 
 def _copies(bsym: BoundSymbol) -> list[BoundSymbol]:

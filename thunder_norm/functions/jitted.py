@@ -122,6 +122,7 @@ class SubclassTransform(interception.Interpreting):
         if torch.is_grad_enabled() and moved:
             moving = depending(computation, moved)
             computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0], moving))
+            computation = _with_gradients_of_given(computation)
         return boundary_passes.check_what_leaves((prologue, computation, epilogue))
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
@@ -184,6 +185,29 @@ def functional(trace: TraceCtx) -> TraceCtx:
         return without_mutations(trace, keeps_foreign=True)
 
 
+def _with_gradients_of_given(trace: TraceCtx) -> TraceCtx:
+    """A computation that returns its differentiated inputs as they were given, and what they became besides.
+
+    Thunder asks for gradients of what an input became in place, which are none, or those of the value after the writing.
+    """
+    *body, returned = trace.bound_symbols
+    given = returned.args[0]
+    late = {
+        i: p
+        for i, (p, a) in enumerate(zip(given["flat_args"], trace.args, strict=True))
+        if isinstance(a, TensorProxy) and a.requires_grad and p.name != a.name
+    }
+    if not late:
+        return trace
+    new = from_trace(trace)
+    with tracectx(new):
+        became = tuple(TensorProxy(like=p, requires_grad=False) for p in late.values())
+    renewed = prims.update_aliases.bind(tuple(late.values()), output=became)
+    arguments = [trace.args[i] if i in late else p for i, p in enumerate(given["flat_args"])]
+    new.bound_symbols = [*body, renewed, returned.from_bsym(args=({**given, "flat_args": [*arguments, *became]},))]
+    return new
+
+
 def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
         return False
@@ -205,7 +229,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """Whether Thunder's gradient is not torch's.
 
     It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds,
-    and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.
+    and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
+    zeros and ones, where infinite padding is NaN.
     """
     if bsym.sym.id in activations.IDS:
         return True
@@ -217,7 +242,9 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
 
 
 _ROUNDING = (prims.PrimIDs.CEIL, prims.PrimIDs.FLOOR, prims.PrimIDs.ROUND, prims.PrimIDs.TRUNC)
-_WITH_ANOTHER_GRADIENT = frozenset({prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id, *_ROUNDING})
+_WITH_ANOTHER_GRADIENT = frozenset(
+    {prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id, ltorch.max_pool1d.id, *_ROUNDING}
+)
 
 
 def _is_taken_apart(bsym: BoundSymbol) -> bool:

@@ -81,8 +81,13 @@ class NormAcquisition(Acquisition):
 
     @property
     def intercepts_plain(self) -> bool:
-        """Whether operations on parameters are taken over: in a normed call, or where there are NormedTensors."""
-        return self.is_normed_call or self.meets_wrappers or super().intercepts_plain
+        """Whether operations on plain tensors are taken over: where parameters have norms, or for what `SubclassTransform` does."""
+        return self._has_norms or super().intercepts_plain
+
+    @property
+    def _has_norms(self) -> bool:
+        """Whether operations on parameters give norms: in a normed call, or where there are NormedTensors."""
+        return self.is_normed_call or self.meets_wrappers
 
     def begin(self, args: tuple, kwargs: dict) -> None:
         """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""
@@ -129,6 +134,8 @@ class NormAcquisition(Acquisition):
             return False
         if super().wants(fn, args, kwargs):
             return True
+        if not self._has_norms:
+            return False
         proxies = [
             v for v in tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0] if _is_proxy(v)
         ]
@@ -198,7 +205,7 @@ class NormAcquisition(Acquisition):
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
             if isinstance(fn, type) or any(is_wrapper(t) for t in tensors):  # a constructor says the norm itself
                 return fn(*args, **kwargs)
-            carries_no_norm = not self.intercepts_plain and not isinstance(fn, registry.NormedOp)
+            carries_no_norm = not self._has_norms and not isinstance(fn, registry.NormedOp)
             if carries_no_norm:  # Thunder lacks the operation
                 return fn(*args, **kwargs)
             if tensors and self.lifting.concerns(tensors[0]):

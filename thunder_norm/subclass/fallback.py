@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.effects import OfOperator, is_effect
-from thunder_norm.subclass.functional_forms import WITHOUT_HISTORY
+from thunder_norm.subclass.functional_forms import WITHOUT_HISTORY, rewritten
 from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import for_torch
@@ -175,6 +175,8 @@ def _gradient(func: Callable, used: tuple[bool, ...], written: Written | None, s
             cotangents = tuple(prims.get_grad(p) for p in outputs)
             if isinstance(func, OfOperator):
                 found = _effect_vjp(func, args, kwargs, inputs, results, cotangents)
+            elif func is rewritten:  # which keeps nothing for it: the tensor is written into
+                found = [cotangents[0] if p.name == args[0].name else None for p in inputs]
             elif is_random(func):
                 found = _random_vjp(func, args, inputs, results, cotangents)
             else:

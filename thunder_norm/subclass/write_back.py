@@ -5,7 +5,7 @@ The computation stays a function of its inputs, which executors may reorder and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.activity import propagate
 from thunder_norm.subclass.boundary_passes import Traces, pass_through_epilogue, results_and_received
+from thunder_norm.subclass.fallback import made_for
+from thunder_norm.subclass.functional_forms import rewritten
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.trace import REBIND
 from thunder_norm.tracing.bindable import bindable
@@ -85,15 +87,35 @@ def write_back(traces: Traces, written: list[Written]) -> Traces:
 def check_values(trace: TraceCtx, written: Sequence[Written]) -> None:
     """Refuse values that are to be differentiated: a copy after the computation has no history.
 
+    What was written without autograd needs none: the input keeps the history that it has.
+
     Raises:
         UnsupportedOpError: a written value depends differentiably on an input that requires grad.
     """
     active = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad}
+    makers = {p.name: b for bsym in trace.bound_symbols for b in _innermost(bsym) for p in b.flat_proxy_outs}
+    recorded = [value for target, value in written if not _is_unrecorded(value.name, target.name, makers)]
     for bsym in trace.bound_symbols:
         propagate(bsym, active)
-        for _, value in written:
+        for value in recorded:
             if value.name in active and any(p.name == value.name for p in bsym.flat_proxy_outs):
                 _refuse(bsym)
+
+
+def _innermost(bsym: BoundSymbol) -> Iterator[BoundSymbol]:
+    for sub in bsym.subsymbols:
+        yield from _innermost(sub)
+    if not bsym.subsymbols:
+        yield bsym
+
+
+def _is_unrecorded(value: str, target: str, makers: Mapping[str, BoundSymbol]) -> bool:
+    """Whether `value` is what `target` became by writing without autograd alone."""
+    made = makers.get(value)
+    if value == target or made is None:
+        return value == target
+    origin = made_for(made.sym)
+    return origin is not None and origin.function is rewritten and _is_unrecorded(made.args[0].name, target, makers)
 
 
 def _refuse(bsym: BoundSymbol) -> None:

@@ -140,9 +140,14 @@ class Writing(TorchDispatchMode):
         self._record_with_results(func, functional, [(t, False) for t in outs], args, rest)
         return tuple(outs) if len(outs) > 1 else outs[0]
 
-    def _become(self, target: torch.Tensor, func: Callable, args: tuple, kwargs: dict | None = None) -> None:
-        """Record that `target` is what an operation returns from now on; under `torch.no_grad` it keeps its history."""
-        if self._keeps_history(target):
+    def _become(
+        self, target: torch.Tensor, func: Callable, args: tuple, kwargs: dict | None = None, is_detached: bool = False
+    ) -> None:
+        """Record that `target` is what an operation returns from now on; under `torch.no_grad` it keeps its history.
+
+        It does as well where that was written into it as into a tensor without history (``target.detach()``).
+        """
+        if is_detached or self._keeps_history(target):
             args, kwargs, func = (target, self.call(func, args, kwargs or {})), {}, rewritten
         self._note(func, args, kwargs or {}, (target,), target, is_in_place=True)
 
@@ -152,11 +157,26 @@ class Writing(TorchDispatchMode):
             return False
         return not (self.acquisition.autograd.is_running or self.acquisition.beyond_no_grad())
 
+    def _is_detached(self, target: torch.Tensor, alias: torch.Tensor) -> bool:
+        """Whether autograd takes `target` for another tensor than `alias`, which requires grad."""
+        if not self.is_differentiated or not self.acquisition.requires_grad(alias):
+            return False
+        if self.acquisition.fakes.proxy_of(target) is None:
+            return self._was_detached(target)
+        return not self.acquisition.requires_grad(target)
+
+    def _was_detached(self, t: torch.Tensor) -> bool:
+        """Whether what the operation at hand made is a view of a detached tensor."""
+        made = next((r for r in reversed(self.log) if not r.is_in_place and any(t is out for out in r.outputs)), None)
+        if made is None or not made.inputs:
+            return False
+        return made.func is aten.detach.default or self._was_detached(made.inputs[0])
+
     def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Record what tensors became that share memory with `target`, which was changed."""
         for alias in aliases:
             if aliasing.is_reshaped(alias, target):
-                self._become(alias, aten.view.default, (target, list(alias.shape)))
+                self._become(alias, aten.view.default, (target, list(alias.shape)), is_detached=self._is_detached(target, alias))
         others = [alias for alias in aliases if not aliasing.is_reshaped(alias, target)]
         if not others:
             return
@@ -168,7 +188,7 @@ class Writing(TorchDispatchMode):
             else:
                 found = self.call(aliasing.with_written, (base, aliasing.order(base), target, *aliasing.place(target)), {})
         for alias in others:
-            self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)))
+            self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=self._is_detached(target, alias))
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
         why = None

@@ -39,25 +39,41 @@ def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -
 
 
 def _is_of_other_dimensions(input: Any) -> bool:
-    return isinstance(input, TensorProxy) and input.ndim not in (0, 1, 2, 4) and 0 not in input.shape
+    return isinstance(input, TensorProxy) and input.ndim not in (0, 2, 4)
 
 
 def _in_known_dimensions(input: TensorProxy, target: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """An input [N, C, ...] and targets with classes, or without, as torch sees them where dimensions are other than 1, 2 and 4.
+    """An input [N, C, ...] or [C] and targets with classes, or without, as torch sees them where dimensions are other than 2 and 4.
 
-    Thunder's gradient is that of images, and has their shape.
+    Thunder's gradient is that of images, and has their shape; of [C] it fails as that of a sum does.
     """
     if not _is_of_other_dimensions(input):
         return input, target
+    if input.ndim == 1:
+        return ltorch.unsqueeze(input, 0), ltorch.unsqueeze(target, 0)
     n, positions = input.shape[0], math.prod(input.shape[2:])
     shape = (n, target.shape[1], 1, positions) if target.ndim == input.ndim else (n, 1, positions)
     return ltorch.reshape(input, (n, input.shape[1], 1, positions)), ltorch.reshape(target, shape)
 
 
-def _of_positions(loss: TensorProxy, input: TensorProxy, reduction: str) -> TensorProxy:
-    """The loss of `_in_known_dimensions` in the shape of the input's positions."""
-    is_reshaped = reduction == "none" and _is_of_other_dimensions(input)
-    return ltorch.reshape(loss, (input.shape[0], *input.shape[2:])) if is_reshaped else loss
+def _reduced(each: TensorProxy, input: TensorProxy, reduction: str) -> TensorProxy:
+    """The sum of the losses of `_in_known_dimensions`, or they themselves in the shape of the input's positions.
+
+    Thunder asks torch for the gradient of a sum with a weight of all in float64, which torch takes in the dtype of the input alone.
+    """
+    if reduction == "sum":
+        return ltorch.sum(each)
+    is_reshaped = _is_of_other_dimensions(input)
+    return ltorch.reshape(each, (*input.shape[:1], *input.shape[2:]) if input.ndim > 1 else ()) if is_reshaped else each
+
+
+def _of_nothing(input: TensorProxy, reduction: str) -> TensorProxy:
+    """The loss where there are no targets, whose gradient Thunder has none of, or one that fails: nothing, 0, or a mean that is NaN."""
+    each = ltorch.sum(input, min(input.ndim - 1, 1))
+    if reduction == "none":
+        return each
+    total = ltorch.sum(each)
+    return total if reduction == "sum" else ltorch.true_divide(total, 0.0)
 
 
 @_instead_of(F.nll_loss)
@@ -72,8 +88,12 @@ def _nll_loss(
 ) -> Any:
     """Thunder's ignores the class -1 by default, and the places of its arguments are others."""
     reduction = _reduction(size_average, reduce, reduction)
+    if 0 in target.shape:
+        return _of_nothing(input, reduction)
     scores, labels = _in_known_dimensions(input, target)
-    return _of_positions(ltorch.nll_loss(scores, labels, weight, ignore_index, reduction), input, reduction)
+    if reduction in ("none", "sum"):
+        return _reduced(ltorch.nll_loss(scores, labels, weight, ignore_index, "none"), input, reduction)
+    return ltorch.nll_loss(scores, labels, weight, ignore_index, reduction)
 
 
 @_instead_of(F.cross_entropy)
@@ -89,12 +109,16 @@ def _cross_entropy(
 ) -> Any:
     """Thunder's mean of smoothed labels counts what those to be ignored have."""
     reduction = _reduction(size_average, reduce, reduction)
+    if 0 in target.shape:
+        return _of_nothing(input, reduction)
     scores, labels = _in_known_dimensions(input, target)
-    if reduction == "mean" and label_smoothing > 0 and dtypes.is_exact_dtype(labels.dtype):
+    is_smoothed_mean = reduction == "mean" and label_smoothing > 0 and dtypes.is_exact_dtype(labels.dtype)
+    if is_smoothed_mean or reduction in ("none", "sum"):
         each = ltorch.cross_entropy(scores, labels, weight, None, ignore_index, None, "none", label_smoothing)
-        return ltorch.true_divide(ltorch.sum(each), _total_weight(labels, weight, ignore_index))
-    loss = ltorch.cross_entropy(scores, labels, weight, None, ignore_index, None, reduction, label_smoothing)
-    return _of_positions(loss, input, reduction)
+        if is_smoothed_mean:
+            return ltorch.true_divide(ltorch.sum(each), _total_weight(labels, weight, ignore_index))
+        return _reduced(each, input, reduction)
+    return ltorch.cross_entropy(scores, labels, weight, None, ignore_index, None, reduction, label_smoothing)
 
 
 def _total_weight(labels: TensorProxy, weight: TensorProxy | None, ignore_index: int) -> TensorProxy:
@@ -111,6 +135,23 @@ def weights_of(labels: TensorProxy, weight: TensorProxy) -> TensorProxy:
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------
+
+
+@_instead_of(F.batch_norm)
+def _batch_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Thunder's has the mean of nothing, NaN, go into the running statistics of an empty batch; torch leaves them."""
+    if training and 0 in input.shape:
+        running_mean = running_var = None
+    return ltorch.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 @_instead_of(F.instance_norm)
@@ -223,7 +264,8 @@ def _interpolate(
         result = input
         for dim, (n, indices) in enumerate(zip(input.shape[2:], sources, strict=True), 2):
             result = _taken(result, dim, n, indices)
-        return result
+        is_view = all(n in (1, len(indices)) for n, indices in zip(input.shape[2:], sources, strict=True))
+        return ltorch.clone(result) if is_view else result
     if is_plain and mode == "bilinear" and scale_factor is not None:
         align_corners = False  # which says the same, and has torch do it: Thunder's has the scale of the sizes
     return ltorch.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)

@@ -96,12 +96,21 @@ def _broadcast_to(self: Any, size: Sequence[int]) -> Any:
 _instead_of(torch.Tensor.hardshrink)(ltorch.hardshrink)
 
 
+@_instead_of(torch.Tensor.repeat)
+def _repeat(self: Any, *repeats: Any) -> Any:
+    """Thunder's may share memory with the tensor in a program that is differentiated: where nothing comes to lie between its entries."""
+    result = ltorch.repeat(self, *repeats)
+    leading = result.ndim - self.ndim
+    shares = all(n == 1 or new == n for n, new in zip(self.shape, result.shape[leading:], strict=True))
+    return ltorch.clone(ltorch.expand(self, result.shape)) if shares else result
+
+
 @_instead_of(torch.Tensor.tile)
 def _tile(self: Any, *sizes: Any, dims: Any = None) -> Any:
     """Thunder's takes one tuple."""
     if dims is not None or (len(sizes) == 1 and isinstance(sizes[0], Sequence)):
         sizes = tuple(sizes[0] if dims is None else dims)
-    return ltorch.repeat(self, (1,) * (self.ndim - len(sizes)) + sizes)
+    return _repeat(self, (1,) * (self.ndim - len(sizes)) + sizes)
 
 
 @_instead_of(torch.atleast_2d)
