@@ -242,7 +242,8 @@ def _which(func: Callable, used: tuple[bool, ...]) -> str:
 
 
 def _select(values: Sequence[Any], used: tuple[bool, ...], kind: type) -> tuple:
-    tensors = [v for v in values if isinstance(v, kind)]
+    """The tensors marked in `used`, which has an entry for each; a kernel may leave out one that it is not asked for (None)."""
+    tensors = values if len(values) == len(used) else [v for v in values if isinstance(v, kind)]
     return tuple(t for t, u in zip(tensors, used, strict=True) if u)
 
 
