@@ -298,7 +298,7 @@ def test_other_modes_and_weights_without_values_are_refused():
             F.relu(x)
         on_meta = with_perturbation(RMSTensor(1.0, backing=torch.empty(2, 3, device="meta")))
         with pytest.raises(NormMismatchError, match="on meta"):
-            F.linear(on_meta, RMSTensor(1.0, backing=torch.empty(4, 3, device="meta")))
+            F.linear(on_meta, torch.empty(4, 3, device="meta"))
 
 
 # -- reports ------------------------------------------------------------------------------------------------------------------

@@ -236,13 +236,17 @@ def moves(x: Any) -> TypeGuard[NormedTensor]:
     return isinstance(x, NormedTensor) and x.perturbation_size is not None
 
 
+def is_fixed(x: Any) -> bool:
+    """Whether an argument is what it is: a plain tensor or a number.  A normed tensor that does not move still stands for others."""
+    return not isinstance(x, NormedTensor)
+
+
 def values(t: torch.Tensor) -> torch.Tensor:
-    """What is in a tensor that is held fixed, in double precision.
+    """What is in a tensor that is fixed (or is looked at as the data at hand), in double precision.
 
     Raises:
         NormMismatchError: there is nothing in it.
     """
-    t = t.backing if isinstance(t, NormedTensor) else t
     if t.is_meta:
         raise NormMismatchError('sensitivity "composed" is for matrices as they are, and this one is on meta: use "global"')
     return t.to(device="cpu", dtype=torch.float64)

@@ -72,7 +72,8 @@ def norm_sensitivity(sensitivity: Sensitivity) -> Iterator[None]:
     better there use it (normalizations, softmax, attention); the others have one constant for both.
 
     A composed one holds for all inputs and movements of any size as a global one does, and does not multiply the operations' constants:
-    perturbations stay in ellipsoids that are taken through matrices as they are (`thunder_norm.core.composed`).
+    perturbations stay in ellipsoids that are taken through matrices as they are (`thunder_norm.core.composed`); a matrix that is a
+    NormedTensor stands for all of its norm, also if it does not move.
 
     "within" is composed, for inputs that are within their perturbation_size of the data at hand (`with_perturbation(x, radius)`), and their
     norm_size: an activation has only the slopes that each entry may meet there, and a relu that cannot switch is linear.

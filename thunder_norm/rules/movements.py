@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import LARGEST, Call, Made, Term, moves, spread_of, values
+from thunder_norm.core.composed import LARGEST, Call, Made, Term, is_fixed, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
@@ -121,17 +121,16 @@ for _op in (torch.dropout, torch.feature_dropout, F.dropout, F.dropout1d, F.drop
 
 
 def by_unit_vectors(call: Call, x: NormedTensor) -> tuple[Dense, tuple[int, ...]] | None:
-    """The matrix of an operation that acts on each sample of a batch, all but x held fixed, and the shape of a sample of the result."""
+    """The matrix of an operation that acts on each sample of a batch, all but x fixed, and the shape of a sample of the result."""
     spread = spread_of(x)
-    if spread is None or [id(t) for t in flat_tensors((call.args, call.kwargs)) if moves(t)] != [id(x)]:
+    if spread is None or [id(t) for t in flat_tensors((call.args, call.kwargs)) if not is_fixed(t)] != [id(x)]:
         return None
     features, size = x.shape[x.ndim - spread.ndim :], spread.parts[0].size
     units = torch.eye(size, dtype=torch.float64).reshape(size, *features)
 
     def run(t: torch.Tensor) -> torch.Tensor:
         def given(a: torch.Tensor) -> torch.Tensor:
-            plain = a.backing if isinstance(a, NormedTensor) else a
-            return t if a is x else values(a) if plain.is_floating_point() else plain
+            return t if a is x else values(a) if a.is_floating_point() else a
 
         return call.run(*map_tensors(given, (call.args, call.kwargs)))
 
@@ -169,7 +168,7 @@ def matmul(call: Call) -> Found:
         return None
     if moves(x) and x.ndim >= 1 and other.ndim == 2:
         return _of_samples(call, x)
-    if moves(other) and not moves(x) and x.ndim >= 2 and other.ndim >= 2:
+    if moves(other) and is_fixed(x) and x.ndim >= 2 and other.ndim >= 2:
         return _summing_rows(call, other, values(x).abs().sum(-1).max().item())
     return None
 
@@ -300,12 +299,12 @@ normed_op(torch.rsub).register_movement(_summed(lambda alpha: (-alpha, 1.0)))
 
 
 def _multiplied(call: Call, x: Any, factor: Any) -> Found:
-    """x times what is held fixed: one row of factors for all, or rows, whose least and largest bound the slopes.
+    """x times what is fixed: one row of factors for all, or rows, whose least and largest bound the slopes.
 
     A mask may be another one for other inputs.
     """
     (y,) = call.results
-    if not moves(x) or moves(factor) or x.shape != y.shape or (spread := spread_of(x)) is None:
+    if not moves(x) or not is_fixed(factor) or x.shape != y.shape or (spread := spread_of(x)) is None:
         return None
     size = spread.parts[0].size
     if isinstance(factor, torch.Tensor):
@@ -330,7 +329,7 @@ def mul(call: Call) -> Found:
 def div(call: Call) -> Found:
     """x / c."""
     a, b = call.given.get("input"), call.given.get("other")
-    if moves(b) or call.given.get("rounding_mode") is not None or b is None:
+    if not is_fixed(b) or call.given.get("rounding_mode") is not None or b is None:
         return None
     if isinstance(b, torch.Tensor):
         return _multiplied(call, a, 1 / values(b))

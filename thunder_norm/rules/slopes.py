@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Made, Term, is_within, reach, spread_of, values
+from thunder_norm.core.composed import Call, Made, Term, is_fixed, is_within, reach, spread_of, values
 from thunder_norm.core.ellipsoids import Scaled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules import slopes_within
@@ -115,7 +115,7 @@ for _op in functions():
 def prelu(call: Call) -> Sequence[Made] | None:
     """Slopes 1 and a, of which there is one for all channels."""
     x, weight = call.given["input"], call.given["weight"]
-    if [id(t) for t in call.moving] != [id(x)] or weight.numel() != 1 or (spread := spread_of(x)) is None:
+    if [id(t) for t in call.moving] != [id(x)] or not is_fixed(weight) or weight.numel() != 1 or (spread := spread_of(x)) is None:
         return None
     a = values(weight).reshape(1).expand(spread.parts[0].size)
     return [Made(spread.ndim, (Term(x, (a.clamp(max=1.0), a.clamp(min=1.0))),))]
