@@ -124,6 +124,8 @@ def moved(ndim: int, source: int | Sequence[int], destination: int | Sequence[in
     >>> moved(4, 0, -1)
     [1, 2, 3, 0]
     """
+    if not ndim:
+        return []
     sources = [d % ndim for d in ((source,) if isinstance(source, int) else source)]
     targets = [d % ndim for d in ((destination,) if isinstance(destination, int) else destination)]
     placed = dict(zip(targets, sources, strict=True))

@@ -16,6 +16,7 @@ import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_sensitivity
+from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
@@ -109,13 +110,32 @@ def with_fact(result: NormedTensor, what: Any) -> NormedTensor:
 
 
 def unconditional(op: Callable, *args: Any, **kwargs: Any) -> Any:
-    """What the rules without a condition say."""
+    """What the rules without a condition say: sensitivities to the arguments as they are, whatever they are converted to."""
     found = normed_op(op).find(args, kwargs, with_conditions=False)
     if found is None:
         raise NormMismatchError("there is no norm rule for these kinds")
     rule, bound = found
+    given = dict(bound.arguments)
     prepared = rule.prepare(bound)
-    return rule.fn(*prepared.args, **prepared.kwargs)
+    factors = {name: c for name, x in given.items() if (c := _converted_by(x, prepared.arguments[name])) != 1}
+    result = rule.fn(*prepared.args, **prepared.kwargs)
+    for y in result if isinstance(result, list | tuple) else (result,):
+        if isinstance(y, NormedTensor) and y._sensitivity is not None:
+            y._sensitivity = {name: _times(c, factors.get(name, 1.0)) for name, c in y._sensitivity.items()}
+    return result
+
+
+def _converted_by(x: Any, prepared: Any) -> Any:
+    """How many times as far as x an argument moves that a rule got in its place; for each of a list."""
+    if isinstance(x, list | tuple):
+        return [_converted_by(given, got) for given, got in zip(x, prepared, strict=True)]
+    return factor(x, type(prepared), prepared.elem_dims) if isinstance(x, NormedTensor) and x is not prepared else 1.0
+
+
+def _times(constant: Any, by: Any) -> Any:
+    if isinstance(constant, list | tuple):
+        return [_times(c, b) for c, b in zip(constant, by if isinstance(by, list) else [by] * len(constant), strict=True)]
+    return constant if by == 1 else constant * by
 
 
 def moves_with(source: Source, result: NormedTensor, lipschitz: Constant, *arguments: str) -> NormedTensor:

@@ -231,13 +231,13 @@ def kl_div(input: RMSTensor, target: torch.Tensor, reduction: str = "mean", *, l
     Gap:         the row of the largest mass, and that of the largest |p log p|, count for all rows
     Source:      linear in x with weights p
     """
-    p = run_real(torch.exp, (target,), {}) if log_target else target
-    kind, dims = (LinfTensor, ()) if reduction == "none" else (L1Tensor, (-1,))
+    p, shape = run_real(torch.exp, (target,), {}) if log_target else target, broadcast(input.shape, target.shape)
+    p = p if p.shape == shape else run_real(torch.Tensor.expand, (p, shape), {})
+    kind, dims = (LinfTensor, ()) if reduction == "none" or not shape else (L1Tensor, (-1,))
     mass = lift(p, kind, dims).norm_size
     entropy = lift(run_real(torch.xlogy, (p, p), {}), kind, dims).norm_size
     x, c = as_kind(input, LinfTensor, ())
-    rows = input.numel() // max(input.shape[-1], 1)
-    counted = {"batchmean": rows / max(input.shape[0], 1), "sum": rows, "mean": rows / max(input.numel(), 1), "none": 1}[
-        reduction
-    ]
+    rows = math.prod(shape[:-1])
+    samples = input.shape[0] if input.ndim else 1
+    counted = {"batchmean": rows / max(samples, 1), "sum": rows, "mean": rows / max(math.prod(shape), 1), "none": 1}[reduction]
     return scalar_loss(mass * x.norm_size + entropy, counted, input=mass * c)

@@ -42,14 +42,20 @@ def multilabel_soft_margin_loss(
 ) -> LinfTensor:
     """-y log s(x) - (1 - y) log s(-x), averaged over classes; w = max(|y| + |1 - y|), 1 for y in [0, 1].
 
-    Value:       w log(1 + e^n) from the RMS over all entries, not reduced over the classes      (attained: wrong with certainty)
+    Value:       w log(1 + e^n) from the RMS over all entries, not reduced over the classes      (attained: wrong with certainty);
+                 m times that where each class of x meets m entries of targets
     Sensitivity: w s(n)                                                                        (attained likewise)
     Gap:         weights count at their largest, and targets inside (0, 1) as if wrong with certainty, for all entries
     Summed: times the number of samples.  Class weights multiply by the largest.
     Source:      as `binary_cross_entropy_with_logits`
     """
-    x, c = (input, 1.0) if reduction != "none" else _over_classes(input)
-    factor: Constant = unlikeliest(target, x) * count(reduction, input.numel() // max(input.shape[-1], 1))
+    shape, along = broadcast(*(t.shape for t in (input, target, weight) if t is not None)), input.ndim - 1
+    x, c = (
+        (input, 1.0) if reduction != "none" else _over_classes(input) if shape == input.shape else as_kind(input, LinfTensor, ())
+    )
+    samples = math.prod(shape) // max(shape[along], 1)
+    # torch divides what it sums over a dimension of all by the classes of the input
+    factor: Constant = unlikeliest(target, x) * (count(reduction, samples) * shape[along] / max(input.shape[-1], 1))
     if weight is not None:
         factor = lift(weight, LinfTensor).norm_size * factor
     return scalar_loss(softplus_of(x.norm_size), factor, input=product(torch.sigmoid(x.norm_size), c))
@@ -191,7 +197,7 @@ def triplet_margin_loss(
     if p < 1:
         raise NormMismatchError(f"p = {p} is no norm: there is no triangle inequality")
     given = {"anchor": anchor, "positive": positive, "negative": negative}
-    size = max(max(x.shape[-1] for x in given.values()), 1)
+    size = max(broadcast(*(x.shape for x in given.values()))[-1:] or (1,)) or 1
     n, c, of_eps = {}, {}, eps * size ** (1 / p)
     for name, x in given.items():
         over, to_over = as_kind(x, RMSTensor, (-1,)) if x.elem_dims else (x, 1.0)
@@ -215,18 +221,20 @@ def cosine_embedding_loss(
     """1 - cos(a, b) where the label is 1, max(0, cos(a, b) - m) where it is -1, over the last dimension, of D elements.
 
     Value:       max(1 + c, c - m), c = u(|a|) u(|b|) < 1 the largest cosine, u(r) = r / sqrt(r^2 + 1e-12) for l2 norms r
-                 (attained: a = -b)
+                 (attained: a = -b); sqrt(D) times that where one of them is a single number, whose length is not that of D copies
     Sensitivity: sqrt(D) 1e6 u(|b|) to a, as to b: the direction of a vector next to 0 turns at once      (attained there)
     Gap:         the slope is that next to 0, in a ball of radius 1e-6, and in a mean or sum labels count as the worse one
     Summed: times the number of samples.
     Source:      a / sqrt(|a|^2 + eps) is 1 / sqrt(eps)-Lipschitz; the slopes of both cases in the cosine are -1, 1 or 0
     """
     (a, to_a), (b, to_b) = (as_kind(t, RMSTensor, (-1,)) if t.elem_dims else (t, 1.0) for t in (input1, input2))
-    root = math.sqrt(max(input1.shape[-1], 1))
-    of_a, of_b = (r * (r.square() + _COSINE_EPS).rsqrt() for r in (squarable(t.norm_size * root) for t in (a, b)))
-    cosine, steepest = of_a * of_b, root / math.sqrt(_COSINE_EPS)
-    value = cosine + max(1.0, -float(margin))
-    samples = math.prod(broadcast(input1.shape[:-1], input2.shape[:-1], target.shape))
-    return scalar_loss(
-        value, count(reduction, samples), input1=product(of_b, steepest, to_a), input2=product(of_a, steepest, to_b)
+    size = broadcast(input1.shape, input2.shape)[-1]
+    roots = [math.sqrt(max(t.shape[-1], 1)) for t in (input1, input2)]
+    of_a, of_b = (
+        r * (r.square() + _COSINE_EPS).rsqrt() for r in (squarable(t.norm_size * r) for t, r in zip((a, b), roots, strict=True))
     )
+    copied = math.prod([math.sqrt(size) / r for r in roots if r < math.sqrt(size)])
+    to_a, to_b = (copied * r / math.sqrt(_COSINE_EPS) * to for r, to in zip(roots, (to_a, to_b), strict=True))
+    value = copied * of_a * of_b + max(1.0, -float(margin))
+    samples = math.prod(broadcast(input1.shape[:-1], input2.shape[:-1], target.shape))
+    return scalar_loss(value, count(reduction, samples), input1=product(of_b, to_a), input2=product(of_a, to_b))

@@ -7,6 +7,7 @@ weighted sums of rows stay within the ellipsoid times the sum of the absolute we
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -143,7 +144,7 @@ def by_unit_vectors(call: Call, x: NormedTensor) -> tuple[Dense, tuple[int, ...]
 
 def _of_samples(call: Call, x: Any, *, has_batch: bool = False) -> Found:
     """The operation is linear in x, row by row; with `has_batch` only if x is one batch of samples."""
-    if not moves(x) or (spread := spread_of(x)) is None or has_batch and x.ndim != spread.ndim + 1:
+    if not moves(x) or not (spread := spread_of(x)) or not spread.ndim or has_batch and x.ndim != spread.ndim + 1:
         return None
     found = by_unit_vectors(call, x)
     if found is None:
@@ -161,13 +162,13 @@ def linear(call: Call) -> Found:
     return _of_samples(call, call.given["input"]) if call.given["weight"].ndim == 2 else None
 
 
-def matmul(call: Call) -> Found:
+def matmul(call: Call, *, has_batch: bool = False) -> Found:
     """x W row by row, or W x, which sums rows."""
     x, other = call.given.get("input"), call.given.get("other", call.given.get("mat2"))
     if x is None or other is None:
         return None
     if moves(x) and x.ndim >= 1 and other.ndim == 2:
-        return _of_samples(call, x)
+        return _of_samples(call, x, has_batch=has_batch)
     if moves(other) and is_fixed(x) and x.ndim >= 2 and other.ndim >= 2:
         return _summing_rows(call, other, values(x).abs().sum(-1).max().item())
     return None
@@ -184,15 +185,15 @@ def _summing_rows(call: Call, x: NormedTensor, factor: float) -> Found:
     return [Made(1, (Term(x, None, False, factor),))]
 
 
-for _op in (torch.matmul, torch.mm):
-    normed_op(_op).register_movement(matmul)
+normed_op(torch.matmul).register_movement(matmul)
+normed_op(torch.mm).register_movement(functools.partial(matmul, has_batch=True))
 
 
 @normed_op(torch.addmm).register_movement
 def addmm(call: Call) -> Found:
     """c + x W, W as it is."""
     x = call.given.get("mat1")
-    return None if moves(call.given.get("input")) else _of_samples(call, x)
+    return None if moves(call.given.get("input")) else _of_samples(call, x, has_batch=True)
 
 
 def _of_batch(call: Call) -> Found:

@@ -56,7 +56,7 @@ def _which_half(index: Any, size: int) -> bool | None:
 
 
 @normed_op(torch.Tensor.__getitem__).register_norm(
-    when=lambda args: _which_half(args["index"], args["input"].shape[-1]) is not None
+    when=lambda args: args["input"].ndim > 0 and _which_half(args["index"], args["input"].shape[-1]) is not None
 )
 def getitem_half(input: RMSTensor, index: Any) -> NormedTensor:
     """x[..., : d // 2] and x[..., d // 2 :]: as every slice, and which half it is."""
