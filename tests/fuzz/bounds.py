@@ -189,6 +189,7 @@ def _steepest(
     base = f(x)
     if not base.numel():
         return largest
+    rounding = 100 * torch.finfo(base.dtype).eps * of(base)  # of the difference of two results
     if radius:
         for start in range(6):
             d = project(
@@ -202,7 +203,7 @@ def _steepest(
                 size = norm(ball.kind, d, ball.dims)
                 if size.item() < 1e-7 * radius:
                     break
-                ratio = of(f(x + d) - base) / size
+                ratio = (of(f(x + d) - base) - rounding) / size
                 largest = max(largest, ratio.item()) if math.isfinite(ratio.item()) else largest
                 if not ratio.requires_grad:
                     break
