@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +39,7 @@ KINDS: dict[str, type[NormedTensor]] = {k.__name__: k for k in (RMSTensor, RMSTe
 _SHAPES = ((4,), (2, 3), (3, 4), (1, 5), (2, 1, 4), (2, 3, 4), (3, 4, 4), (2, 2, 3, 4), (1, 2, 4, 4), (1, 1))
 _MOST_ENTRIES = 200
 _HUGE = 1e30
+_FUNCTION = re.compile(r"(?:torch|F|x)\.[\w.]+(?=\()|@")
 
 
 def c(seed: int, *shape: int) -> torch.Tensor:
@@ -175,8 +177,8 @@ class Bounded:
         )
 
     def labels(self) -> Sequence[str]:
-        """The templates, which the statements were made of."""
-        return sorted({s.partition("(")[0].split("=")[-1].strip() for s in self.statements} | {self.scope, self.kind})
+        """The functions, the kind of norms and what is claimed."""
+        return sorted({m for s in self.statements for m in _FUNCTION.findall(s)} | {self.scope, self.kind})
 
 
 def _steepest(
