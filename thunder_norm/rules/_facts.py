@@ -135,7 +135,7 @@ def _converted_by(x: Any, prepared: Any) -> Any:
 def _times(constant: Any, by: Any) -> Any:
     if isinstance(constant, list | tuple):
         return [_times(c, b) for c, b in zip(constant, by if isinstance(by, list) else [by] * len(constant), strict=True)]
-    return constant if by == 1 else constant * by
+    return times(constant, by)
 
 
 def moves_with(source: Source, result: NormedTensor, lipschitz: Constant, *arguments: str) -> NormedTensor:
