@@ -205,17 +205,21 @@ OTHERS = {
 }
 
 
+# what divides them may be 0, whatever the norms
+REFUSED = {"weights that were changed", "less", "a mask below"}
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_weighted_mean_is_refused_or_bounded_as_it_is(name):
     torch.manual_seed(seeded())
     for scale in (0.1, 1.0, 5.0):
         v, t = RMSTensor.of(torch.randn(2, 3, 3, dtype=D)), RMSTensor.of(torch.randn(2, 3, 3, dtype=D) * scale)
-        try:
-            y = OTHERS[name](t, v)
-        except NormMismatchError:
+        if name in REFUSED:
+            with pytest.raises(NormMismatchError):
+                OTHERS[name](t, v)
             continue
+        y = OTHERS[name](t, v)
         assert RMSTensor.of(y.backing, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-9)
-        assert name == "a share below", "nothing keeps these away from 0"
 
 
 @pytest.mark.parametrize("mode", ["typical", "modula"])

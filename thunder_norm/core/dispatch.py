@@ -25,11 +25,11 @@ from thunder_norm.core.context import (
 )
 from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.known_ranges import range_by_rule
 from thunder_norm.core.local import at_data
 from thunder_norm.core.nonfinite import Followed, bounded, spoiled
 from thunder_norm.core.perturbations import Rest, perturbation_of, recorded
 from thunder_norm.core.programs import program_of
-from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call, has_norm
@@ -263,7 +263,7 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         for x in _normed(out):
             current_environment().note(op.body, x)
     if op.range_rule is not None:
-        found = op.range_rule(args, kwargs, range_of)
+        found = range_by_rule(op, args, kwargs)
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
                 x._range = None if found is None else found.rounded(x.dtype)
@@ -271,15 +271,6 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         args, kwargs = at_data((args, kwargs))
         out._sums = op.sums_rule(args, kwargs, out)
     return out
-
-
-def range_of(value: Any) -> Range | None:
-    """Between which numbers an argument is, or its entries are: that of a number is the number."""
-    if isinstance(value, NormedTensor):
-        return value._range
-    if isinstance(value, torch.Tensor):
-        return current_environment().range_of(value)
-    return Range(value, value) if isinstance(value, int | float) else None
 
 
 def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:

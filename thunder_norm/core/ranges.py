@@ -2,16 +2,20 @@
 
 A norm bounds entries from above and says nothing about their sign.  What a program computes often does: a square, an exponential or a
 softmax is never negative, a number added to it keeps it away from 0, and what is divided by it is bounded.
+
+Where the numbers that hold for all norms do not say enough, an end that depends on norms does (`End`): ``softplus(x) > 0``, and at least
+softplus(-B) where no entry of x is larger than B.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,37 @@ class Differences:
     is_falling: bool
 
 
+@dataclass(frozen=True, eq=False)
+class End:
+    """An end of a range as a function of norms, no further out than the number that holds for all of them.
+
+    Attributes:
+        value: that number, 0-dim and differentiable in the norms; computed where a rule asks for it, as few do.
+        is_apart: whether it is another than the number for all norms, whatever these are as long as they are finite.
+        steps: how many operations give it; beyond `_MOST_STEPS` it is let go, as each is computed anew wherever it is used.
+    """
+
+    value: Callable[[], torch.Tensor]
+    is_apart: bool
+    steps: int = 1
+
+
+_MOST_STEPS = 64
+
+
+# where nothing keeps entries from infinity, whatever the norm says of the others: a mask
+_NOWHERE = End(lambda: torch.tensor(-math.inf, dtype=torch.float64), False)
+
+
+def _end(f: Callable[..., torch.Tensor], is_apart: bool, *ends: End | None) -> End | None:
+    """What a function makes of ends, if all are known."""
+    known = [end for end in ends if end is not None]
+    steps = 1 + sum(end.steps for end in known)
+    if len(known) < len(ends) or steps > _MOST_STEPS:
+        return None
+    return End(lambda: f(*(end.value() for end in known)), is_apart, steps)
+
+
 @dataclass(frozen=True)
 class Range:
     """All numbers from `low` to `high`, which may be infinite.
@@ -57,6 +92,8 @@ class Range:
         averaged: of how many numbers each entry is a mean, a sum or a length, at least: the more, the closer it is to its typical size.
             Says something of entries of one sign; infinite for a constant.
         sums: whether they are partial sums, where no number has the other sign, or differences of such.
+        least: what no entry is less than by the norms at hand, where that says more than `low`.
+        most: the same for `high`.
     """
 
     low: float = -math.inf
@@ -64,6 +101,8 @@ class Range:
     least_sum: tuple[int, float] | None = None
     averaged: float = 1.0
     sums: PartialSums | Differences | None = field(default=None, compare=False)
+    least: End | None = field(default=None, compare=False, repr=False)
+    most: End | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # an end that is no number says nothing
@@ -87,13 +126,50 @@ class Range:
         """The largest modulus of a number in it."""
         return max(-self.low, self.high)
 
-    def image(self, f: Callable[[float], float]) -> Range:
-        """What an increasing function makes of it."""
-        return Range(f(self.low), f(self.high), averaged=self.averaged)
+    def is_above(self, x: float) -> bool:
+        """Whether all entries are more than x, as long as norms are finite."""
+        return self.low > x or (self.low == x and self.least is not None and self.least.is_apart)
 
-    def even_image(self, f: Callable[[float], float]) -> Range:
-        """What a function makes of it that increases with the modulus."""
-        return Range(f(self.smallest_modulus), f(self.largest_modulus), averaged=self.averaged)
+    def is_below(self, x: float) -> bool:
+        """Whether all entries are less than x, as long as norms are finite."""
+        return self.negative().is_above(-x)
+
+    @property
+    def is_known_by_norms_alone(self) -> bool:
+        """Whether the norm of the entries says it all."""
+        if self.says_something or self.sums is not None or self.least_sum is not None:
+            return False
+        return all(end is None or end.is_apart for end in (self.least, self.most))
+
+    def least_of(self, n: torch.Tensor) -> torch.Tensor:
+        """What no entry is less than, as a number beside the norm n."""
+        low = torch.full_like(n, self.low)
+        if self.least is None:
+            return low
+        found = self.least.value()
+        return torch.where(found >= low, found, low)  # infinite norms may give no number
+
+    def most_of(self, n: torch.Tensor) -> torch.Tensor:
+        """What no entry is more than, as a number beside the norm n."""
+        return -self.negative().least_of(n)
+
+    def image(self, f: Callable[[float], float], of_ends: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Range:
+        """What an increasing function makes of it; `of_ends` is the same for tensors, where it increases strictly."""
+        least, most = (
+            None if of_ends is None or end is None else _end(of_ends, end.is_apart, end) for end in (self.least, self.most)
+        )
+        return Range(f(self.low), f(self.high), averaged=self.averaged, least=least, most=most)
+
+    def even_image(self, f: Callable[[float], float], of_ends: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Range:
+        """What a function makes of it that increases with the modulus, strictly if `of_ends` is given."""
+        if self.low >= 0 or self.high <= 0:
+            return (self if self.low >= 0 else self.negative()).image(f, of_ends)
+        found = Range(f(0.0), f(self.largest_modulus), averaged=self.averaged)
+        if of_ends is None:
+            return found
+        below, above = self.negative()._high_end(), self._high_end()
+        is_apart = self.is_below(self.largest_modulus) and self.is_above(-self.largest_modulus)
+        return replace(found, most=_end(lambda a, b: of_ends(torch.maximum(a, b)), is_apart, below, above))
 
     def of_entries(self) -> Range:
         """Of some of the entries, or of numbers between them."""
@@ -105,32 +181,119 @@ class Range:
 
     def plus(self, other: Range) -> Range:
         """Of a sum."""
-        return Range(self.low + other.low, self.high + other.high, averaged=min(self.averaged, other.averaged))
+        found = Range(self.low + other.low, self.high + other.high, averaged=min(self.averaged, other.averaged))
+        return replace(found, least=self._lows_added(other), most=_negative(self.negative()._lows_added(other.negative())))
 
     def negative(self) -> Range:
         """Of the negative."""
-        return Range(-self.high, -self.low, averaged=self.averaged)
+        return Range(-self.high, -self.low, averaged=self.averaged, least=_negative(self.most), most=_negative(self.least))
 
     def times(self, other: Range) -> Range:
         """Of a product."""
         ends = [_product(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
-        return Range(min(ends), max(ends), averaged=min(self.averaged, other.averaged))
+        found = Range(min(ends), max(ends), averaged=min(self.averaged, other.averaged))
+        a, b = (r if r.low >= 0 else r.negative() for r in (self, other))
+        if a.low < 0 or b.low < 0:
+            return found
+        moduli = Range(least=a._lows_multiplied(b), most=a._highs_multiplied(b))
+        ends = moduli if (a is self) == (b is other) else moduli.negative()
+        return replace(found, least=ends.least, most=ends.most)
 
     def inverse(self) -> Range | None:
         """Of 1 / x, where 0 is not in it."""
-        return Range(1 / self.high, 1 / self.low, averaged=self.averaged) if self.smallest_modulus > 0 else None
+        if self.high <= 0:
+            found = self.negative().inverse()
+            return None if found is None else found.negative()
+        if not self.is_above(0.0):
+            return None
+        least, most = (None if e is None else _end(torch.reciprocal, e.is_apart, e) for e in (self.most, self.least))
+        return Range(1 / self.high, 1 / self.low if self.low else math.inf, averaged=self.averaged, least=least, most=most)
 
     def scaled(self, c: float) -> Range:
         """Of a multiple."""
-        return self.times(Range(c, c))
+        if c < 0:
+            return self.scaled(-c).negative()
+        if c == 0:
+            return Range(0.0, 0.0)
+        return self.image(lambda x: c * x, lambda x: x * c)
 
     def between(self, low: float, high: float) -> Range:
         """Of a number brought between two others."""
-        return self.image(lambda x: min(max(x, low), high))
+        found = self.image(lambda x: min(max(x, low), high), lambda x: x.clamp(min=low, max=high))
+        least, most = found.least, found.most
+        if least is not None:
+            least = replace(least, is_apart=least.is_apart and low <= self.low < high)
+        if most is not None:
+            most = replace(most, is_apart=most.is_apart and low < self.high <= high)
+        return replace(found, least=least, most=most)
+
+    def larger(self, other: Range) -> Range:
+        """Of the larger one of two numbers."""
+        is_apart = any(a.is_above(b.low) and a.low >= b.low for a, b in ((self, other), (other, self)))
+        lows = [r.least for r in (self, other) if r.least is not None]
+        least = _end(torch.maximum, is_apart, *lows) if len(lows) == 2 else replace(lows[0], is_apart=is_apart) if lows else None
+        most = _negative(_least_of_all([self.negative(), other.negative()]))
+        return Range(max(self.low, other.low), max(self.high, other.high), least=least, most=most)
+
+    def smaller(self, other: Range) -> Range:
+        """Of the smaller one of two numbers."""
+        return self.negative().larger(other.negative()).negative()
+
+    def within(self, n: Callable[[], torch.Tensor]) -> Range:
+        """Of entries whose modulus is at most n, besides."""
+        reach = End(n, True)
+        least, most = self.least, self.most
+        if self.low == -math.inf:
+            least = _negative(reach) if least is None else _end(lambda a, b: torch.maximum(a, -b), least.is_apart, least, reach)
+        if self.high == math.inf:
+            most = reach if most is None else _end(torch.minimum, most.is_apart, most, reach)
+        return replace(self, least=least, most=most)
+
+    def _low_end(self) -> End | None:
+        if self.least is not None or math.isinf(self.low):
+            return self.least
+        return End(lambda: torch.tensor(self.low, dtype=torch.float64), False)
+
+    def _high_end(self) -> End | None:
+        return _negative(self.negative()._low_end())
+
+    def _lows_added(self, other: Range) -> End | None:
+        are_known = self.is_above(-math.inf) and other.is_above(-math.inf)
+        is_apart = are_known and any(r.least is not None and r.least.is_apart for r in (self, other))
+        return _either(torch.add, is_apart, self, other)
+
+    def _lows_multiplied(self, other: Range) -> End | None:
+        """Of products of what is not negative."""
+        is_apart = any(a.least is not None and a.least.is_apart and b.is_above(0.0) for a, b in ((self, other), (other, self)))
+        return _either(torch.mul, is_apart, self, other)
+
+    def _highs_multiplied(self, other: Range) -> End | None:
+        if self.most is None and other.most is None:
+            return None
+        are_known = self.is_below(math.inf) and other.is_below(math.inf)
+        is_apart = are_known and any(
+            a.most is not None and a.most.is_apart and b.high > 0 for a, b in ((self, other), (other, self))
+        )
+        return _end(torch.mul, is_apart, self._high_end(), other._high_end())
 
     def rounded(self, dtype: torch.dtype) -> Range:
         """Of the same numbers as a dtype has them: what is small enough is 0 there, and what stays away from 0 may not do so any more."""
-        return replace(self, low=nearest(self.low, dtype), high=nearest(self.high, dtype))
+        least, most = (None if end is None else _rounded(end, dtype) for end in (self.least, self.most))
+        return replace(self, low=nearest(self.low, dtype), high=nearest(self.high, dtype), least=least, most=most)
+
+
+def range_of_values(t: torch.Tensor) -> Range | None:
+    """Between which numbers the entries of a plain tensor are; None where there are no values to look at."""
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta or t.layout is not torch.strided or not t.numel():
+        return None
+    if t.is_complex() or t.is_quantized or torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return None
+    with _disable_current_modes(), torch.no_grad():
+        if t.dtype is torch.bool:
+            return Range(float(t.all()), float(t.any()))
+        low, high = (float(end) for end in t.detach().aminmax())
+    least, most = _NOWHERE if low == -math.inf else None, _negative(_NOWHERE) if high == math.inf else None
+    return Range(low, high, least=least, most=most)
 
 
 class OfEntries:
@@ -145,7 +308,42 @@ def fact_of_entries(facts: Any) -> OfEntries | None:
 def union(ranges: Iterable[Range]) -> Range:
     """The smallest range with all of them in it."""
     found = list(ranges)
-    return Range(min(r.low for r in found), max(r.high for r in found), averaged=min(r.averaged for r in found))
+    least, most = _least_of_all(found), _negative(_least_of_all([r.negative() for r in found]))
+    low, high = min(r.low for r in found), max(r.high for r in found)
+    return Range(low, high, averaged=min(r.averaged for r in found), least=least, most=most)
+
+
+def _negative(end: End | None) -> End | None:
+    return None if end is None else _end(torch.neg, end.is_apart, end)
+
+
+def _either(f: Callable[..., torch.Tensor], is_apart: bool, a: Range, b: Range) -> End | None:
+    """Of the lower ends of two ranges, one of which depends on norms at least."""
+    return None if a.least is None and b.least is None else _end(f, is_apart, a._low_end(), b._low_end())
+
+
+def _least_of_all(ranges: list[Range]) -> End | None:
+    """The lower end of a union, if one of theirs depends on norms; where one has no end of a kind, entries may be there."""
+    low = min(r.low for r in ranges)
+    if all(r.least is None for r in ranges):
+        return None if math.isfinite(low) else _NOWHERE
+    ends = [r._low_end() for r in ranges]
+    if None in ends:
+        return _NOWHERE
+    is_apart = all(r.least is not None and r.least.is_apart for r in ranges if r.low == low)
+    return _end(lambda *values: _smallest(values), is_apart, *ends)
+
+
+def _smallest(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    least = values[0]
+    for v in values[1:]:
+        least = torch.minimum(least, v)
+    return least
+
+
+def _rounded(end: End, dtype: torch.dtype) -> End | None:
+    """The end of the same numbers as a dtype has them: 1 less almost 1 may be 0 there."""
+    return end if dtype == torch.float64 else _end(lambda x: x.to(dtype).to(x.dtype), end.is_apart, end)
 
 
 def nearest(x: float, dtype: torch.dtype) -> float:

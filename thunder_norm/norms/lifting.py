@@ -24,7 +24,8 @@ from typing import Any, Literal
 
 import torch
 
-from thunder_norm.core import dispatch, registry
+from thunder_norm.core import registry
+from thunder_norm.core.known_ranges import range_by_rule
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor, describe, has_norm
 from thunder_norm.errors import MissingNormRuleError, UnsupportedOpError, with_details
@@ -201,9 +202,7 @@ class Lifting:
 
     def _range_by_rule(self, t: torch.Tensor, made: Derived) -> Range | None:
         op = registry.find_op(registry.key_of(made.fn))
-        if op is None or op.range_rule is None:
-            return None
-        found = op.range_rule(made.args, made.kwargs, dispatch.range_of)
+        found = None if op is None else range_by_rule(op, made.args, made.kwargs)
         return None if found is None else found.rounded(t.dtype)
 
     def check_known(self, t: torch.Tensor, location: Location) -> None:

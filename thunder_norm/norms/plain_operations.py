@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from thunder_norm.core import context, dispatch, in_place, registry
 from thunder_norm.core.kinds import LinfTensor
-from thunder_norm.core.ranges import Range
+from thunder_norm.core.ranges import Range, range_of_values
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.lifting import Lifting
@@ -43,14 +43,7 @@ class LiftingEnvironment(context.Environment):
 
     def range_of(self, t: torch.Tensor) -> Range | None:
         """Between which numbers the entries of a tensor made from parameters are, by the operations that made it; that of one number is it."""
-        if t.ndim or t.is_complex() or not self.is_constant(t):
-            return self.lifting.range_of(t)
-        value = self.values_of(t)
-        if type(value) is not torch.Tensor or value.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(value):
-            return None
-        with _disable_current_modes():
-            number = float(value.item())
-        return Range(number, number)
+        return self.lifting.range_of(t) if t.ndim or not self.is_constant(t) else range_of_values(self.values_of(t))
 
     def is_constant(self, t: torch.Tensor) -> bool:
         """Whether a plain tensor is neither a parameter or buffer nor made from one."""

@@ -52,6 +52,7 @@ from thunder_norm.rules import (
     diagonals,
     joining,
     kept_exponentials,
+    kept_away,  # after what knows more of an exponential or of a softmax
     masking,
     casts,
     patches,
@@ -105,6 +106,7 @@ __all__ = [
     "grouped",
     "indexing",
     "joining",
+    "kept_away",
     "kept_exponentials",
     "likelihoods",
     "limits",

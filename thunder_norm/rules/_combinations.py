@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.known_ranges import range_of
 from thunder_norm.rules import _weights as terms
 from thunder_norm.rules._facts import Source, fact
 from thunder_norm.rules._shared import Constant, maximum, own_dims, refined, spread, times

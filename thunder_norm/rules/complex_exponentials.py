@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import current_environment, current_mode, lift
-from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.known_ranges import range_of, range_of_constant
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
@@ -25,7 +25,6 @@ from thunder_norm.rules._facts import fact, unconditional, with_fact
 from thunder_norm.rules._shared import like, over_dims_of, scaled
 from thunder_norm.rules.powers import reach
 from thunder_norm.rules.ranges import Known, Of, argument
-from thunder_norm.rules.ranges_of_activations import range_of_constant
 
 _LARGE = 700.0  # e to that is a float64
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import current_mode
-from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded, spoiled
 from thunder_norm.core.ranges import Range
@@ -75,25 +75,30 @@ def _stays_inside(args: dict[str, Any]) -> bool:
     x = args["input"]
     if not isinstance(x, RMSTensor) or is_local(x):
         return False
-    return _largest(x) < 1 or current_mode() != "bound"
+    return current_mode() != "bound" or _range(x).is_above(-1.0) and _range(x).is_below(1.0)
 
 
-def _largest(x: RMSTensor) -> float:
-    return (range_of(x) or Range()).largest_modulus
+def _range(x: RMSTensor) -> Range:
+    return range_of(x) or Range()
 
 
 _INSIDE = 0.9  # typical entries are no nearer to 1 than this
 
 
 def _slope_inside(x: RMSTensor) -> torch.Tensor:
-    c = bounded(_largest(x), x.norm_size) if _largest(x) < 1 else x.norm_size.clamp(max=_INSIDE)
+    r, n = _range(x), x.norm_size
+    c = (
+        torch.maximum(-r.least_of(n), r.most_of(n))
+        if current_mode() == "bound" or r.largest_modulus < 1
+        else n.clamp(max=_INSIDE)
+    )
     c = torch.minimum(c, x.norm_size.clamp(max=_INSIDE)) if current_mode() != "bound" else c
     return (1 - c.square()).rsqrt()
 
 
 @normed_op(torch.asin).register_norm(when=_stays_inside)
 def asin_inside(input: RMSTensor) -> RMSTensor:
-    """Arcsine of |x| <= c < 1, by what made x: value as ever, sensitivity 1 / sqrt(1 - c^2).
+    """Arcsine of |x| <= c < 1, by what made x and the norms at hand: value as ever, sensitivity 1 / sqrt(1 - c^2).
 
     Typical:     c = min(n, 0.9)
     Gap:         the norm of x need not allow an entry c
@@ -103,7 +108,7 @@ def asin_inside(input: RMSTensor) -> RMSTensor:
 
 @normed_op(torch.acos).register_norm(when=_stays_inside)
 def acos_inside(input: RMSTensor) -> RMSTensor:
-    """Arccosine of |x| <= c < 1, by what made x: value as ever, sensitivity 1 / sqrt(1 - c^2).
+    """Arccosine of |x| <= c < 1, by what made x and the norms at hand: value as ever, sensitivity 1 / sqrt(1 - c^2).
 
     Typical:     c = min(n, 0.9)
     Gap:         the norm of x need not allow an entry c

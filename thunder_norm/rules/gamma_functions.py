@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import current_mode, current_sensitivity
-from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
@@ -26,8 +26,8 @@ _TYPICAL = 1e-30  # what is typically 0 has a large logarithm, and no infinite o
 _LEAST = -0.12148629053584961  # log Gamma(1.46163), its least value
 
 
-def _least(x: Any) -> float:
-    return (range_of(x) or Range()).low
+def _range(x: Any) -> Range:
+    return range_of(x) or Range()
 
 
 def _has_values(args: dict[str, Any]) -> bool:
@@ -35,7 +35,9 @@ def _has_values(args: dict[str, Any]) -> bool:
     x = args["input"]
     if not isinstance(x, RMSTensor) or is_local(x):
         return False
-    return _least(x) > _TINY or current_mode() != "bound" and current_sensitivity() == "global"
+    r = _range(x)
+    is_kept = r.low > _TINY or r.least is not None and r.least.is_apart and r.is_above(0.0)
+    return is_kept or current_mode() != "bound" and current_sensitivity() == "global"
 
 
 def _trigamma(x: torch.Tensor) -> torch.Tensor:
@@ -44,20 +46,20 @@ def _trigamma(x: torch.Tensor) -> torch.Tensor:
 
 def _typical(x: RMSTensor, f: Any, slope: Any) -> RMSTensor:
     """``sqrt(f(n)^2 + (n f'(n))^2)`` and ``|f'(n)|``: entries differ from n by about as much as n."""
-    n = x.norm_size.clamp(min=max(_least(x), _TYPICAL))
+    n = x.norm_size.clamp(min=max(_range(x).low, _TYPICAL))
     steepness = slope(n).abs()
     return like(x, (f(n).square() + (n * steepness).square()).sqrt(), sensitivity={"input": steepness})
 
 
 def _between(x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest entry there can be."""
-    low = scalar(_least(x), x.norm_size)
+    low = _range(x).least_of(x.norm_size)
     return low, torch.maximum(low, reach(x))
 
 
 @normed_op(torch.lgamma).register_norm(when=_has_values)
 def lgamma(input: RMSTensor) -> RMSTensor:
-    """log |Gamma(x)|, for x between c > 0, by what made it, and its reach R.
+    """log |Gamma(x)|, for x between c > 0, by what made it and the norms at hand, and its reach R.
 
     Value:       max(|log Gamma(c)|, |log Gamma(R)|, 0.1215), the last if the least value, at 1.46163, is between them
     Sensitivity: max(|psi(c)|, |psi(R)|)        (attained at one of the ends: psi increases)
@@ -78,7 +80,7 @@ def lgamma(input: RMSTensor) -> RMSTensor:
 
 @normed_op(torch.digamma).register_norm(when=_has_values)
 def digamma(input: RMSTensor) -> RMSTensor:
-    """psi(x), the slope of log Gamma, for x between c > 0, by what made it, and its reach R.
+    """psi(x), the slope of log Gamma, for x between c > 0, by what made it and the norms at hand, and its reach R.
 
     Value:       max(|psi(c)|, |psi(R)|)
     Sensitivity: psi'(c)            (attained there: psi' decreases)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import current_mode, run_real
-from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
 from thunder_norm.core.perturbations import perturbation_of
 from thunder_norm.core.registry import normed_op

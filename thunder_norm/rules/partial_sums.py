@@ -30,7 +30,8 @@ def _cumulative(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
         return None
     along = negative(dim, x.ndim) if x.ndim else 0
     sums = PartialSums(along, tuple(d for d in range(-x.ndim, 0) if d != along), False, object()) if x.ndim else None
-    return Range(r.low if r.low >= 0 else -math.inf, r.high if r.high <= 0 else math.inf, sums=sums)
+    low, high = (r.low, r.least) if r.low >= 0 else (-math.inf, None), (r.high, r.most) if r.high <= 0 else (math.inf, None)
+    return Range(low[0], high[0], sums=sums, least=low[1], most=high[1])
 
 
 normed_op(torch.cumsum).register_range(_cumulative)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import current_mode
-from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
@@ -26,6 +26,11 @@ _TINY = 1e-150
 
 def _least(x: Any) -> float:
     return (range_of(x) or Range()).low
+
+
+def least_of(x: RMSTensor) -> torch.Tensor:
+    """What no entry is less than, by what made x and the norms at hand."""
+    return (range_of(x) or Range()).least_of(x.norm_size)
 
 
 def _is_root_or_inverse(args: dict[str, Any]) -> bool:
@@ -112,11 +117,11 @@ def _has_no_more_than_a_sign(args: dict[str, Any]) -> bool:
 
 @normed_op(torch.sqrt).register_norm(when=_has_no_more_than_a_sign)
 def sqrt(input: RMSTensor) -> RMSTensor:
-    """The root of x >= 0, whose least number that is not 0 is s in its dtype.
+    """The root of x >= 0, whose least number that is not 0 is s in its dtype; of x >= c > 0, by the norms at hand, where that says more.
 
     Value:       sqrt(n)          (attained by a constant)
-    Sensitivity: 1 / sqrt(s): between two numbers of the dtype |sqrt x - sqrt y| = |x - y| / (sqrt x + sqrt y), and the larger one is at
-                 least s      (attained: from 0 to s)
+    Sensitivity: min(1 / sqrt(s), 1 / (2 sqrt(c))): between two numbers of the dtype |sqrt x - sqrt y| = |x - y| / (sqrt x + sqrt y), and
+                 the larger one is at least s      (attained: from 0 to s)
     Gap:         no derivative shows it
     Typical:     1 / (2 sqrt(n))
     """
@@ -124,4 +129,5 @@ def sqrt(input: RMSTensor) -> RMSTensor:
     if current_mode() != "bound":
         return like(input, n.sqrt(), sensitivity={"input": 0.5 * n.clamp(min=1e-30).rsqrt()})
     info = torch.finfo(input.dtype)
-    return like(input, n.sqrt(), sensitivity={"input": (info.tiny * info.eps) ** -0.5})
+    steepest = scalar((info.tiny * info.eps) ** -0.5, n)
+    return like(input, n.sqrt(), sensitivity={"input": torch.minimum(steepest, 0.5 * least_of(input).rsqrt())})

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import current_mode, current_sensitivity
-from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
@@ -48,12 +48,21 @@ def _smallest(x: RMSTensor) -> Constant:
     "modula" all do.
     """
     found = _range(x)
+    if current_mode() == "bound":
+        return _least_modulus(x)
     if current_mode() == "modula" or _is_guarded(x):
         return x.norm_size.clamp(min=found.smallest_modulus)
     if current_mode() != "typical" or found.averaged <= 2:
         return found.smallest_modulus
     share = 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
     return (x.norm_size * share).clamp(min=found.smallest_modulus)
+
+
+def _least_modulus(x: RMSTensor) -> Constant:
+    """By what made it and, where they say more, by the norms at hand."""
+    found = _range(x)
+    kept = found if found.low > 0 else found.negative()
+    return found.smallest_modulus if kept.least is None else kept.least_of(x.norm_size)
 
 
 def _is_guarded(x: RMSTensor) -> bool:
@@ -171,8 +180,9 @@ def log(input: RMSTensor) -> RMSTensor:
         n = input.norm_size.clamp(min=c)
         return rms((n.log().square() + 1).sqrt(), input.elem_dims, sensitivity={"input": n.reciprocal()})
     by_slope = input.norm_size / c + (abs(math.log(c)) + 1)
-    by_ends = reach(input).clamp(min=c).log().abs().clamp(min=abs(math.log(c)))
-    return rms(torch.minimum(by_slope, by_ends), input.elem_dims, sensitivity={"input": 1 / c})
+    least = _range(input).least_of(input.norm_size)
+    by_ends = torch.maximum(torch.maximum(reach(input), least).log().abs(), least.log().abs())
+    return rms(torch.minimum(by_slope, by_ends), input.elem_dims, sensitivity={"input": 1 / least})
 
 
 @normed_op(torch.xlogy).register_norm(when=_above_zero("other"), lift_dims=SAME_DIMS)
@@ -211,6 +221,7 @@ def log1p(input: RMSTensor) -> RMSTensor:
     """
     c = _range(input).low
     steepest = 1.0 if c >= 0 else math.log1p(c) / c
-    by_ends = reach(input).clamp(min=c).log1p().abs().clamp(min=abs(math.log1p(c)))
+    least = _range(input).least_of(input.norm_size)
+    by_ends = torch.maximum(torch.maximum(reach(input), least).log1p().abs(), least.log1p().abs())
     size = torch.minimum(times(input.norm_size, steepest), by_ends)
-    return rms(size, input.elem_dims, sensitivity={"input": 1 / (1 + c)})
+    return rms(size, input.elem_dims, sensitivity={"input": 1 / (1 + least)})

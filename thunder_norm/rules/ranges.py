@@ -22,6 +22,13 @@ from thunder_norm.rules.written_out_exponentials import difference_of_largest
 
 Of = Callable[[Any], Range | None]
 Known = Range | None
+
+
+def constant(c: float) -> Range:
+    """Of one number."""
+    return Range(c, c)
+
+
 _ANY = Range()
 _NOT_NEGATIVE = Range(0.0, math.inf)
 _ZERO = Range(0.0, 0.0)
@@ -38,19 +45,22 @@ def _of_first(f: Callable[[Range], Known]) -> Callable[[tuple, Mapping[str, Any]
     """The rule of an operation whose result's range follows from that of its first argument."""
 
     def rule(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-        found = of(argument(args, kwargs, 0, "input", "self"))
-        result = f(found or _ANY)
-        return result if result is not None and result.says_something else None
+        return f(of(argument(args, kwargs, 0, "input", "self")) or _ANY)
 
     return rule
 
 
-def _operand(x: Any, of: Of) -> Known:
-    """Of one of two operands: a plain tensor is a constant."""
-    found = of(x)
-    if found is None or not isinstance(x, torch.Tensor) or isinstance(x, NormedTensor):
-        return found
-    return replace(found, averaged=math.inf)
+def _operands(first: Any, second: Any, of: Of) -> tuple[Range, Range] | None:
+    """Of two operands, if something is known of both; a plain tensor is a constant, and looked at where that may matter."""
+    first_is_plain = isinstance(first, torch.Tensor) and not isinstance(first, NormedTensor)
+    found: dict[int, Range] = {}
+    for i, x in ((1, second), (0, first)) if first_is_plain else ((0, first), (1, second)):
+        r = of(x)
+        if r is None or r.is_known_by_norms_alone:
+            return None
+        is_plain = isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor)
+        found[i] = replace(r, averaged=math.inf) if is_plain else r
+    return found[0], found[1]
 
 
 def _register(rule: Callable, ops: Iterable[Callable]) -> None:
@@ -61,12 +71,14 @@ def _register(rule: Callable, ops: Iterable[Callable]) -> None:
 # -- functions of an entry ------------------------------------------------------------------------------------------------
 
 
-def _exp(x: float) -> float:
+def exponential(x: float) -> float:
+    """e^x, infinite beyond a float."""
     return math.exp(x) if x < 700 else math.inf
 
 
-def _softplus(x: float) -> float:
-    return x + math.log1p(_exp(-x)) if x > 0 else math.log1p(_exp(x))
+def softplus(x: float) -> float:
+    """log(1 + e^x)."""
+    return x + math.log1p(exponential(-x)) if x > 0 else math.log1p(exponential(x))
 
 
 def _root(x: float) -> float:
@@ -74,7 +86,7 @@ def _root(x: float) -> float:
 
 
 def _logistic(x: float) -> float:
-    return 1 / (1 + _exp(-x))
+    return 1 / (1 + exponential(-x))
 
 
 def _around_half(r: Range) -> Range:
@@ -82,23 +94,31 @@ def _around_half(r: Range) -> Range:
     return replace(r.of_entries(), averaged=max(r.averaged, 2.0))
 
 
+def of_log_sigmoid(r: Range) -> Range:
+    """Of log sigmoid(x)."""
+    return r.image(lambda x: -softplus(-x), F.logsigmoid)
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
 _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
-    torch.exp: lambda r: r.image(_exp),
-    torch.expm1: lambda r: r.image(lambda x: _exp(x) - 1),
-    torch.sigmoid: lambda r: _around_half(r.image(_logistic)),
-    torch.tanh: lambda r: r.image(math.tanh),
-    torch.erf: lambda r: r.image(math.erf),
-    torch.sqrt: lambda r: r.image(_root),
-    torch.abs: lambda r: r.even_image(lambda x: x),
-    torch.square: lambda r: r.even_image(lambda x: x * x),
+    torch.exp: lambda r: r.image(exponential, torch.exp),
+    torch.expm1: lambda r: r.image(lambda x: exponential(x) - 1, torch.expm1),
+    torch.sigmoid: lambda r: _around_half(r.image(_logistic, torch.sigmoid)),
+    torch.tanh: lambda r: r.image(math.tanh, torch.tanh),
+    torch.erf: lambda r: r.image(math.erf, torch.erf),
+    torch.sqrt: lambda r: r.between(0.0, math.inf).image(_root, torch.sqrt),
+    torch.abs: lambda r: r.even_image(_itself, _itself),
+    torch.square: lambda r: r.even_image(lambda x: x * x, torch.square),
     torch.neg: Range.negative,
     torch.relu: lambda r: r.between(0.0, math.inf),
     F.relu6: lambda r: r.between(0.0, 6.0),
     F.hardsigmoid: lambda r: _around_half(Range(0.0, 1.0)),
-    F.logsigmoid: lambda r: Range(-math.inf, 0.0),
-    torch.log_softmax: lambda r: Range(-math.inf, 0.0),
+    F.logsigmoid: of_log_sigmoid,
     torch.reciprocal: Range.inverse,
-    torch.cosh: lambda r: Range(1.0, math.inf),
+    torch.cosh: lambda r: replace(r.even_image(lambda x: math.cosh(x) if x < 700 else math.inf, torch.cosh), low=1.0),
     torch.sin: lambda r: Range(-1.0, 1.0),
     torch.cos: lambda r: Range(-1.0, 1.0),
 }
@@ -144,14 +164,6 @@ def _mean(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.mean).register_range(_mean)
 
 
-def _softmax(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    x, dim = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "dim")
-    return Range(0.0, 1.0, (negative(dim, x.ndim), 1.0) if isinstance(dim, int) and x.ndim else None)
-
-
-normed_op(torch.softmax).register_range(_softmax)
-
-
 def _largest(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """The k largest of N numbers that are not negative are at least k / N of their sum."""
     x, k = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "k")
@@ -170,43 +182,45 @@ def _largest(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.topk).register_range(_largest)
 
 
-def _softplus_range(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    found = of(argument(args, kwargs, 0, "input"))
-    beta = argument(args, kwargs, 1, "beta", default=1.0)
-    if not isinstance(beta, int | float) or beta <= 0:
-        return None
-    return (found or _ANY).image(lambda x: _softplus(beta * x) / beta if abs(x) < math.inf else max(x, 0.0))
-
-
-normed_op(F.softplus).register_range(_softplus_range)
-
-
 def _clamped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    found = of(argument(args, kwargs, 0, "input", "self")) or _ANY
     low, high = argument(args, kwargs, 1, "min"), argument(args, kwargs, 2, "max")
-    ends = (-math.inf if low is None else low), (math.inf if high is None else high)
-    if not all(isinstance(end, int | float) for end in ends):
-        return None
-    found = (of(argument(args, kwargs, 0, "input", "self")) or _ANY).image(lambda x: min(max(x, ends[0]), ends[1]))
-    return found if found.says_something else None
+    if all(end is None or isinstance(end, int | float) for end in (low, high)):
+        return found.between(-math.inf if low is None else float(low), math.inf if high is None else float(high))
+    found = found if low is None else found.larger(of(low) or _ANY)
+    return found if high is None else found.smaller(of(high) or _ANY)
 
 
 _register(_clamped, (torch.clamp, torch.clamp_min))
+normed_op(torch.clamp_max).register_range(
+    lambda args, kwargs, of: _clamped(
+        (argument(args, kwargs, 0, "input", "self"), None, argument(args, kwargs, 1, "max")), {}, of
+    )
+)
 
 
 def _power(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    base, exponent = of(argument(args, kwargs, 0, "input", "self")), argument(args, kwargs, 1, "exponent")
-    if not isinstance(exponent, int | float) or exponent <= 0:
+    base, exponent = of(argument(args, kwargs, 0, "input", "self")) or _ANY, argument(args, kwargs, 1, "exponent")
+    if not isinstance(exponent, int | float) or exponent == 0:
         return None
-    if exponent % 2 == 0:
-        return (base or _ANY).even_image(lambda x: _raised(x, exponent))
-    return base.image(lambda x: _raised(x, exponent)) if base is not None and base.low >= 0 else None
+    if exponent < 0:
+        inverse = base.inverse()
+        return None if inverse is None else raised(inverse, -exponent)
+    return raised(base, exponent)
+
+
+def raised(r: Range, p: float) -> Known:
+    """Of powers by p > 0."""
+    if p % 2 == 0:
+        return r.even_image(lambda x: _raised(x, p), lambda x: x.pow(p))
+    return r.image(lambda x: _raised(x, p), lambda x: x.pow(p)) if p % 2 == 1 or r.low >= 0 else None
 
 
 def _raised(x: float, p: float) -> float:
     try:
         return x**p
     except OverflowError:
-        return math.inf
+        return math.copysign(math.inf, x) if p % 2 == 1 else math.inf
 
 
 _register(_power, (torch.pow, torch.float_power))
@@ -217,11 +231,8 @@ _register(_power, (torch.pow, torch.float_power))
 
 def _sum(args: tuple, kwargs: Mapping[str, Any], of: Of, sign: float = 1.0) -> Known:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-    a, b = _operand(argument(args, kwargs, 0, "input", "self"), of), _operand(argument(args, kwargs, 1, "other"), of)
-    if a is None or b is None or not isinstance(alpha, int | float):
-        return None
-    found = a.plus(b.scaled(sign * alpha))
-    return found if found.says_something else None
+    found = _operands(argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other"), of)
+    return None if found is None or not isinstance(alpha, int | float) else found[0].plus(found[1].scaled(sign * alpha))
 
 
 normed_op(torch.add).register_range(_sum)
@@ -241,24 +252,18 @@ normed_op(torch.rsub).register_range(
 def _product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     first, second = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
     if first is second and isinstance(first, torch.Tensor):
-        return (of(first) or _ANY).even_image(lambda x: x * x)
-    a, b = _operand(first, of), _operand(second, of)
-    if a is None or b is None:
-        return None
-    found = a.times(b)
-    return found if found.says_something else None
+        return (of(first) or _ANY).even_image(lambda x: x * x, torch.square)
+    found = _operands(first, second, of)
+    return None if found is None else found[0].times(found[1])
 
 
 normed_op(torch.mul).register_range(_product)
 
 
 def _quotient(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    a, b = _operand(argument(args, kwargs, 0, "input", "self"), of), _operand(argument(args, kwargs, 1, "other"), of)
-    inverse = None if b is None or kwargs.get("rounding_mode") is not None else b.inverse()
-    if a is None or inverse is None:
-        return None
-    found = a.times(inverse)
-    return found if found.says_something else None
+    found = _operands(argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other"), of)
+    inverse = None if found is None or kwargs.get("rounding_mode") is not None else found[1].inverse()
+    return None if found is None or inverse is None else found[0].times(inverse)
 
 
 normed_op(torch.div).register_range(_quotient)
@@ -274,8 +279,7 @@ _register(_joined, (torch.cat, torch.stack))
 
 def _larger(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     a, b = (of(argument(args, kwargs, i, *names)) or _ANY for i, names in enumerate((("input", "self"), ("other",))))
-    found = Range(max(a.low, b.low), max(a.high, b.high))
-    return found if found.says_something else None
+    return a.larger(b)
 
 
 normed_op(torch.maximum).register_range(_larger)
@@ -340,7 +344,7 @@ def _summed(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
         else:
             keepdim = argument(args, kwargs, 2, "keepdim", "keepdims", default=False)
             total = replace(total, least_sum=(along if keepdim else along + sum(d > along for d in dims), sums))
-    return total if total.says_something else None
+    return total
 
 
 normed_op(torch.sum).register_range(_summed)
@@ -364,7 +368,9 @@ _register(_filled_with(2), (torch.Tensor.new_full,))
 
 def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = of(argument(args, kwargs, 0, "input"))
-    p = argument(args, kwargs, 1, "p", default=0.5)
+    p, is_training = argument(args, kwargs, 1, "p", default=0.5), argument(args, kwargs, 2, "training", default=True)
+    if is_training is False:
+        return found
     return None if found is None or not 0 <= p < 1 else union([_ZERO, found, found.scaled(1 / (1 - p))])
 
 

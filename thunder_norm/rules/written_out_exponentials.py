@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode, values_of
-from thunder_norm.core.dispatch import range_of
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import OfEntries, Range

@@ -135,7 +135,10 @@ def _is_of_numbers(bsym: BoundSymbol) -> bool:
 
 
 # steps that Thunder leaves to torch
-_OF_TORCH = frozenset("broadcast_tensors new_ones new_zeros new_full eye linspace tril triu bool int long float".split())
+_OF_TORCH = frozenset(
+    "broadcast_tensors new_ones new_zeros new_full eye linspace tril triu bool int long float aten_linspace_default "
+    "aten_logspace_default".split()
+)
 _OTHER_EACH_TIME = ("EMPTY", "RANDINT", "RANDN", "UNIFORM", "UNIFORM_PHILOX", "MULTINOMIAL", "GET_AND_UPDATE_RNG_STATE")
 
 

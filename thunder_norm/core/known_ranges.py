@@ -1,0 +1,52 @@
+"""Between which numbers the entries of arguments and results are, as far as it is known (`ranges`)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from thunder_norm.core.context import current_environment, current_mode, lift
+from thunder_norm.core.conversions import factor
+from thunder_norm.core.kinds import LinfTensor
+from thunder_norm.core.ranges import Range, range_of_values
+from thunder_norm.core.registry import NormedOp
+from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
+
+
+def range_of(value: Any) -> Range | None:
+    """Between which numbers an argument is, or its entries are: that of a number is the number."""
+    if isinstance(value, NormedTensor):
+        return value._range
+    if isinstance(value, torch.Tensor):
+        return current_environment().range_of(value)
+    return Range(value, value) if isinstance(value, int | float) else None
+
+
+def range_by_rule(op: NormedOp, args: tuple, kwargs: dict) -> Range | None:
+    """Between which numbers a result's entries are, where that is more than its norm says."""
+    found = None if op.range_rule is None else op.range_rule(args, kwargs, range_within)
+    return None if found is None or found.is_known_by_norms_alone else found
+
+
+def range_within(value: Any) -> Range | None:
+    """The same for another operation's range: with ends that depend on norms, where they bound entries, and of constants by their values."""
+    found = range_of(value)
+    if not isinstance(value, torch.Tensor) or is_complex(value):
+        return found
+    if not isinstance(value, NormedTensor):
+        found = found or range_of_constant(value)
+        if found is not None or current_mode() != "bound" or not has_norm(value) or current_environment().is_constant(value):
+            return found
+        return Range().within(lambda: lift(value, LinfTensor).norm_size)
+    if current_mode() != "bound":
+        return found
+    c = factor(value, LinfTensor, ())
+    return found if c is None else (found or Range()).within(functools.partial(torch.mul, value.norm_size, c))
+
+
+def range_of_constant(t: torch.Tensor) -> Range | None:
+    """Between which numbers the entries of a plain tensor are, if they are the program's own, and known by now."""
+    surroundings = current_environment()
+    return range_of_values(surroundings.values_of(t)) if surroundings.is_constant(t) else None
