@@ -14,6 +14,8 @@ from thunder_norm.core.ranges import Range, range_of_values
 from thunder_norm.core.registry import NormedOp
 from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
 
+_ANY = Range()
+
 
 def range_of(value: Any) -> Range | None:
     """Between which numbers an argument is, or its entries are: that of a number is the number."""
@@ -24,6 +26,11 @@ def range_of(value: Any) -> Range | None:
     return Range(value, value) if isinstance(value, int | float) else None
 
 
+def known_range(value: Any) -> Range:
+    """The same; all numbers where nothing is known."""
+    return range_of(value) or _ANY
+
+
 def range_by_rule(op: NormedOp, args: tuple, kwargs: dict) -> Range | None:
     """Between which numbers a result's entries are, where that is more than its norm says."""
     found = None if op.range_rule is None else op.range_rule(args, kwargs, range_within)
@@ -31,7 +38,7 @@ def range_by_rule(op: NormedOp, args: tuple, kwargs: dict) -> Range | None:
 
 
 def range_within(value: Any) -> Range | None:
-    """The same for another operation's range: with ends that depend on norms, where they bound entries, and of constants by their values."""
+    """What `range_of` says, for another operation's range: with ends that depend on norms, where they bound entries, and of constants by their values."""
     found = range_of(value)
     if not isinstance(value, torch.Tensor) or is_complex(value):
         return found
@@ -39,11 +46,11 @@ def range_within(value: Any) -> Range | None:
         found = found or range_of_constant(value)
         if found is not None or current_mode() != "bound" or not has_norm(value) or current_environment().is_constant(value):
             return found
-        return Range().within(lambda: lift(value, LinfTensor).norm_size)
+        return _ANY.within(lambda: lift(value, LinfTensor).norm_size)
     if current_mode() != "bound":
         return found
     c = factor(value, LinfTensor, ())
-    return found if c is None else (found or Range()).within(functools.partial(torch.mul, value.norm_size, c))
+    return found if c is None else (found or _ANY).within(functools.partial(torch.mul, value.norm_size, c))
 
 
 def range_of_constant(t: torch.Tensor) -> Range | None:

@@ -66,6 +66,7 @@ class End:
 
 
 _MOST_STEPS = 64
+TINY = 1e-150  # below, the slope of an inverse is no number
 
 
 # where nothing keeps entries from infinity, whatever the norm says of the others: a mask
@@ -134,6 +135,10 @@ class Range:
         """Whether all entries are less than x, as long as norms are finite."""
         return self.negative().is_above(-x)
 
+    def is_well_above(self, x: float) -> bool:
+        """The same, by an end where the inverse of the distance to x has a slope."""
+        return self.low > x + TINY or (self.least is not None and self.least.is_apart and self.is_above(x))
+
     @property
     def is_known_by_norms_alone(self) -> bool:
         """Whether the norm of the entries says it all."""
@@ -152,6 +157,10 @@ class Range:
     def most_of(self, n: torch.Tensor) -> torch.Tensor:
         """What no entry is more than, as a number beside the norm n."""
         return -self.negative().least_of(n)
+
+    def largest_modulus_of(self, n: torch.Tensor) -> torch.Tensor:
+        """What no entry's modulus is more than, as a number beside the norm n."""
+        return torch.maximum(-self.least_of(n), self.most_of(n))
 
     def image(self, f: Callable[[float], float], of_ends: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Range:
         """What an increasing function makes of it; `of_ends` is the same for tensors, where it increases strictly."""

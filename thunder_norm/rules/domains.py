@@ -15,10 +15,9 @@ import torch
 
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
-from thunder_norm.core.known_ranges import range_of
+from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded, spoiled
-from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import like, refuse
@@ -75,24 +74,17 @@ def _stays_inside(args: dict[str, Any]) -> bool:
     x = args["input"]
     if not isinstance(x, RMSTensor) or is_local(x):
         return False
-    return current_mode() != "bound" or _range(x).is_above(-1.0) and _range(x).is_below(1.0)
-
-
-def _range(x: RMSTensor) -> Range:
-    return range_of(x) or Range()
+    return current_mode() != "bound" or known_range(x).is_above(-1.0) and known_range(x).is_below(1.0)
 
 
 _INSIDE = 0.9  # typical entries are no nearer to 1 than this
 
 
 def _slope_inside(x: RMSTensor) -> torch.Tensor:
-    r, n = _range(x), x.norm_size
-    c = (
-        torch.maximum(-r.least_of(n), r.most_of(n))
-        if current_mode() == "bound" or r.largest_modulus < 1
-        else n.clamp(max=_INSIDE)
-    )
-    c = torch.minimum(c, x.norm_size.clamp(max=_INSIDE)) if current_mode() != "bound" else c
+    r, n = known_range(x), x.norm_size
+    is_known = current_mode() == "bound" or r.largest_modulus < 1
+    c = r.largest_modulus_of(n) if is_known else n.clamp(max=_INSIDE)
+    c = torch.minimum(c, n.clamp(max=_INSIDE)) if current_mode() != "bound" else c
     return (1 - c.square()).rsqrt()
 
 

@@ -13,7 +13,7 @@ import torch
 
 from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
-from thunder_norm.core.known_ranges import range_of
+from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import is_local
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
@@ -21,13 +21,8 @@ from thunder_norm.rules._shared import like, maximum, scalar
 from thunder_norm.rules.powers import reach
 from thunder_norm.rules.ranges import Known, Of, argument
 
-_TINY = 1e-150
 _TYPICAL = 1e-30  # what is typically 0 has a large logarithm, and no infinite one
 _LEAST = -0.12148629053584961  # log Gamma(1.46163), its least value
-
-
-def _range(x: Any) -> Range:
-    return range_of(x) or Range()
 
 
 def _has_values(args: dict[str, Any]) -> bool:
@@ -35,9 +30,7 @@ def _has_values(args: dict[str, Any]) -> bool:
     x = args["input"]
     if not isinstance(x, RMSTensor) or is_local(x):
         return False
-    r = _range(x)
-    is_kept = r.low > _TINY or r.least is not None and r.least.is_apart and r.is_above(0.0)
-    return is_kept or current_mode() != "bound" and current_sensitivity() == "global"
+    return known_range(x).is_well_above(0.0) or current_mode() != "bound" and current_sensitivity() == "global"
 
 
 def _trigamma(x: torch.Tensor) -> torch.Tensor:
@@ -46,14 +39,14 @@ def _trigamma(x: torch.Tensor) -> torch.Tensor:
 
 def _typical(x: RMSTensor, f: Any, slope: Any) -> RMSTensor:
     """``sqrt(f(n)^2 + (n f'(n))^2)`` and ``|f'(n)|``: entries differ from n by about as much as n."""
-    n = x.norm_size.clamp(min=max(_range(x).low, _TYPICAL))
+    n = x.norm_size.clamp(min=max(known_range(x).low, _TYPICAL))
     steepness = slope(n).abs()
     return like(x, (f(n).square() + (n * steepness).square()).sqrt(), sensitivity={"input": steepness})
 
 
 def _between(x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest entry there can be."""
-    low = _range(x).least_of(x.norm_size)
+    low = known_range(x).least_of(x.norm_size)
     return low, torch.maximum(low, reach(x))
 
 

@@ -19,21 +19,15 @@ import torch
 
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
-from thunder_norm.core.known_ranges import range_of
+from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
-from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._shared import SAME_DIMS, Number, like, maximum, refined, rms, times
 from thunder_norm.rules.binary import product_dims
 from thunder_norm.rules.powers import reach
-
-_TINY = 1e-150  # below, the slope of an inverse is no number
-
-
-def _range(x: Any) -> Range:
-    return range_of(x) or Range()
+from thunder_norm.rules.range_bounds import least_modulus, times_logarithm
 
 
 def _is_kept(name: str, low: float = 0.0, high: float = math.inf) -> Callable[[dict[str, Any]], bool]:
@@ -45,15 +39,10 @@ def _is_kept(name: str, low: float = 0.0, high: float = math.inf) -> Callable[[d
             return False
         if isinstance(x, NormedTensor) and is_local(x):
             return False
-        found = _range(x)
-        return _says_so(found, low) and (high == math.inf or _says_so(found.negative(), -high))
+        found = known_range(x)
+        return found.is_well_above(low) and (high == math.inf or found.negative().is_well_above(-high))
 
     return condition
-
-
-def _says_so(found: Range, low: float) -> bool:
-    """Whether entries are above a number, by an end that has a slope there."""
-    return found.low > low + _TINY or found.least is not None and found.least.is_apart and found.is_above(low)
 
 
 def _divides(args: dict[str, Any]) -> bool:
@@ -63,15 +52,9 @@ def _divides(args: dict[str, Any]) -> bool:
 
 def _ends(x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest entry there can be."""
-    found, n = _range(x), x.norm_size
+    found, n = known_range(x), x.norm_size
     low = found.least_of(n)
     return low, torch.maximum(low, torch.minimum(found.most_of(n), reach(x)))
-
-
-def _smallest(x: RMSTensor) -> torch.Tensor:
-    """The least modulus of an entry, of one sign."""
-    found = _range(x)
-    return (found if found.is_above(0.0) else found.negative()).least_of(x.norm_size)
 
 
 @normed_op(torch.div).register_norm(when=_divides, lift_dims=SAME_DIMS)
@@ -83,7 +66,7 @@ def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None)
     Source:      |d(1 / b)| = |db| / b^2
     Gap:         the norm of b counts by c alone, and one entry is as small as that
     """
-    c = _smallest(other)
+    c = least_modulus(other)
     dims, k = product_dims(input, other)
     ca = refined(input, dims)
     return rms(input.norm_size * (ca / c), dims, sensitivity={"input": ca / c, "other": input.norm_size * (k / c**2)})
@@ -107,7 +90,7 @@ def reciprocal(input: RMSTensor) -> RMSTensor:
     Sensitivity: 1 / c^2
     Gap:         one entry is as small as c, and not all of them
     """
-    c = _smallest(input)
+    c = least_modulus(input)
     return rms(bounded(1 / c, input.norm_size), input.elem_dims, sensitivity={"input": 1 / c**2})
 
 
@@ -134,7 +117,7 @@ def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
     Sensitivity: |p| c^(p - 1)
     Gap:         for p < 0 one entry is as small as c, and not all of them
     """
-    c = _smallest(input)
+    c = known_range(input).least_of(input.norm_size)
     size = input.norm_size.pow(exponent) if exponent > 0 else bounded(c.pow(exponent), input.norm_size)
     return like(input, size, sensitivity={"input": abs(exponent) * c.pow(exponent - 1)})
 
@@ -188,10 +171,7 @@ def xlogy(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     Sensitivity: k |log b| to a;  k |a| / c to b
     Gap:         that of `log`
     """
-    logs = _log(other)
-    dims, k = product_dims(input, other)
-    moved = {"input": logs.norm_size * k, "other": input.norm_size * (k * (logs._sensitivity or {})["input"])}
-    return rms(input.norm_size * logs.norm_size * k, dims, sensitivity=moved)
+    return times_logarithm(input, other, _log(other))
 
 
 @normed_op(torch.log1p).register_norm(when=_is_kept("input", low=-1.0))
@@ -214,8 +194,7 @@ def _inverse_of_odd(op: Callable, slope: Callable[[torch.Tensor], torch.Tensor],
     """Register the rule of a function on (-1, 1), odd, and convex above 0."""
 
     def rule(input: RMSTensor) -> RMSTensor:
-        found, n = _range(input), input.norm_size
-        most = torch.maximum(-found.least_of(n), found.most_of(n))
+        most = known_range(input).largest_modulus_of(input.norm_size)
         return rms(op(most), input.elem_dims, sensitivity={"input": slope(most)})
 
     rule.__name__ = rule.__qualname__ = op.__name__
@@ -235,7 +214,7 @@ def _between_0_and_1(args: dict[str, Any]) -> bool:
 
 
 def _of_shares(x: RMSTensor, f: Callable, slope: Callable[[torch.Tensor], torch.Tensor]) -> RMSTensor:
-    found, n = _range(x), x.norm_size
+    found, n = known_range(x), x.norm_size
     ends = found.least_of(n), found.most_of(n)
     return rms(maximum([f(e).abs() for e in ends]), x.elem_dims, sensitivity={"input": maximum([slope(e) for e in ends])})
 

@@ -13,24 +13,17 @@ import torch
 
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
-from thunder_norm.core.known_ranges import range_of
+from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.nonfinite import bounded
-from thunder_norm.core.ranges import Range
+from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._shared import like, maximum, refined, rms, scalar
 from thunder_norm.rules.kept_exponentials import is_exponential
 from thunder_norm.rules.powers import reach
 
-_TINY = 1e-150
-
 
 def _least(x: Any) -> float:
-    return (range_of(x) or Range()).low
-
-
-def least_of(x: RMSTensor) -> torch.Tensor:
-    """What no entry is less than, by what made x and the norms at hand."""
-    return (range_of(x) or Range()).least_of(x.norm_size)
+    return known_range(x).low
 
 
 def _is_root_or_inverse(args: dict[str, Any]) -> bool:
@@ -41,7 +34,7 @@ def _is_root_or_inverse(args: dict[str, Any]) -> bool:
         and isinstance(p, int | float)
         and p < 1
         and p != 0
-        and _least(args["input"]) > _TINY
+        and _least(args["input"]) > TINY
     )
 
 
@@ -60,7 +53,7 @@ def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
 
 
 def _has_positive_base(args: dict[str, Any]) -> bool:
-    return isinstance(args["input"], RMSTensor) and (current_mode() != "bound" or _least(args["input"]) > _TINY)
+    return isinstance(args["input"], RMSTensor) and (current_mode() != "bound" or _least(args["input"]) > TINY)
 
 
 @normed_op(torch.float_power).register_norm(when=_has_positive_base)
@@ -81,7 +74,7 @@ def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
         size = torch.exp(q * far)
         to_base = q * torch.exp((q + 1) * far)
         return rms(size, (), sensitivity={"input": to_base * refined(input, ()), "exponent": far * size})
-    n = input.norm_size.clamp(min=max(_least(input), _TINY))
+    n = input.norm_size.clamp(min=max(_least(input), TINY))
     size = n.pow(q)
     return like(input, size, sensitivity={"input": q * n.pow(q - 1), "exponent": n.log().abs() * size})
 
@@ -112,7 +105,7 @@ def power_of_at_least_one(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
 
 def _has_no_more_than_a_sign(args: dict[str, Any]) -> bool:
     x = args["input"]
-    return math.isfinite(_least(x)) and 0 <= _least(x) <= _TINY and not is_exponential(args)
+    return math.isfinite(_least(x)) and 0 <= _least(x) <= TINY and not is_exponential(args)
 
 
 @normed_op(torch.sqrt).register_norm(when=_has_no_more_than_a_sign)
@@ -130,4 +123,4 @@ def sqrt(input: RMSTensor) -> RMSTensor:
         return like(input, n.sqrt(), sensitivity={"input": 0.5 * n.clamp(min=1e-30).rsqrt()})
     info = torch.finfo(input.dtype)
     steepest = scalar((info.tiny * info.eps) ** -0.5, n)
-    return like(input, n.sqrt(), sensitivity={"input": torch.minimum(steepest, 0.5 * least_of(input).rsqrt())})
+    return like(input, n.sqrt(), sensitivity={"input": torch.minimum(steepest, 0.5 * known_range(input).least_of(n).rsqrt())})

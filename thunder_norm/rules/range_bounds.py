@@ -10,9 +10,9 @@ import torch
 
 from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
-from thunder_norm.core.known_ranges import range_of
+from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.nonfinite import bounded
-from thunder_norm.core.ranges import Range
+from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import SAME_DIMS, Constant, Number, refined, rms, scalar, times
@@ -20,24 +20,18 @@ from thunder_norm.rules.binary import product_dims
 from thunder_norm.rules.powers import reach
 from thunder_norm.rules.weighted_means import quotient_at_most
 
-_ANY = Range()
-_TINY = 1e-150  # below, the slope of an inverse is no number
 _GUARD = 2e-2  # below, a range is there to keep a program from dividing by 0, and no typical entry is as small
 
 
 def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:
     def condition(args: dict[str, Any]) -> bool:
-        return _range(args[name]).smallest_modulus > _TINY
+        return known_range(args[name]).smallest_modulus > TINY
 
     return condition
 
 
 def _above_zero(name: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda args: _range(args[name]).low > _TINY
-
-
-def _range(x: Any) -> Range:
-    return range_of(x) or _ANY
+    return lambda args: known_range(args[name]).low > TINY
 
 
 def _smallest(x: RMSTensor) -> Constant:
@@ -47,9 +41,9 @@ def _smallest(x: RMSTensor) -> Constant:
     nothing but an epsilon keeps entries from 0 (``x.clamp(min=1e-7)``) they have the size of the norm, as in `typical_quotients`.  In mode
     "modula" all do.
     """
-    found = _range(x)
+    found = known_range(x)
     if current_mode() == "bound":
-        return _least_modulus(x)
+        return least_modulus(x)
     if current_mode() == "modula" or _is_guarded(x):
         return x.norm_size.clamp(min=found.smallest_modulus)
     if current_mode() != "typical" or found.averaged <= 2:
@@ -58,16 +52,16 @@ def _smallest(x: RMSTensor) -> Constant:
     return (x.norm_size * share).clamp(min=found.smallest_modulus)
 
 
-def _least_modulus(x: RMSTensor) -> Constant:
-    """By what made it and, where they say more, by the norms at hand."""
-    found = _range(x)
-    kept = found if found.low > 0 else found.negative()
+def least_modulus(x: RMSTensor) -> Constant:
+    """Of an entry of x, all of one sign: by what made x and, where they say more, by the norms at hand."""
+    found = known_range(x)
+    kept = found if found.is_above(0.0) else found.negative()
     return found.smallest_modulus if kept.least is None else kept.least_of(x.norm_size)
 
 
 def _is_guarded(x: RMSTensor) -> bool:
     """Whether sizes are typical ones, and the least modulus of x is an epsilon."""
-    found = _range(x)
+    found = known_range(x)
     is_typical = current_mode() == "typical" and current_sensitivity() == "global"
     return is_typical and found.averaged <= 2 and found.smallest_modulus < _GUARD
 
@@ -77,7 +71,7 @@ def _is_bounded_product(args: dict[str, Any]) -> bool:
     a, b = args["input"], args["other"]
     if current_mode() != "bound" or not (isinstance(a, RMSTensor) and isinstance(b, RMSTensor)):
         return False
-    return min(_range(t).largest_modulus for t in (a, b)) < math.inf and product_dims(a, b)[1] > 1
+    return min(known_range(t).largest_modulus for t in (a, b)) < math.inf and product_dims(a, b)[1] > 1
 
 
 @normed_op(torch.mul).register_norm(when=_is_bounded_product)
@@ -92,7 +86,7 @@ def mul_by_range(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     dims, sensitivity = result.elem_dims, dict(result._sensitivity or {})
     size = result.norm_size
     for x, name, by in ((input, "input", other), (other, "other", input)):
-        largest = _range(by).largest_modulus
+        largest = known_range(by).largest_modulus
         if largest < math.inf:
             c = refined(x, dims) * largest
             size = torch.minimum(size, times(x.norm_size, c))
@@ -175,12 +169,12 @@ def log(input: RMSTensor) -> RMSTensor:
     Source:      |log x - log c| <= (x - c) / c, the slope at c; and the modulus is largest at an end
     Gap:         from RMS, where all entries are as large as the reach of one; at c, where no entry is as small
     """
-    c = _range(input).low
+    c = known_range(input).low
     if _is_guarded(input):
         n = input.norm_size.clamp(min=c)
         return rms((n.log().square() + 1).sqrt(), input.elem_dims, sensitivity={"input": n.reciprocal()})
     by_slope = input.norm_size / c + (abs(math.log(c)) + 1)
-    least = _range(input).least_of(input.norm_size)
+    least = known_range(input).least_of(input.norm_size)
     by_ends = torch.maximum(torch.maximum(reach(input), least).log().abs(), least.log().abs())
     return rms(torch.minimum(by_slope, by_ends), input.elem_dims, sensitivity={"input": 1 / least})
 
@@ -193,11 +187,14 @@ def xlogy(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     Sensitivity: k |log b| to a;  k |a| / c to b
     Gap:         that of `log`
     """
-    logs = log(other)
-    dims, k = product_dims(input, other)
-    slope = (logs._sensitivity or {})["input"]
-    moved = {"input": logs.norm_size * k, "other": input.norm_size * (k * slope)}
-    return rms(input.norm_size * logs.norm_size * k, dims, sensitivity=moved)
+    return times_logarithm(input, other, log(other))
+
+
+def times_logarithm(a: RMSTensor, b: RMSTensor, logs: RMSTensor) -> RMSTensor:
+    """What `xlogy` says of a log b, by what the rule of the logarithm says of b."""
+    dims, k = product_dims(a, b)
+    moved = {"input": logs.norm_size * k, "other": a.norm_size * (k * (logs._sensitivity or {})["input"])}
+    return rms(a.norm_size * logs.norm_size * k, dims, sensitivity=moved)
 
 
 @normed_op(torch.xlogy).register_norm(when=_above_zero("other"))
@@ -210,7 +207,7 @@ def number_times_log(input: Number, other: RMSTensor) -> RMSTensor:
     return rms(times(logs.norm_size, c), logs.elem_dims, sensitivity={"other": times((logs._sensitivity or {})["input"], c)})
 
 
-@normed_op(torch.log1p).register_norm(when=lambda args: _range(args["input"]).low > -1)
+@normed_op(torch.log1p).register_norm(when=lambda args: known_range(args["input"]).low > -1)
 def log1p(input: RMSTensor) -> RMSTensor:
     """log(1 + x), for x of at least c > -1.
 
@@ -219,9 +216,9 @@ def log1p(input: RMSTensor) -> RMSTensor:
     Sensitivity: 1 / (1 + c)
     Gap:         the chord and the slope at c are attained by x next to c alone, which a larger norm need not be
     """
-    c = _range(input).low
+    c = known_range(input).low
     steepest = 1.0 if c >= 0 else math.log1p(c) / c
-    least = _range(input).least_of(input.norm_size)
+    least = known_range(input).least_of(input.norm_size)
     by_ends = torch.maximum(torch.maximum(reach(input), least).log1p().abs(), least.log1p().abs())
     size = torch.minimum(times(input.norm_size, steepest), by_ends)
     return rms(size, input.elem_dims, sensitivity={"input": 1 / (1 + least)})
