@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.range_programs import random_results
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, build_norm_map
 from thunder_norm.audit import Ball, Case, search
@@ -120,15 +121,7 @@ def test_entries_of_random_programs_are_between_their_ends(seed):
     found = [
         pick.choice(kinds).of(torch.randn(4, 4, dtype=D, generator=generator) * pick.choice([0.1, 1.0, 3.0])) for _ in range(2)
     ]
-    for _ in range(pick.randint(3, 9)):
-        is_unary = pick.random() < 0.7
-        name = pick.choice(sorted(UNARY if is_unary else BINARY))
-        try:
-            y = UNARY[name](pick.choice(found)) if is_unary else BINARY[name](*pick.choices(found, k=2))
-        except (NormMismatchError, RuntimeError, IndexError):
-            continue
-        if not isinstance(y, RMSTensor) or not y.backing.numel():
-            continue
+    for name, y in random_results(pick, found, UNARY, BINARY, (3, 9), 0.7):
         entries = y.backing[~y.backing.isnan()]
         r = range_within(y)
         if entries.numel() and not y.norm_size.isnan():
@@ -140,7 +133,6 @@ def test_entries_of_random_programs_are_between_their_ends(seed):
             assert not of_reals or not r.is_above(0.0) or entries.min() > 0 or low < 1e-300, name
         if y.norm_size.isfinite():
             assert type(y).measure(y.backing.nan_to_num(0.0), y.elem_dims) <= y.norm_size * (1 + 1e-9), name
-        found.append(y)
 
 
 def test_traced_and_eager_bounds_agree_and_are_differentiable_in_the_norm():

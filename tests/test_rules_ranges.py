@@ -10,6 +10,7 @@ import torch
 import torch.distributions as D
 import torch.nn.functional as F
 
+from tests.range_programs import random_results
 from tests.seeds import seeded
 from thunder_norm import build_norm_map, rules  # noqa: F401
 from thunder_norm.audit import Ball, Case, search
@@ -90,21 +91,12 @@ def test_entries_of_random_programs_are_in_their_ranges(seed):
     generator = torch.Generator().manual_seed(seeded(seed))
     scale = pick.choice([0.1, 1.0, 5.0])
     found = [normed(torch.randn(4, 4, dtype=torch.float64, generator=generator) * scale) for _ in range(2)]
-    for _ in range(pick.randint(2, 7)):
-        is_unary = pick.random() < 0.6
-        name = pick.choice(sorted(UNARY if is_unary else BINARY))
-        try:
-            y = UNARY[name](pick.choice(found)) if is_unary else BINARY[name](*pick.choices(found, k=2))
-        except (NormMismatchError, RuntimeError, IndexError):
-            continue
-        if not isinstance(y, RMSTensor) or not y.backing.numel():
-            continue
+    for name, y in random_results(pick, found, UNARY, BINARY, (2, 7), 0.6):
         r = y._range or Range()
         entries = y.backing[~y.backing.isnan()]
         if entries.numel():
             assert entries.min() >= r.low - 1e-12 * abs(r.low), (name, r)
             assert entries.max() <= r.high + 1e-12 * abs(r.high), (name, r)
-        found.append(y)
 
 
 @pytest.mark.parametrize(
