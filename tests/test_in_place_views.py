@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.seeds import named_seed, seeded
+from tests.within_norms import actual_norm
 from thunder_norm import LinfTensor, RMSTensor, norm_report, with_perturbation
-from thunder_norm.core.views import part_of
+from thunder_norm.core.views import Layout, part_of
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -123,6 +124,27 @@ def test_movements_go_through_what_was_written(view):
         assert moved.norm_size <= y.perturbation_size <= 6 * (1 + 1e-9)  # what stays, and 5 times what was
 
 
+@pytest.mark.parametrize("run", [lambda f: f, jitted], ids=["eager", "traced"])
+def test_an_assignment_leaves_the_norms_of_views_elsewhere(run):
+    """Another row, column or block is what it was, to the number; what has an entry in common holds the new ones."""
+    t = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(6)))
+
+    def f(x):
+        base = x * 1
+        row, columns, block, met = base[1], base[:, :2], base[2:, 4:], base[:, 3:]
+        base[2, 2:4] = 100.0
+        return row * 1, columns * 1, block * 1, met * 1, base * 1
+
+    with torch.no_grad():
+        found, plain = run(f)(RMSTensor.of(t)), f(t)
+    kept = RMSTensor.of(t)[1], RMSTensor.of(t)[:, :2], RMSTensor.of(t)[2:, 4:]
+    for y, before in zip(found[:3], kept, strict=True):
+        assert y.norm_size == before.norm_size
+    for y, values in zip(found, plain, strict=True):
+        assert torch.equal(y.backing, values)
+        assert actual_norm(y) <= y.norm_size * (1 + 1e-9)
+
+
 def test_what_was_given_from_outside_stays():
     x = with_perturbation(RMSTensor.of(torch.randn(4, 4)))
     with pytest.raises(UnsupportedOpError, match="outside"):
@@ -147,7 +169,7 @@ def test_parts_are_where_the_views_are():
                     lambda v, d=d: v.unsqueeze(d),
                 ]
             )(view)
-        part = part_of(view, whole)
+        part = part_of(Layout.of(view), Layout.of(whole))
         assert part is not None
         assert torch.equal(part.taken_from(whole), view)
         written, value = whole.clone(), torch.randint(1000, view.shape)

@@ -15,8 +15,8 @@ from thunder_norm.core import conversions
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import NormedOp, find_op, key_of
-from thunder_norm.core.tensors import NormedTensor, describe, describe_call
-from thunder_norm.core.views import Part, is_reshaped, part_of, ways_through
+from thunder_norm.core.tensors import NormedTensor, describe, describe_call, unwatched
+from thunder_norm.core.views import Layout, Part, is_reshaped, part_of, ways_through
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import is_in_place, op_key, op_name
 from thunder_norm.trees import map_tensors
@@ -102,14 +102,15 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
     if result.backing is target.backing:
         return target
     new = None
+    at = _place_written(func, args)
     with contextlib.suppress(UnsupportedOpError):
-        new = _changed(target, aliases, result, run_rule, func in _functional)
+        new = _changed(target, aliases, result, run_rule, func in _functional, at)
     if new is None:
         if aliases and not target._is_leaf_value:  # a view that nobody holds any more may wait for the garbage collector
             del x, aliases
             gc.collect()
             aliases = target.aliases()
-        new = _changed(target, aliases, result, run_rule, func in _functional)
+        new = _changed(target, aliases, result, run_rule, func in _functional, at)
     for x in (target, *aliases):
         x._assign(new[id(x)])
         x._aliases = before
@@ -117,17 +118,18 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
 
 
 def _changed(
-    target: NormedTensor, aliases: list[NormedTensor], result: NormedTensor, run_rule: RunRule, is_written: bool
+    target: NormedTensor, aliases: list[NormedTensor], result: NormedTensor, run_rule: RunRule, is_written: bool, at: Layout
 ) -> dict[int, NormedTensor]:
-    """What the target and those that share its storage are with `result` in the target's place, by identity.
+    """What the target and those that share its storage are with `result` in the target's place, by identity; entries change at `at`.
 
     Where some are parts of others, one has them all; what is written there, and what each becomes of that, goes on sharing a storage.
     """
     _check(target, aliases)
     tensors = [target, *aliases]
-    if all(is_reshaped(x.backing, target.backing) for x in aliases):
+    layouts = [Layout.of(x.backing) for x in tensors]
+    if all(is_reshaped(layout, layouts[0]) for layout in layouts):
         return {id(x): _in_place_of(x, result, run_rule, is_written) for x in tensors}
-    ways = ways_through([x.backing for x in tensors])
+    ways = ways_through(layouts)
     if ways is None:
         raise _refused(target, "shares its storage with another tensor, of other elements or in another order")
     up, below = ways
@@ -135,31 +137,58 @@ def _changed(
     claims = {}
     for place, part in up:
         claims[id(tensors[place])] = written = _with_part(tensors[place], part, written)
+    is_apart = _apart_from(at, layouts)
     new = {}
-    for x, down in zip(tensors, below, strict=True):
-        now = written
-        for part in down:
-            now = part.taken_from(now)
-        if is_reshaped(x.backing, target.backing):
-            claim = _in_place_of(x, result, run_rule, is_written)
-        elif _is_apart(x, target, tensors):
-            claim = x
+    for x, layout, down in zip(tensors, layouts, below, strict=True):
+        if is_apart(layout):  # nothing but its storage is another one
+            now, claim = written.backing, x
+            for part in down:
+                now = part.taken_from(now, _operation)
         else:
-            taken = part_of(x.backing, target.backing)
-            claim = claims.get(id(x), now if taken is None else taken.taken_from(changed))
-        out = type(claim)._wrap(now.backing, claim.norm_size, claim.perturbation_size, claim.elem_dims)
+            taken = written
+            for part in down:
+                taken = part.taken_from(taken)
+            now = taken.backing
+            part = part_of(layout, layouts[0])
+            if is_reshaped(layout, layouts[0]):
+                claim = _in_place_of(x, result, run_rule, is_written)
+            else:
+                claim = claims.get(id(x), taken if part is None else part.taken_from(changed))
+        out = type(claim)._wrap(now, claim.norm_size, claim.perturbation_size, claim.elem_dims)
         out._facts, out._range, out._spread, out._sums = claim._facts, claim._range, claim._spread, claim._sums
         new[id(x)] = out
     return new
 
 
-def _is_apart(x: NormedTensor, target: NormedTensor, tensors: list[NormedTensor]) -> bool:
-    """Whether two tensors are known to have no entry in common: as parts of a third."""
-    for whole in tensors:
-        one, other = part_of(x.backing, whole.backing), part_of(target.backing, whole.backing)
-        if one is not None and other is not None and not one.meets(other, whole.backing):
-            return True
-    return False
+def _operation(func: Callable, *args: Any) -> Any:
+    return current_environment().run_operation(func, args, {})
+
+
+def _place_written(func: Callable, args: tuple) -> Layout:
+    """Where an in-place operation changes entries: everywhere, but for ``x[items] = v`` with slices."""
+    whole = Layout.of(args[0].backing)
+    items = args[1] if func is torch.Tensor.__setitem__ else ...
+    if not all(map(_is_plain_item, items if isinstance(items, tuple) else (items,))):
+        return whole
+    with unwatched():
+        stand_in = torch.empty_strided(whole.shape, whole.stride, dtype=whole.dtype, device="meta")
+        written = Layout.of(stand_in[items])
+    return written._replace(offset=written.offset + whole.offset)
+
+
+def _is_plain_item(item: Any) -> bool:
+    numbers = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
+    return item is ... or all(i is None or type(i) is int for i in numbers)
+
+
+def _apart_from(target: Layout, layouts: list[Layout]) -> Callable[[Layout], bool]:
+    """Whether a tensor is known to have no entry in common with another one: as parts of a third."""
+    wholes = [(whole, part) for whole in dict.fromkeys(layouts) if (part := part_of(target, whole)) is not None]
+
+    def is_apart(x: Layout) -> bool:
+        return any((other := part_of(x, whole)) is not None and not part.meets(other, whole) for whole, part in wholes)
+
+    return is_apart
 
 
 def _with_part(whole: NormedTensor, part: Part, value: NormedTensor) -> NormedTensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +15,19 @@ Run = Callable[..., Any]
 
 def _plainly(fn: Callable, *args: Any) -> Any:
     return fn(*args)
+
+
+class Layout(NamedTuple):
+    """Where the entries of a tensor are in its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> Layout:
+        return cls(tuple(t.shape), t.stride(), t.storage_offset(), t.dtype)
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class Part:
         back = tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
         return value if back == tuple(range(len(back))) else run(torch.Tensor.permute, value, back)
 
-    def meets(self, other: Part, whole: torch.Tensor) -> bool:
+    def meets(self, other: Part, whole: Layout) -> bool:
         """Whether two parts of one whole have an entry in common."""
         ranges = ((_positions(i, n), _positions(j, n)) for i, j, n in zip(self.items, other.items, whole.shape, strict=True))
         return all(set(a) & set(b) for a, b in ranges)
@@ -57,36 +71,39 @@ def _positions(item: int | slice, size: int) -> range:
     return range(item, item + 1) if isinstance(item, int) else range(*item.indices(size))
 
 
-def part_of(view: torch.Tensor, whole: torch.Tensor) -> Part | None:
+@functools.lru_cache(
+    maxsize=1 << 14
+)  # a program that writes in a loop asks for those of all views that are left, again and again
+def part_of(view: Layout, whole: Layout) -> Part | None:
     """Where a view is in another tensor with its storage; None if it is not a part of it that slices cut out.
 
     In a tensor whose entries have places of their own, in the order of its strides, a place says the position along each dimension.
     """
+    ndim = len(whole.shape)
     if view.dtype == whole.dtype and is_reshaped(view, whole):
-        shape = tuple(whole.shape)
-        return Part((slice(None),) * whole.ndim, tuple(range(whole.ndim)), shape, tuple(view.shape))
-    dims = sorted((d for d in range(whole.ndim) if whole.shape[d] > 1), key=lambda d: -whole.stride(d))
-    spans = [(whole.shape[d] - 1) * whole.stride(d) for d in dims]
-    if view.dtype != whole.dtype or view.numel() == 0 or whole.numel() == 0:
+        return Part((slice(None),) * ndim, tuple(range(ndim)), whole.shape, view.shape)
+    dims = sorted((d for d in range(ndim) if whole.shape[d] > 1), key=lambda d: -whole.stride[d])
+    spans = [(whole.shape[d] - 1) * whole.stride[d] for d in dims]
+    if view.dtype != whole.dtype or 0 in view.shape or 0 in whole.shape:
         return None
-    if any(whole.stride(d) <= sum(spans[i + 1 :]) for i, d in enumerate(dims)):
+    if any(whole.stride[d] <= sum(spans[i + 1 :]) for i, d in enumerate(dims)):
         return None
-    rest = view.storage_offset() - whole.storage_offset()
-    items: list[int | slice] = [0] * whole.ndim
+    rest = view.offset - whole.offset
+    items: list[int | slice] = [0] * ndim
     start = {}
     for d in dims:
-        start[d], rest = divmod(rest, whole.stride(d))
+        start[d], rest = divmod(rest, whole.stride[d])
         items[d] = start[d]
     if rest != 0 or any(not 0 <= start[d] < whole.shape[d] for d in dims):
         return None
     cut = []
-    for n, stride in zip(view.shape, view.stride(), strict=True):
+    for n, stride in zip(view.shape, view.stride, strict=True):
         if n == 1:
             continue
-        found = next((d for d in dims if d not in cut and 0 < whole.stride(d) <= stride), None)
-        if found is None or stride % whole.stride(found) != 0:
+        found = next((d for d in dims if d not in cut and 0 < whole.stride[d] <= stride), None)
+        if found is None or stride % whole.stride[found] != 0:
             return None
-        step = stride // whole.stride(found)
+        step = stride // whole.stride[found]
         last = start[found] + (n - 1) * step
         if last >= whole.shape[found]:
             return None
@@ -94,10 +111,10 @@ def part_of(view: torch.Tensor, whole: torch.Tensor) -> Part | None:
         cut.append(found)
     places = sorted(cut)
     sizes = tuple(n for n in view.shape if n != 1)
-    return Part(tuple(items), tuple(places.index(d) for d in cut), sizes, tuple(view.shape))
+    return Part(tuple(items), tuple(places.index(d) for d in cut), sizes, view.shape)
 
 
-def ways_through(tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[int, Part]], list[list[Part]]] | None:
+def ways_through(tensors: Sequence[Layout]) -> tuple[list[tuple[int, Part]], list[list[Part]]] | None:
     """How all tensors of one storage follow from a new value of the first: up to one that has them all, and down to each.
 
     Returns:
@@ -111,7 +128,7 @@ def ways_through(tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[int, Part]
     return None
 
 
-def _ways_up(tensors: Sequence[torch.Tensor]) -> Iterator[list[tuple[int, Part]]]:
+def _ways_up(tensors: Sequence[Layout]) -> Iterator[list[tuple[int, Part]]]:
     """The ways from the first tensor to each that has all of it: always another one, and where the one before is in it."""
     ways: list[tuple[int, list[tuple[int, Part]]]] = [(0, [])]
     for x, way in ways:  # grows while it is gone through
@@ -122,7 +139,7 @@ def _ways_up(tensors: Sequence[torch.Tensor]) -> Iterator[list[tuple[int, Part]]
                 ways.append((y, [*way, (y, part)]))
 
 
-def _ways_down(whole: int, tensors: Sequence[torch.Tensor]) -> dict[int, list[Part]]:
+def _ways_down(whole: int, tensors: Sequence[Layout]) -> dict[int, list[Part]]:
     """How each tensor that is in the whole is taken from it: part of a part."""
     ways: dict[int, list[Part]] = {whole: []}
     for x in (found := [whole]):  # grows while it is gone through
@@ -134,15 +151,16 @@ def _ways_down(whole: int, tensors: Sequence[torch.Tensor]) -> dict[int, list[Pa
     return ways
 
 
-def is_reshaped(t: torch.Tensor, other: torch.Tensor) -> bool:
+def is_reshaped(t: Layout, other: Layout) -> bool:
     """Whether two tensors in one storage are the same elements in the same order."""
-    return t.storage_offset() == other.storage_offset() and _runs(t) == _runs(other)
+    return t.offset == other.offset and _runs(t) == _runs(other)
 
 
-def _runs(t: torch.Tensor) -> list[tuple[int, int]]:
+@functools.lru_cache(maxsize=1 << 12)
+def _runs(t: Layout) -> list[tuple[int, int]]:
     """Size and stride of each dimension, of those that are one in memory together."""
     found: list[tuple[int, int]] = []
-    for n, stride in zip(t.shape, t.stride(), strict=True):
+    for n, stride in zip(t.shape, t.stride, strict=True):
         if n != 1 and found and found[-1][1] == n * stride:
             found[-1] = (found[-1][0] * n, stride)
         elif n != 1:

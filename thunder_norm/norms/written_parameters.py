@@ -14,7 +14,7 @@ import torch
 
 from thunder_norm.core import in_place, registry
 from thunder_norm.core.tensors import describe
-from thunder_norm.core.views import Run, ways_through
+from thunder_norm.core.views import Layout, Run, ways_through
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.op_names import op_name
 from thunder_norm.rules.writing import with_entries
@@ -96,7 +96,7 @@ def values_after(
     Raises:
         UnsupportedOpError: the target would become one of another shape or type, or is not, with the others, part of one of them.
     """
-    ways = ways_through(tensors)
+    ways = ways_through([Layout.of(t) for t in tensors])
     if ways is None:
         raise refused(write.func, tensors[0], location, "it shares its memory with tensors that are not all parts of one")
     up, below = ways
