@@ -10,7 +10,7 @@ tensors are equal, `executors` is for executors with implementations of their ow
 `interception` is what answers `thunder_norm.tracing.hooks`: which calls are taken over, and what stands for inputs.
 """
 
-from thunder_norm.subclass import distributions, masked  # noqa: F401 - register what they know
+from thunder_norm.subclass import assertions, distributions, masked  # noqa: F401 - register what they know
 from thunder_norm.subclass.executors import register_implementation
 from thunder_norm.subclass.trace import OperationId
 

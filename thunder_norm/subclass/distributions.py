@@ -7,49 +7,35 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import DataDependentError, with_details
-from thunder_norm.subclass.interception import Interpreting, Watching
-from thunder_norm.tracing import hooks, known_values
+from thunder_norm.subclass.assertions import is_checked_in_calls
+from thunder_norm.tracing import known_values
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of_named
-from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, wrap_const
+from thunder_norm.tracing.python.assertions import asserted
+from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise
 from thunder.core.proxies import TensorProxy
 
 
-@torch.library.custom_op("thunder_norm::check_distribution", mutates_args=())
-def _check(valid: torch.Tensor, message: str) -> None:
-    if not valid.all():
-        raise ValueError(message)
-
-
-@_check.register_fake
-def _(valid: torch.Tensor, message: str) -> None:
-    """There is nothing to look at."""
-
-
-def _checked(valid: torch.Tensor, message: str) -> bool:
-    torch.ops.thunder_norm.check_distribution(valid, message)
-    return True
+def _all_asserted(valid: torch.Tensor, message: str) -> bool:
+    return asserted(valid.all(), True, "ValueError", message)
 
 
 @instead_of_named("torch.distributions.distribution", "_all_true_or_runtime_assert")
 def _all_true(valid: WrappedValue, message: WrappedValue) -> Any:
     """The distribution is taken for a valid one while the program is traced; a call in which it is not raises as eager PyTorch does."""
-    known = known_values.value_of(valid.value) if isinstance(valid.value, TensorProxy) else None
-    if known is not None:
-        return wrap_const(bool(known.all()))
-    leader = hooks.leader()
-    if isinstance(leader, Watching) and not isinstance(leader, Interpreting):
-        return do_raise(
-            DataDependentError(
-                with_details(
-                    "the values of tensors are needed for the checks of a distribution",
-                    at=location_of_user(),
-                    why="the program is traced once for all values of its tensors, so none is known",
-                    instead="validate_args=False for the distribution; or SubclassTransform or NormTransform, which check in every call",
-                )
+    is_known = isinstance(valid.value, TensorProxy) and known_values.value_of(valid.value) is not None
+    if is_checked_in_calls() or is_known:
+        return _interpret_call(_all_asserted, valid, message)
+    return do_raise(
+        DataDependentError(
+            with_details(
+                "the values of tensors are needed for the checks of a distribution",
+                at=location_of_user(),
+                why="the program is traced once for all values of its tensors, so none is known",
+                instead="validate_args=False for the distribution; or SubclassTransform or NormTransform, which check in every call",
             )
         )
-    return _interpret_call(_checked, valid, message)
+    )
 
 
 def _is_positive_definite(constraint: Any, value: torch.Tensor) -> torch.Tensor:

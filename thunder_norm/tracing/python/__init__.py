@@ -7,9 +7,9 @@ has a part; attributes are in `tracing/attributes.py`, generators in `tracing/ge
 
 from __future__ import annotations
 
-from thunder_norm.tracing.python import callbacks, comparisons, lists, mappings, natively, operators
+from thunder_norm.tracing.python import assertions, callbacks, comparisons, lists, mappings, natively, operators
 from thunder_norm.tracing.replacement import Replacements
 
 __all__ = ["AS_IT_IS", "callbacks", "lists", "natively"]
 
-AS_IT_IS = Replacements((*mappings.REPLACEMENTS, *comparisons.REPLACEMENTS, *operators.REPLACEMENTS))
+AS_IT_IS = Replacements((*mappings.REPLACEMENTS, *assertions.REPLACEMENTS, *comparisons.REPLACEMENTS, *operators.REPLACEMENTS))
