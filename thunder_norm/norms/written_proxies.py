@@ -14,6 +14,7 @@ from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.norms.written_parameters import refused, sharing_memory, values_after, write_of
 from thunder_norm.subclass import operations
 from thunder_norm.subclass.acquisition import Acquisition, StandIn
+from thunder_norm.subclass.fakes import num_made
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.locations import location_of_user
 import thunder.torch as ltorch
@@ -87,7 +88,7 @@ def write(
             return operations.call(acquisition, operation, args, kwargs)
 
         after = values_after(found, tensors, handles, run, lambda p: _memory(acquisition, p), location_of_user())
-        position = len(get_jit_ctx().computation_trace.bound_symbols)
+        position = num_made(get_jit_ctx().computation_trace.bound_symbols)
         changed = [(before, new) for before, new in zip(handles, after, strict=True) if before is not new]
         acquisition.stand_ins |= {before.name: StandIn(before, new, position) for before, new in changed}
         return target

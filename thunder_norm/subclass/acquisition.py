@@ -77,7 +77,7 @@ class StandIn:
 
     proxy: TensorProxy
     new: TensorProxy
-    position: int  # from which bound symbol of the computation on
+    position: int  # from where on in the computation, by `fakes.num_made`
 
 
 class Opaque:
@@ -165,7 +165,7 @@ class Acquisition:
     @property
     def _follows_plain(self) -> bool:
         """Whether plain tensors have more to them than Thunder knows: gradients of wrappers, or a value that was replaced."""
-        return self.autograd.is_running or bool(self.fakes.replaced)
+        return self.autograd.is_running or bool(self.fakes.replaced) or self.fakes.shared.holds_plain
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
@@ -177,11 +177,11 @@ class Acquisition:
             return True
         if is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
             return True
-        if not self.autograd.is_running:
+        if not (self.autograd.is_running or self.fakes.shared.holds_plain):
             return False
         if may_share_memory(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # a view that may be written into
             return True
-        return is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
+        return self.autograd.is_running and is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
         """What to do in place of an operation on wrappers that is none; None for all others.  `args` and `kwargs` hold proxies."""

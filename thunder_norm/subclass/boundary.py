@@ -25,8 +25,9 @@ from thunder_norm.subclass.opaque_traces import guard_input
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
-from thunder_norm.subclass.write_back import write_back, written_inputs
+from thunder_norm.subclass.write_back import Given, write_back, written_inputs
 from thunder_norm.tracing.bindable import bindable
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import prims
 from thunder.core.dtypes import to_torch_dtype
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, variableify
@@ -56,6 +57,7 @@ def lower(
     if not acquisition.has_wrappers and not written and not _takes_twice(epilogue):
         # only the prologue changes: it must also find that there are none
         epilogue = None if epilogue is None else _with_structs(epilogue)
+        computation = _without_marks(computation)
         return _lower_prologue(acquisition, prologue, inner, [], computation, None), computation, epilogue
     epilogue = None if epilogue is None else _as_returned(computation, epilogue)
     computation, epilogue = with_readable_names(acquisition, computation, epilogue)
@@ -68,7 +70,15 @@ def lower(
     num_computed = len(computation.bound_symbols[-1].args[0]["output"])
     new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint, values))
     lowered = new_prologue, new_computation, new_epilogue
-    return write_back(lowered, written) if written else lowered
+    return write_back(acquisition, lowered, written, _given(acquisition, computation)) if written else lowered
+
+
+def _without_marks(trace: TraceCtx) -> TraceCtx:
+    if all(b.sym.id != GIVEN_AGAIN.id for b in trace.bound_symbols):
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = [b for b in trace.bound_symbols if b.sym.id != GIVEN_AGAIN.id]
+    return new
 
 
 def _takes_twice(epilogue: TraceCtx | None) -> bool:
@@ -94,6 +104,20 @@ def _as_returned(computation: TraceCtx, epilogue: TraceCtx) -> TraceCtx:
 def _opened(trace: TraceCtx) -> Inner:
     """The inner tensors of input wrappers, as the program gets them."""
     return {b.args[0].name: tuple(b.output) for b in trace.bound_symbols if b.sym.id == FLATTEN.id}
+
+
+def _given(acquisition: Acquisition, trace: TraceCtx) -> Given:
+    """What the program is given in the call at hand, inner tensors of wrappers too."""
+    found = {p.name: acquisition.fakes.real_input(p) for p in trace.args if isinstance(p, TensorProxy)}
+    found = {name: t for name, t in found.items() if t is not None and not is_wrapper(t)}
+    wrappers: dict[str, SubclassProxy] = {}
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id == FLATTEN.id:
+            real = acquisition.fakes.real_input(bsym.args[0])
+            names = [p.name for p in bsym.output]
+            found |= zip(names, WrapperSpec.of(real).leaves(real), strict=True)
+            wrappers |= dict.fromkeys(names, bsym.args[0])
+    return Given(found, wrappers)
 
 
 def _note_origins(acquisition: Acquisition, trace: TraceCtx, leaves: list[BoundSymbol]) -> None:

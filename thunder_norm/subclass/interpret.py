@@ -25,6 +25,7 @@ from thunder_norm.subclass.attributes import (
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import (
     AUTOGRAD_APPLY,
+    catch_up,
     operation_of,
     operation_on_first,
     operation_with_history,
@@ -32,7 +33,7 @@ from thunder_norm.subclass.operations import (
 )
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
-from thunder_norm.subclass.protocol import is_of_wrappers, outer_metadata
+from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import (
@@ -246,4 +247,5 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
         fake._is_param = True
     proxy = acquisition.register(SubclassProxy(fake, acquisition, name=name, history=history))
     trace.open_input(acquisition, proxy, x)
+    catch_up(acquisition, WrapperSpec.of(fake).leaves(fake))
     return proxy

@@ -25,6 +25,7 @@ from thunder_norm.subclass.functional_forms import (
     without_outs,
 )
 from thunder_norm.subclass.lists import is_on_lists, out_of_place
+from thunder_norm.tracing.aliases import share_elements
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -149,6 +150,8 @@ class Writing(TorchDispatchMode):
         """
         if is_detached or self._keeps_history(target):
             args, kwargs, func = (target, self.call(func, args, kwargs or {})), {}, rewritten
+        if id(target) in self.acquisition.fakes.inputs:
+            self.acquisition.fakes.written[id(target)] = target
         self._note(func, args, kwargs or {}, (target,), target, is_in_place=True)
 
     def _keeps_history(self, target: torch.Tensor) -> bool:
@@ -181,7 +184,12 @@ class Writing(TorchDispatchMode):
         if not others:
             return
         base = aliasing.whole((target, *aliases))
-        assert base is not None, "checked before"
+        if base is None:
+            places = {id(t): tuple(aliasing.place(t)) for t in (target, *others)}
+            for alias in others:
+                arguments = (alias, places[id(alias)], target, places[id(target)])
+                self._become(alias, aliasing.written_over, arguments, is_detached=self._is_detached(target, alias))
+            return
         with torch.no_grad():
             if base is target or aliasing.is_reshaped(base, target):
                 found = self.call(aliasing.elements, (base, aliasing.order(base)), {})
@@ -209,7 +217,10 @@ class Writing(TorchDispatchMode):
             and not all(aliasing.is_reshaped(t, target) for t in aliases)
             and aliasing.whole((target, *aliases)) is None
         ):
-            why = "it is a view of another tensor, and it is not known of which"
+            if any(t.dtype != target.dtype for t in aliases) and any(map(self._may_have_gradient, (target, *aliases))):
+                why = "tensors of other dtypes lie in its memory, which is differentiated"
+            elif not all(map(aliasing.lies_once, (target, *aliases))):
+                why = "elements of a tensor in its memory are elements of it several times"
         if why is not None:
             raise UnsupportedOpError(
                 with_details(
@@ -219,9 +230,20 @@ class Writing(TorchDispatchMode):
                 )
             )
 
+    def _may_have_gradient(self, t: torch.Tensor) -> bool:
+        """Whether what stands for a fake by now may be differentiated, by Thunder."""
+        return self.is_differentiated and self.acquisition.requires_grad(t)
+
     def _aliases(self, target: torch.Tensor) -> list[torch.Tensor]:
         """The tensors known by now that share memory with `target`."""
         storage = target.untyped_storage()._cdata
         in_log = (t for r in self.log for t in (*r.inputs, *r.outputs))
         tensors = itertools.chain((fake for fake, _ in self.acquisition.fakes.pairs()), in_log)
-        return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
+        found = {id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}
+        return [t for t in found.values() if share_elements(t, target)]
+
+    def renew_late(self, fake: torch.Tensor) -> None:
+        """Record what an input is that is met after the program has written into its memory."""
+        for t in self._aliases(fake):
+            if id(t) in self.acquisition.fakes.written:
+                self._renew([fake], t)
