@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.aliasing import may_share_memory
-from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
+from thunder_norm.subclass.autograd import Autograd, is_grad_enabled, may_have_history
 from thunder_norm.subclass.data_sizes import DataSizes
 from thunder_norm.subclass.equality import Equality
 from thunder_norm.subclass.fakes import Fakes, Wrappers
@@ -230,7 +230,7 @@ class Acquisition:
         with torch.no_grad(), self.fakes.mode:
             fake = spec.build(self.integers.fakes_of(x, spec.leaves(x)))
         if self.autograd.is_running and spec.requires_grad:
-            self.autograd.note_wrapper(fake)
+            self.autograd.note_wrapper(fake, is_leaf=not may_have_history(x))
         return fake
 
     # -- differentiation, changes in place, refusals ------------------------------------------------------------------
@@ -249,11 +249,9 @@ class Acquisition:
         return self.autograd.requires_grad(proxy)
 
     def may_write_back(self, fake: torch.Tensor) -> bool:
-        """Whether `fake` stands for an input, or is inside of one, that takes no part in differentiation; see `write_back`."""
-        if self.autograd.is_running:
-            return False
+        """Whether `fake` stands for an input, or is inside of one, that is not differentiated by Thunder; see `write_back`."""
         if id(fake) in self.fakes.inner:
-            return not self.fakes.inner[id(fake)]
+            return self.autograd.is_running or not (self.fakes.inner[id(fake)] and is_grad_enabled())
         proxy = self.fakes.first_proxy_of(fake)
         return proxy is not None and self.may_replace() and not (proxy.requires_grad and torch.is_grad_enabled())
 

@@ -25,7 +25,7 @@ from thunder_norm.subclass.opaque_traces import guard_input
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
-from thunder_norm.subclass.write_back import Given, write_back, written_inputs
+from thunder_norm.subclass.write_back import Given, Written, write_back, written_inputs
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import prims
@@ -65,7 +65,7 @@ def lower(
     _note_origins(acquisition, computation, leaves)
     written = written_inputs(acquisition, computation, _opened(computation))
     values = [w.value for w in written]
-    new_computation = _lower_computation(computation, inner, leaves, joint, executor, values)
+    new_computation = _lower_computation(computation, inner, leaves, joint, executor, written)
     new_prologue = _lower_prologue(acquisition, prologue, _opened(computation), leaves, new_computation, joint)
     num_computed = len(computation.bound_symbols[-1].args[0]["output"])
     new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint, values))
@@ -141,7 +141,7 @@ def _flat(tree: Any, inner: Inner) -> Iterator[Any]:
 
 
 def _lower_computation(
-    trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], joint: Joint | None, executor: Any, written: list[TensorProxy]
+    trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], joint: Joint | None, executor: Any, written: list[Written]
 ) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = []
@@ -162,9 +162,18 @@ def _lower_computation(
             carriers = () if joint is None else joint.anchor_sources(trace.args, new)
             arguments = tuple(_unique(_flat((*trace.args, *given, *carriers), inner | _opened(trace))))
             # one tensor in two wrappers is returned once: autograd would keep the derivatives of its last place only
-            outputs = tuple(_unique(itertools.chain(_flat(returned["output"], inner), written)))
+            outputs = tuple(_unique(itertools.chain(_flat(returned["output"], inner), (w.value for w in written))))
             if joint is not None:
-                outputs = joint.write(new, executor, returned["output"], outputs, inner, arguments)
+                outputs = joint.write(
+                    new,
+                    executor,
+                    returned["output"],
+                    outputs,
+                    inner,
+                    arguments,
+                    [w.value for w in written],
+                    [w.target for w in written],
+                )
             # what an argument became in place is returned in its stead: otherwise Thunder moves the change into the backward
             became = {
                 p.name: q for p, q in zip(trace.args, returned["flat_args"], strict=True) if not isinstance(p, SubclassProxy)
@@ -313,6 +322,7 @@ def _lower_epilogue(
     arguments.extend(_renamed(q, new) for q in written if q.name not in computed)
     carriers = {} if joint is None else {id(fake): [_renamed(q, new) for q in found] for fake, found in joint.result_carriers()}
     arguments.extend(itertools.chain.from_iterable(carriers.values()))
+    arguments.extend(_renamed(q, new) for q in (() if joint is None else joint.kept))
     body = [unflatten_operator(p.fake, joint)(*leaves, *carriers.get(id(p.fake), ()), output=p) for p, leaves in bodies]
     new.args = tuple(arguments)
     kept = [

@@ -275,11 +275,11 @@ def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
 def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     """Run operations on fakes inside the block and log them.
 
-    Autograd is off where only inner tensors are differentiated: that is Thunder's, on the operations written into the trace.
+    Where only inner tensors are differentiated no fake requires grad: that is Thunder's, on the operations written into the trace.
     """
     recorder = (acquisition.recorder_kind or Recorder)(acquisition)
-    is_tracked = acquisition.autograd.is_running and is_grad_enabled()
-    with torch.set_grad_enabled(is_tracked), _autocast(), acquisition.fakes.mode, recorder:
+    # also before there is anything to differentiate: what is written later into a view taken now is seen if that was taken with gradients
+    with torch.set_grad_enabled(is_grad_enabled()), _autocast(), acquisition.fakes.mode, recorder:
         yield recorder
 
 

@@ -152,6 +152,7 @@ class Writing(TorchDispatchMode):
             args, kwargs, func = (target, self.call(func, args, kwargs or {})), {}, rewritten
         if id(target) in self.acquisition.fakes.inputs:
             self.acquisition.fakes.written[id(target)] = target
+            self.acquisition.tape.tear()  # what it would run on again has changed since
         self._note(func, args, kwargs or {}, (target,), target, is_in_place=True)
 
     def _keeps_history(self, target: torch.Tensor) -> bool:
