@@ -39,6 +39,10 @@ def both_computed() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return [p := two(requires_grad=True)], [p.sin(), p * 2]
 
 
+def computed_twice() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    return [p := two(requires_grad=True)], [x := p * 2, x]
+
+
 def leaf_twice() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return [x := two(requires_grad=True)], [x, x]
 
@@ -129,6 +133,7 @@ def both_written(x, y):
 CASES = [
     *((f, leaf_and_constant) for f in (without_grad, data, data_after_use, detached, part_without_grad, constant_without_grad, descent)),
     *((f, computed_and_constant) for f in (without_grad, data_after_use, part_without_grad)),
+    *((f, computed_twice) for f in (added, part_written, data)),
     *((f, leaf_twice) for f in (data, without_grad)),
     *((f, computed_and_constant) for f in (added, multiplied, only_written, part_written, part_copied)),
     *((f, constant_and_leaf) for f in (added, multiplied, only_written, part_copied)),
@@ -190,6 +195,15 @@ def test_what_the_backward_needs_and_was_written_is_an_error():
         torch.testing.assert_close(y.a, before + 1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             z.backward(torch.ones_like(z.detach()))
+
+
+def test_views_of_one_tensor_are_not_written_into_where_autograd_records_it():
+    for f in (added, part_written):
+        x = two(requires_grad=True) * 1
+        before = [t.clone() for t in parts([x])]
+        with pytest.raises(ThunderNormError, match="a view of"):
+            thunder.jit(f, transforms=[SubclassTransform()])(x, x.view(2, 3))
+        torch.testing.assert_close(parts([x]), before)
 
 
 def test_other_classes_get_a_history_too():

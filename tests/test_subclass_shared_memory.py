@@ -138,9 +138,21 @@ def test_it_is_as_in_eager_and_another_sharing_is_another_trace(f: Callable):
 
 def test_a_program_that_writes_into_nothing_serves_all():
     jf = thunder.jit(lambda x, y: x * y, transforms=[SubclassTransform()])
-    for make in (one_object, apart, same_tensors):
+    for make in (apart, same_tensors, one_object):
         check(lambda x, y: x * y, jf, make)
     assert thunder.cache_misses(jf) == 1
+
+
+def test_one_object_given_twice_is_one_tensor_of_the_trace():
+    def f(x, y):
+        return x is y, x * y
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    for make in (one_object, apart, one_object, same_tensors):
+        args = make()
+        assert jf(*args)[0] is (args[0] is args[1])
+        torch.testing.assert_close(leaves(jf(*args)[1:]), leaves(f(*args)[1:]))
+    assert thunder.cache_misses(jf) == 2
 
 
 class Buffers(torch.nn.Module):

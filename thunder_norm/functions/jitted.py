@@ -114,7 +114,7 @@ class SubclassTransform(interception.Interpreting):
             if torch.is_grad_enabled():
                 check_mutations(computation)
                 check_random(computation)
-                computation = with_missing_gradients(computation, executors_list[0])
+                computation = _with_gradients_of_given(with_missing_gradients(computation, executors_list[0]))
             traces = prologue, broadcast_scalars(computation), epilogue
             if torch.is_grad_enabled() and not acquisition.is_transformed:
                 traces = boundary_passes.detach_inactive(traces)

@@ -165,7 +165,7 @@ class Acquisition:
     @property
     def _follows_plain(self) -> bool:
         """Whether plain tensors have more to them than Thunder knows: gradients of wrappers, or a value that was replaced."""
-        return self.autograd.is_running or bool(self.fakes.replaced) or self.fakes.shared.holds_plain
+        return self.autograd.is_running or bool(self.fakes.replaced) or self.fakes.has_plain_names
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
@@ -177,7 +177,7 @@ class Acquisition:
             return True
         if is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
             return True
-        if not (self.autograd.is_running or self.fakes.shared.holds_plain):
+        if not (self.autograd.is_running or self.fakes.has_plain_names):
             return False
         if may_share_memory(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # a view that may be written into
             return True
@@ -257,12 +257,13 @@ class Acquisition:
 
     def has_view(self, fake: torch.Tensor) -> bool:
         """Whether Thunder knows of a tensor that may share memory with what a plain fake stands for, or has changed it in place."""
-        proxy = self.fakes.first_proxy_of(fake)
-        if proxy is None or self.is_finished:
+        proxies = (self.fakes.first_proxy_of(fake), self.fakes.proxy_of(fake) if self.fakes.is_held(fake) else None)
+        names = {p.name for p in proxies if p is not None}
+        if not names or self.is_finished:
             return False
         trace = get_jit_ctx().computation_trace
         views = (b for b in trace.bound_symbols if _is_view_creation_op(b) or _is_inplace_op(b))
-        return any(p.name == proxy.name for b in views for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
+        return any(p.name in names for b in views for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
 
     def may_replace(self) -> bool:
         """Whether the program may change a plain tensor that it holds: all its later uses are met here, and mean the new value."""

@@ -120,8 +120,15 @@ class Autograd:
 
 def may_have_history(x: torch.Tensor) -> bool:
     """Whether autograd may record a write into an input: it is no leaf, or view of one, that requires grad."""
-    root = x._base if x._is_view() else x
-    return not (root is not None and root.requires_grad and root.is_leaf)
+    root = view_root(x)
+    return not (root.requires_grad and root.is_leaf)
+
+
+def view_root(x: torch.Tensor) -> torch.Tensor:
+    """The tensor that one is a view of, or itself."""
+    with torch._C.DisableTorchFunctionSubclass():
+        base = x._base if x._is_view() else None
+    return x if base is None else base
 
 
 def is_grad_enabled() -> bool:

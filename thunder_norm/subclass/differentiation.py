@@ -155,22 +155,33 @@ class Joint:
             What the computation returns: `outputs`, connected, then the carriers of results, and what is kept.
         """
         own = (p.name for p in (*arguments, *values) if isinstance(p, TensorProxy))
-        given = with_copies(set(own), trace.bound_symbols)
+        given = with_copies({*own, *self._without_gradient(returned, inner)}, trace.bound_symbols)
         anchored = self._anchor_results(returned, inner, given)
         results = iter(self._write_operation(trace, executor, list(anchored.values()), given))
         connected = {name: next(results) for name in anchored}
         self.plain_results = {connected[n].name: f for f, n in self._plain(returned) if n in connected}
         for result in (r for r in self.results if r.uses_carriers):
             result.anchors = tuple(next(results) for _ in result.tangent.carried)
-        trace.bound_symbols = with_outputs(trace.bound_symbols)
         carriers = (p for _, found in self.result_carriers() for p in found)
-        returned = (*(connected.get(p.name, p) if isinstance(p, TensorProxy) else p for p in outputs), *carriers)
-        changed = computed_from({p.name for p in targets}, trace.bound_symbols) - {
-            p.name for p in (*arguments, *returned) if isinstance(p, TensorProxy)
-        }
+        connected_outputs = (connected.get(p.name, p) if isinstance(p, TensorProxy) else p for p in outputs)
+        changed = computed_from({p.name for p in targets}, trace.bound_symbols)
+        changed -= {p.name for p in arguments if isinstance(p, TensorProxy)}
         saved = (self.acquisition.fakes.current(self._proxy(t)) for t in self._used()) if targets else ()
-        self.kept = tuple({p.name: p for p in saved if p.name in changed}.values())
-        return *returned, *self.kept
+        with tracectx(trace), scope(trace) as made:  # a tensor that is returned twice has the derivatives of one place only
+            self.kept = tuple(map(_own, {p.name: p for p in saved if p.name in changed}.values()))
+        trace.bound_symbols = with_outputs([*trace.bound_symbols, *made])
+        return *connected_outputs, *carriers, *self.kept
+
+    def _without_gradient(self, returned: Sequence[Any], inner: dict[str, tuple[TensorProxy, ...]]) -> set[str]:
+        """The names of what is returned for results that get no gradient: an inner tensor of another one that does, perhaps."""
+        fakes = self.acquisition.fakes.by_name()
+        pairs = [
+            pair
+            for p in returned
+            if isinstance(p, TensorProxy) and ((fake := fake_of(p, fakes)) is None or self.result_of(fake) is None)
+            for pair in (zip(leaves_of(fake), inner[p.name], strict=True) if isinstance(p, SubclassProxy) else [(fake, p)])
+        ]
+        return {q.name for leaf, q in pairs if leaf is None or self.result_of(leaf) is None}
 
     def _plain(self, returned: Sequence[Any]) -> list[tuple[torch.Tensor, str]]:
         """The plain results that get a gradient, with the names of their proxies."""

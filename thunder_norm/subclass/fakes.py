@@ -56,6 +56,9 @@ class Fakes:
     def __init__(self, on_replaced: Callable[[], None] = lambda: None) -> None:
         self.mode = tracing_mode(_Mode)
         self.shared = SharedMemory(self.mode)
+        self.has_plain_names = (
+            False  # whether the program holds, as plain tensors, what is inside wrappers or shares memory with that
+        )
         self.on_replaced = on_replaced  # called before a plain proxy that the program holds comes to stand for an older value
         self.inputs: set[int] = set()  # the fakes of inputs, and of what Thunder computed without us
         self.computed: set[int] = set()  # of these, the latter

@@ -45,7 +45,7 @@ from thunder_norm.subclass.refusals import (
     refuse_setattr,
     refuse_value,
 )
-from thunder_norm.tracing import lookasides
+from thunder_norm.tracing import guards, lookasides
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
@@ -241,6 +241,9 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     """
     if outer_metadata(x)[2] and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region first
         acquisition.differentiate()
+    for known in acquisition.wrappers.proxies():  # one object has one proxy: what is written into it has one history
+        if acquisition.fakes.real_input(known) is x and guards.note_one(known.history, history):
+            return known
     fake = acquisition.fake_wrapper(x)
     acquisition.fakes.note_input(fake, x)
     if getattr(x, "_is_param", False):

@@ -13,7 +13,7 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.autograd import may_have_history
+from thunder_norm.subclass.autograd import may_have_history, view_root
 from thunder_norm.subclass.boundary_passes import Traces, declare_arguments
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable
@@ -28,7 +28,7 @@ def recorded_inputs(acquisition: Acquisition) -> list[SubclassProxy]:
     """The input wrappers that have another history than they were given with.
 
     Raises:
-        UnsupportedOpError: a plain input has.
+        UnsupportedOpError: a plain input has, or one that has views among the inputs, which would have it too.
     """
     for fake, proxy in acquisition.fakes.plain_inputs():
         if acquisition.fakes.is_given(fake) and id(fake) in acquisition.fakes.written and acquisition.autograd.has_recorded(fake):
@@ -40,8 +40,19 @@ def recorded_inputs(acquisition: Acquisition) -> list[SubclassProxy]:
                     instead="use the out-of-place operation, or torch.no_grad()",
                 )
             )
-    inputs = (p for p in acquisition.wrappers.proxies() if id(p.fake) in acquisition.wrappers.specs)
-    return [p for p in inputs if acquisition.autograd.has_recorded(p.fake)]
+    inputs = [p for p in acquisition.wrappers.proxies() if id(p.fake) in acquisition.wrappers.specs]
+    recorded = [p for p in inputs if acquisition.autograd.has_recorded(p.fake)]
+    roots = [id(view_root(acquisition.fakes.real_input(p))) for p in inputs] if recorded else []
+    for p in recorded:
+        if roots.count(id(view_root(acquisition.fakes.real_input(p)))) > 1:
+            raise UnsupportedOpError(
+                with_details(
+                    f"{p.name}, a {type(p.fake).__name__}, is written into, and another input is a view of it, or of what it is a view of",
+                    why="what is written has a history that the other one would get too",
+                    instead="take the view inside the jitted function, or write under torch.no_grad()",
+                )
+            )
+    return recorded
 
 
 def returning_recorded(acquisition: Acquisition, traces: Traces) -> Traces:

@@ -20,7 +20,6 @@ class SharedMemory:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._storages: dict[int, torch.UntypedStorage] = {}  # without data, by where the memory begins in the call at hand
-        self.holds_plain = False  # whether a plain input was met that lies in it
 
     def note(self, inner: Sequence[torch.Tensor], plain: Sequence[torch.Tensor]) -> None:
         """The tensors that a program is given: those inside of wrappers, as often as they are given, and plain ones."""

@@ -347,6 +347,7 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
         return known if known is not None else open_inner_wrapper(acquisition, result)
     if isinstance(result, torch.Tensor):
         acquisition.fakes.hold(result)
+        acquisition.fakes.has_plain_names = True
         proxy = acquisition.fakes.proxy_of(result)
         return proxy if proxy is not None else _constant_result(acquisition, result)
     if type(result).__module__ == "torch.return_types":

@@ -216,6 +216,15 @@ def note_identity(a: WrappedValue, b: WrappedValue, is_one: bool) -> None:
             note(known, "is none", None, is_one)
 
 
+def note_one(record: ProvenanceRecord, other: ProvenanceRecord) -> bool:
+    """Have later calls find one object at two places; False if they would not know where to look."""
+    guards, path, second = _current.get(), _path(record), _path(other)
+    if guards is None or path is None or second is None:
+        return False
+    guards.meetings.setdefault((path, second), True)
+    return True
+
+
 def note_none(asked: WrappedValue) -> None:
     """Note that it matters whether something is None."""
     if asked.value is not None:  # what is None is guarded as such
