@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.subclass import activity
@@ -35,13 +35,37 @@ class _Computed(torch.autograd.Function):
         raise AssertionError("gradients end here")
 
 
+class _Reading(torch.autograd.Function):
+    """Reads a tensor, without an operation that its class would be asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+        raise AssertionError("nobody asks for it")
+
+
+class _Start(NamedTuple):
+    """Where the gradients of a tensor arrive, and what keeps the graph that this is in."""
+
+    edge: GradientEdge
+    read: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Start:
+        read = _Reading.apply(tensor)
+        return cls(GradientEdge(*read.grad_fn.next_functions[0]), read)
+
+
 class Autograd:
     """Torch's autograd on the fakes of one acquisition: it runs as soon as there is a wrapper that requires grad."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.is_running = False
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
-        self._starts: dict[int, GradientEdge] = {}  # where gradients arrive that are for these as they were given
+        self._starts: dict[int, _Start] = {}  # where gradients arrive that are for these as they were given
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
         # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
         self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
@@ -65,12 +89,12 @@ class Autograd:
                 fake.requires_grad_()
             else:
                 _Computed.apply(fake, torch.empty((), requires_grad=True))
-            self._starts[id(fake)] = get_gradient_edge(fake)
+            self._starts[id(fake)] = _Start.of(fake)
         self.sources[id(fake)] = fake
 
     def start_of(self, fake: torch.Tensor) -> GradientEdge:
         """Where the gradients arrive of a source as it was given, whatever was written into it since."""
-        return self._starts[id(fake)]
+        return self._starts[id(fake)].edge
 
     def has_recorded(self, fake: torch.Tensor) -> bool:
         """Whether autograd has recorded a write into an input: it has another history since."""
@@ -78,7 +102,7 @@ class Autograd:
             if not fake.requires_grad:
                 return False
             start = self._starts.get(id(fake))
-            return start is None or get_gradient_edge(fake)[:2] != start[:2]
+            return start is None or _Start.of(fake).edge != start.edge
 
     def note_plain(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
         """A plain tensor is met, which requires grad where Thunder would differentiate it."""
