@@ -248,12 +248,18 @@ class Acquisition:
             return False
         return self.autograd.requires_grad(proxy)
 
+    def is_of_program(self, fake: torch.Tensor) -> bool:
+        """Whether the program was given a fake or made it; the backward makes others."""
+        return self.fakes.proxy_of(fake) is not None or id(fake) in self.autograd.intermediates
+
     def may_write_back(self, fake: torch.Tensor) -> bool:
         """Whether `fake` stands for an input, or is inside of one, that is not differentiated by Thunder; see `write_back`."""
         if id(fake) in self.fakes.inner:
             return self.autograd.is_running or not (self.fakes.inner[id(fake)] and is_grad_enabled())
         proxy = self.fakes.first_proxy_of(fake)
-        return proxy is not None and self.may_replace() and not (proxy.requires_grad and torch.is_grad_enabled())
+        if proxy is None or not self.may_replace():
+            return False
+        return not (self.autograd.is_running and proxy.requires_grad and is_grad_enabled())
 
     def has_view(self, fake: torch.Tensor) -> bool:
         """Whether Thunder knows of a tensor that may share memory with what a plain fake stands for, or has changed it in place."""

@@ -203,7 +203,9 @@ class Writing(TorchDispatchMode):
         why = None
         fakes, aliases = self.acquisition.fakes, self._aliases(target)
         for t in (target, *aliases):
-            if (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self.acquisition.may_write_back(t):
+            if self.acquisition.is_finished and self.acquisition.is_of_program(t):
+                why = "it is a tensor of the program, and the program is differentiated: this would be done in the backward"
+            elif (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self.acquisition.may_write_back(t):
                 what = "it" if t is target else "it is a view of what"
                 why = f"{what} is an input of the jitted function"
                 why += ", and the program is differentiated" if id(t) in fakes.inner else ""
