@@ -175,11 +175,11 @@ class Acquisition:
         proxies = [v for v in values if isinstance(v, TensorProxy)]
         if any(p.name in self.fakes.replaced for p in proxies):
             return True
-        if is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
-            return True
-        if not (self.autograd.is_running or self.fakes.has_plain_names):
-            return False
-        if may_share_memory(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # a view that may be written into
+        first = self.fakes.known(proxies[0]) if proxies else None
+        is_inside = first is not None and self.fakes.is_inside(first)
+        if is_in_place(fn) and first is not None and (is_inside or self.autograd.is_running or self.fakes.replaced):
+            return True  # its other aliases only its fake knows
+        if may_share_memory(fn) and first is not None and (is_inside or self.autograd.is_running):  # a view that may be written into
             return True
         return self.autograd.is_running and is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 

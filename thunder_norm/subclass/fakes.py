@@ -5,7 +5,7 @@ A fake is known by identity; the tables keep it alive, so that an id never comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,9 +56,7 @@ class Fakes:
     def __init__(self, on_replaced: Callable[[], None] = lambda: None) -> None:
         self.mode = tracing_mode(_Mode)
         self.shared = SharedMemory(self.mode)
-        self.has_plain_names = (
-            False  # whether the program holds, as plain tensors, what is inside wrappers or shares memory with that
-        )
+        self.has_plain_names = False  # whether the program holds, as plain tensors, some that lie in the memory of wrappers
         self.on_replaced = on_replaced  # called before a plain proxy that the program holds comes to stand for an older value
         self.inputs: set[int] = set()  # the fakes of inputs, and of what Thunder computed without us
         self.computed: set[int] = set()  # of these, the latter
@@ -68,6 +66,7 @@ class Fakes:
         self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
         self.user_names: dict[Variable, TensorProxy] = {}  # Thunder's table of proxies it names after the user's variables
         self.readable_names: dict[str, TensorProxy] = {}  # ours, by the name before; see `names`
+        self._inside: set[int] = set()  # the storages of what is inside of wrappers
         self._held: dict[int, torch.Tensor] = {}  # those that the program may hold as plain tensors
         self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
         self._first: dict[int, TensorProxy] = {}
@@ -163,10 +162,21 @@ class Fakes:
     def hold(self, fake: torch.Tensor) -> None:
         """The program got hold of `fake` as a plain tensor."""
         self._held[id(fake)] = fake
+        self.has_plain_names |= self.is_inside(fake)
 
     def is_held(self, fake: torch.Tensor) -> bool:
         """Whether the program may hold `fake` as a plain tensor; Thunder would not see it change."""
         return id(fake) in self._held
+
+    def note_inside(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Remember where the inner tensors of a wrapper lie."""
+        self._inside.update(t.untyped_storage()._cdata for t in leaves)
+        self.has_plain_names |= any(map(self.is_held, leaves))
+
+    def is_inside(self, fake: torch.Tensor) -> bool:
+        """Whether a plain tensor lies in the memory of a wrapper's inner tensor, or of one that is no argument of the program yet."""
+        storage = fake.untyped_storage()._cdata
+        return storage in self._inside or self.shared.has(storage)
 
     # -- the real tensors ---------------------------------------------------------------------------------------------
 

@@ -95,7 +95,6 @@ class Interpreting(Watching):
             acquisition.fakes.strides[p.name] = x.stride()
             acquisition.fakes.note_input(p.history, x)
             if acquisition.fakes.shared.holds(x):
-                acquisition.fakes.has_plain_names = True
                 get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(p, output=None))
                 operations.catch_up(acquisition, [acquisition.fake_of(p)])
         return p

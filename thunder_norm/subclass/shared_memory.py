@@ -37,6 +37,10 @@ class SharedMemory:
         """Whether an input lies in memory that a wrapper's inner tensor shares with another one."""
         return bool(self._storages) and storage_address(t) in self._storages
 
+    def has(self, storage: int) -> bool:
+        """Whether this is, by identity, the storage of such fakes."""
+        return any(storage == s._cdata for s in self._storages.values())
+
     def fake_of(self, t: torch.Tensor) -> FakeTensor:
         """A fake that lies in its memory where the input `t` does."""
         storage = self._storages[storage_address(t)]
