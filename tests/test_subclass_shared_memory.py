@@ -208,3 +208,39 @@ def test_autograd_outside_knows_of_the_writing():
     thunder.jit(lambda x: x.add_(1), transforms=[SubclassTransform()])(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward(torch.ones_like(product))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.mul_(x[:, 1]),
+        lambda x: x[:, 1:].copy_(x[:, :-1]),
+        lambda x: torch._foreach_mul_([x], [x[:, 1:2]]),
+        lambda x: torch.mul(x[:, :1].expand(2, 3), 2, out=x),
+    ],
+)
+def test_what_reads_elements_that_it_writes_is_refused_and_nothing_is_written(f: Callable):
+    torch.manual_seed(seeded(0))
+    x = two()
+    before = x.a.clone(), x.b.clone()
+    with pytest.raises(UnsupportedOpError, match="in the same memory"):  # eager mode's answer hangs on a kernel's order
+        thunder.jit(f, transforms=[SubclassTransform()])(x)
+    torch.testing.assert_close((x.a, x.b), before)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.masked_fill_(x > 0, x[1, 1]),  # a number, which is read first
+        lambda x: x[:, :1].mul_(x[:, 1:2]),
+        lambda x: x.add_(x[:]),
+        lambda x: torch._foreach_mul_([x, x[0]], [x.view(2, 3), x[1]]),
+    ],
+)
+def test_what_reads_other_elements_or_each_one_that_it_writes_is_as_in_eager(f: Callable):
+    torch.manual_seed(seeded(0))
+    x = two()
+    own = TwoTensor(x.a.clone(), x.b.clone())
+    f(x)
+    thunder.jit(f, transforms=[SubclassTransform()])(own)
+    torch.testing.assert_close(leaves([own]), leaves([x]))

@@ -179,7 +179,9 @@ class Acquisition:
         is_inside = first is not None and self.fakes.is_inside(first)
         if is_in_place(fn) and first is not None and (is_inside or self.autograd.is_running or self.fakes.replaced):
             return True  # its other aliases only its fake knows
-        if may_share_memory(fn) and first is not None and (is_inside or self.autograd.is_running):  # a view that may be written into
+        if (
+            may_share_memory(fn) and first is not None and (is_inside or self.autograd.is_running)
+        ):  # a view that may be written into
             return True
         return self.autograd.is_running and is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 

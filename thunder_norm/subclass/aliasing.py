@@ -44,6 +44,15 @@ def is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:
     return (alias.dtype, alias.numel(), alias.storage_offset()) == (target.dtype, target.numel(), target.storage_offset())
 
 
+def is_same(t: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors in one storage are the same elements, each at the same place of both."""
+
+    def where(t: torch.Tensor) -> tuple:
+        return t.dtype, t.shape, t.storage_offset(), [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]
+
+    return where(t) == where(other) or is_reshaped(t, other)
+
+
 def whole(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The one of some tensors in one storage that has all its elements in order; None if there is none, or they disagree on dtypes."""
     if len({t.dtype for t in tensors}) > 1:

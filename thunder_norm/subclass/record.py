@@ -167,7 +167,7 @@ class Recorder(Writing):
         self._constants.clear()
         written = list({id(t): t for t in effect.written_tensors(args, kwargs)}.values())
         for t in written:
-            self._check_may_mutate(effect.func, t)
+            self._check_may_mutate(effect.func, t, flat_tensors((args, kwargs)))
         if len(written) > 1 and len({t.untyped_storage()._cdata for t in written}) < len(written):
             raise UnsupportedOpError(with_details(f"{effect.func} writes into tensors that share memory", at=location_of_user()))
         return self._record_effect(effect, args, kwargs, lambda: _run_on_fakes(effect.func, args, kwargs), written)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -75,7 +75,7 @@ class Writing(TorchDispatchMode):
                 with_details(f"{func} mutates its arguments and has no functional form here", at=location_of_user())
             )
         target = args[0]
-        self._check_may_mutate(func, target)
+        self._check_may_mutate(func, target, flat_tensors((args[1:], kwargs)))
         self.acquisition.integers.forget(target)
         args = with_defaults(func, args, kwargs)
         with self.paused():
@@ -99,7 +99,7 @@ class Writing(TorchDispatchMode):
     ) -> Any:
         """Record an operator that writes into tensors; of each it is known whether what is written has no history."""
         for target, _ in written:
-            self._check_may_mutate(func, target)
+            self._check_may_mutate(func, target, flat_tensors((args, kwargs)))
             self.acquisition.integers.forget(target)
         # what is kept for the backward is not what is written into
         copies = {id(t): self.call(aten.clone.default, (t,), {}) for t, is_without_history in written if is_without_history}
@@ -199,8 +199,17 @@ class Writing(TorchDispatchMode):
         for alias in others:
             self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=self._is_detached(target, alias))
 
-    def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
+    def _check_may_mutate(self, func: Any, target: torch.Tensor, operands: Iterable[torch.Tensor]) -> None:
         why = None
+        if (read := next((t for t in operands if self._is_read_while_written(t, target)), None)) is not None:
+            raise UnsupportedOpError(
+                with_details(
+                    f"{func} on a tensor of shape {list(target.shape)}, with one of shape {list(read.shape)} in the same memory",
+                    at=location_of_user(),
+                    why="what it reads of elements that it also writes hangs on the order in which it does so",
+                    instead="give it a clone of the second",
+                )
+            )
         fakes, aliases = self.acquisition.fakes, self._aliases(target)
         for t in (target, *aliases):
             if self.acquisition.is_finished and self.acquisition.is_of_program(t):
@@ -232,6 +241,12 @@ class Writing(TorchDispatchMode):
                     instead="use the out-of-place operation",
                 )
             )
+
+    def _is_read_while_written(self, t: torch.Tensor, target: torch.Tensor) -> bool:
+        """Whether some elements of `target` are elements of `t`, which has them at another place; a number is read before."""
+        if t is target or not t.ndim or t.untyped_storage()._cdata != target.untyped_storage()._cdata:
+            return False
+        return share_elements(t, target) and not aliasing.is_same(t, target)
 
     def _may_have_gradient(self, t: torch.Tensor) -> bool:
         """Whether what stands for a fake by now may be differentiated, by Thunder."""
