@@ -12,7 +12,6 @@ from subclasses import assert_same
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
-from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
