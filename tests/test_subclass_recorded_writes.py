@@ -51,6 +51,10 @@ def constant_and_plain_leaf() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return [p := torch.randn(2, 3, dtype=torch.float64, requires_grad=True)], [two(), p]
 
 
+def leaf_and_plain() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    return [x := two(requires_grad=True)], [x, torch.randn(2, 3, dtype=torch.float64)]
+
+
 # -- without autograd -------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +101,18 @@ def descent(x, y):
     return z.sum()
 
 
+def by_out(x, y):
+    with torch.no_grad():
+        torch.mul(y, 2, out=y)
+    return x * y
+
+
+def inner_beside(x, y):
+    z = x * y
+    z.mul_(2)
+    return z, z.a
+
+
 # -- which autograd records -------------------------------------------------------------------------------------------
 
 
@@ -134,6 +150,8 @@ CASES = [
     *((f, leaf_and_constant) for f in (without_grad, data, data_after_use, detached, part_without_grad, constant_without_grad, descent)),
     *((f, computed_and_constant) for f in (without_grad, data_after_use, part_without_grad)),
     *((f, computed_twice) for f in (added, part_written, data)),
+    *((f, leaf_and_plain) for f in (by_out, constant_without_grad)),
+    (inner_beside, leaf_and_constant),
     *((f, leaf_twice) for f in (data, without_grad)),
     *((f, computed_and_constant) for f in (added, multiplied, only_written, part_written, part_copied)),
     *((f, constant_and_leaf) for f in (added, multiplied, only_written, part_copied)),
