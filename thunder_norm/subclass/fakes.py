@@ -225,6 +225,10 @@ class Wrappers:
         """Those of all wrappers met so far."""
         return tuple(self._proxies.values())
 
+    def inputs(self) -> list[SubclassProxy]:
+        """Those of the wrappers that the program was given."""
+        return [self._proxies[i] for i in self.specs]
+
     def is_inside(self, fake: torch.Tensor) -> bool:
         """Whether a function under function transforms made it."""
         return id(fake) in self._inside

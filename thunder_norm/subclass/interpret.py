@@ -241,7 +241,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     """
     if outer_metadata(x)[2] and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region first
         acquisition.differentiate()
-    for known in acquisition.wrappers.proxies():  # one object has one proxy: what is written into it has one history
+    for known in acquisition.wrappers.inputs():  # one object has one proxy: what is written into it has one history
         if acquisition.fakes.real_input(known) is x and guards.note_one(known.history, history):
             return known
     fake = acquisition.fake_wrapper(x)

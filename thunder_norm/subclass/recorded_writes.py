@@ -40,7 +40,7 @@ def recorded_inputs(acquisition: Acquisition) -> list[SubclassProxy]:
                     instead="use the out-of-place operation, or torch.no_grad()",
                 )
             )
-    inputs = [p for p in acquisition.wrappers.proxies() if id(p.fake) in acquisition.wrappers.specs]
+    inputs = acquisition.wrappers.inputs()
     recorded = [p for p in inputs if acquisition.autograd.has_recorded(p.fake)]
     roots = [id(view_root(acquisition.fakes.real_input(p))) for p in inputs] if recorded else []
     for p in recorded:
