@@ -174,7 +174,7 @@ class Fakes:
         self.has_plain_names |= any(map(self.is_held, leaves))
 
     def is_inside(self, fake: torch.Tensor) -> bool:
-        """Whether a plain tensor lies in the memory of a wrapper's inner tensor, or of one that is no argument of the program yet."""
+        """Whether a plain tensor lies in the memory of what is inside of a wrapper, met by now or given."""
         storage = fake.untyped_storage()._cdata
         return storage in self._inside or self.shared.has(storage)
 
