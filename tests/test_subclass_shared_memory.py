@@ -230,7 +230,22 @@ def test_what_reads_elements_that_it_writes_is_refused_and_nothing_is_written(f:
 
 @pytest.mark.parametrize(
     "f",
+    [lambda x: x.expand(2, 2, 3).mul_(2), lambda x: x.t().unfold(0, 2, 1).mul_(2), lambda x: x[:1].expand(2, 3).copy_(x.sin())],
+)
+def test_several_values_for_one_element_are_refused_and_nothing_is_written(f: Callable):
+    torch.manual_seed(seeded(0))
+    x = two()
+    before = x.a.clone(), x.b.clone()
+    with pytest.raises(UnsupportedOpError, match="several of its entries are one element"):
+        thunder.jit(f, transforms=[SubclassTransform()])(x)
+    torch.testing.assert_close((x.a, x.b), before)
+
+
+@pytest.mark.parametrize(
+    "f",
     [
+        lambda x: x.expand(2, 2, 3).zero_(),
+        lambda x: x.unfold(1, 2, 1).fill_(0.5),
         lambda x: x.masked_fill_(x > 0, x[1, 1]),  # a number, which is read first
         lambda x: x[:, :1].mul_(x[:, 1:2]),
         lambda x: x.add_(x[:]),

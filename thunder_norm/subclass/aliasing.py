@@ -99,8 +99,8 @@ def with_written(
     base: torch.Tensor, dims: tuple[int, ...], value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     """The elements of a storage after a tensor in it has become `value`."""
-    result = elements(base, dims)
-    result.as_strided(shape, stride, offset).copy_(value)  # torch's gradient of as_strided_scatter keeps the wrong elements
+    result, value = elements(base, dims), _without_expanded(value, stride)
+    result.as_strided(value.shape, stride, offset).copy_(value)  # torch's gradient of as_strided_scatter keeps the wrong elements
     return result
 
 
@@ -117,10 +117,16 @@ def written_over(alias: torch.Tensor, own: tuple, value: torch.Tensor, written: 
     dtype = alias.dtype if alias.dtype == value.dtype else torch.uint8
     memory = alias.new_zeros(size // dtype.itemsize, dtype=dtype)
     for t, (_, stride, offset) in parts:
-        for dim, step in enumerate(stride):
-            t = t.narrow(dim, 0, 1) if step == 0 and t.shape[dim] else t
+        t = _without_expanded(t, stride)
         memory.view(t.dtype).as_strided(t.shape, stride, offset - first // t.itemsize).copy_(t)
     return memory.view(alias.dtype).as_strided(own.shape, own.stride, own.offset - first // alias.itemsize)
+
+
+def _without_expanded(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The first entry alone of each dimension that is expanded where the tensor lies."""
+    for dim, step in enumerate(stride):
+        t = t.narrow(dim, 0, 1) if step == 0 and t.shape[dim] else t
+    return t
 
 
 _ALIGNMENT = 16  # bytes, of all dtypes
@@ -139,6 +145,11 @@ def lies_once(t: torch.Tensor) -> bool:
             return False
         span = step * size
     return True
+
+
+def is_expanded(t: torch.Tensor) -> bool:
+    """Whether a tensor has one element at several entries of a dimension."""
+    return bool(t.numel()) and any(step == 0 and n > 1 for step, n in zip(t.stride(), t.shape, strict=True))
 
 
 def taken_out(all_elements: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:

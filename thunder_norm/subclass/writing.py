@@ -31,6 +31,8 @@ from thunder_norm.trees import flat_tensors, map_tensors
 
 aten = torch.ops.aten
 
+_OF_ONE_VALUE = frozenset({aten.zero_.default, aten.fill_.Scalar})  # which they give to all entries
+
 
 class Writing(TorchDispatchMode):
     """The part of `record.Recorder` that is about them."""
@@ -233,6 +235,8 @@ class Writing(TorchDispatchMode):
                 why = "tensors of other dtypes lie in its memory, which is differentiated"
             elif not all(map(aliasing.lies_once, (target, *aliases))):
                 why = "elements of a tensor in its memory are elements of it several times"
+        if why is None and func not in _OF_ONE_VALUE and (aliasing.is_expanded(target) or not aliasing.lies_once(target)):
+            why = "several of its entries are one element in memory, and get several values"
         if why is not None:
             raise UnsupportedOpError(
                 with_details(
