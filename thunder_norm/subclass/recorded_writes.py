@@ -28,14 +28,16 @@ def recorded_inputs(acquisition: Acquisition) -> list[SubclassProxy]:
     """The input wrappers that have another history than they were given with.
 
     Raises:
-        UnsupportedOpError: a plain input has, or one that has views among the inputs, which would have it too.
+        UnsupportedOpError: a plain input has, or what is inside of an input, or one that has views among the inputs, which would have it too.
     """
-    for fake, proxy in acquisition.fakes.plain_inputs():
-        if acquisition.fakes.is_given(fake) and id(fake) in acquisition.fakes.written and acquisition.autograd.has_recorded(fake):
+    fakes = acquisition.fakes
+    for fake in fakes.written.values():
+        if fakes.is_given(fake) and acquisition.autograd.has_recorded(fake):
+            kind, proxy = "an inner tensor of an input" if id(fake) in fakes.inner else "a plain input", fakes.proxy_of(fake)
             raise UnsupportedOpError(
                 with_details(
-                    f"a plain input of shape {list(fake.shape)} is written into, beside wrappers that require grad",
-                    name=proxy.name,
+                    f"{kind}, of shape {list(fake.shape)}, is written into, beside wrappers that require grad",
+                    name=None if proxy is None else proxy.name,
                     why="what is written into it has no derivative here",
                     instead="use the out-of-place operation, or torch.no_grad()",
                 )
