@@ -237,6 +237,24 @@ def test_other_classes_get_a_history_too():
     assert x.requires_grad and p.grad is not None
 
 
+@pytest.mark.parametrize(
+    ("f", "match"),
+    [
+        (lambda x: x.a.mul_(x), "inner tensor of an input"),
+        (lambda x: x.a[0].copy_(x[1]), "inner tensor of an input"),
+        (lambda x: x.a.requires_grad_(), "requires_grad_"),
+    ],
+)
+def test_inner_tensors_get_no_history_and_nothing_is_written(f: Callable, match: str):
+    torch.manual_seed(seeded(0))
+    x = two(requires_grad=True)
+    before = [t.clone() for t in parts([x])]
+    with pytest.raises(ThunderNormError, match=match):
+        thunder.jit(lambda x: (f(x), x * 2)[1], transforms=[SubclassTransform()])(x)
+    torch.testing.assert_close(parts([x]), before)
+    assert not (x.a.requires_grad or x.b.requires_grad)
+
+
 def test_higher_derivatives_of_what_writes_into_inputs_are_refused():
     x = two(requires_grad=True)
     z = thunder.jit(lambda x: (x.data.mul_(2), x.sin())[1], transforms=[SubclassTransform()])(x)

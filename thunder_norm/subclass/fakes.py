@@ -189,6 +189,15 @@ class Fakes:
         key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
         return self._real_inputs.get(id(key))
 
+    def flag_given(self, proxy: TensorProxy) -> bool | None:
+        """Whether the tensor of a plain proxy was given requiring grad, if it is an input, or inside of one, that has a fake."""
+        fake = self.known(proxy)
+        if fake is None or not self.is_given(fake):
+            return None
+        first = self.first_proxy_of(fake)
+        real = None if first is None else self.real_input(first)
+        return self.inner.get(id(fake)) if real is None else real.requires_grad
+
     def check_foreign(self, x: torch.Tensor) -> None:
         """Refuse to take one of these fakes for an input: it escaped in a result whose insides cannot be followed.
 

@@ -34,10 +34,10 @@ def changes_nothing(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
     if isinstance(proxy, SubclassProxy):
         has = acquisition.autograd.requires_grad(proxy) if given is None else outer_metadata(given)[2]
     else:
-        inner = acquisition.fakes.inner.get(id(acquisition.fakes.known(proxy)))
-        if given is None and inner is None:
+        flag = acquisition.fakes.flag_given(proxy)
+        if given is None and flag is None:
             return False
-        given, has = (proxy, inner) if given is None else (given, given.requires_grad)
+        given, has = (proxy, flag) if given is None else (given, given.requires_grad)
     if wanted == has:
         return True
     if given is None and fn is torch.Tensor.detach_:
