@@ -302,44 +302,6 @@ def test_a_buffer_of_a_module_is_written_into_in_training():
     assert_same([p.grad for p in other.parameters()], [p.grad for p in own.parameters()])
 
 
-class Telling(torch.Tensor):
-    """Says what it meets, from inside of its dispatch."""
-
-    inner: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: torch.Tensor):
-        self.inner = inner
-
-    def __tensor_flatten__(self):
-        return ["inner"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner, context, size, stride):
-        return Telling(inner["inner"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        own = [a.inner if isinstance(a, cls) else a for a in args]
-        log(own[0], func.overloadpacket.__name__)
-        look_(own[0], func.overloadpacket.__name__)
-        return cls(func(*own, **(kwargs or {})))
-
-
-def test_inside_of_dispatch():
-    def f(x, p):
-        return (x * p).sin().cos()
-
-    check(f, lambda: Telling(torch.ones(3)), plain(3))
-    with pytest.raises(
-        UnsupportedOpError, match="look_.*the program is differentiated"
-    ):  # it looks at what is inside of the input
-        thunder.jit(f, transforms=[SubclassTransform()])(Telling(torch.ones(3)).requires_grad_(), torch.ones(3))
-
-
 def refused_programs() -> Iterator[Any]:
     def viewed(x):
         y = x * 2

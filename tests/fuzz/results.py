@@ -29,6 +29,8 @@ each program is drawn from its subject, the seed and its number alone.
 - **changes**: modules of which something changes between two calls (an attribute, a default, a hook, a dtype, a mode), against eager mode.
 - **writes**: modules that write into parameters, buffers and constants, and into views of them: results, gradients, the state afterwards and
   bounds, against eager mode.
+- **wrapper_writes**: programs that write into wrappers, into views of them and into what is inside, of inputs that may be one object or lie in
+  one memory: results, what inputs hold and who sees it, histories and gradients, against eager mode.
 - **bounds**: operations on norms: an adversary ascends in float64 to exceed the norm, and how far results move for all inputs, at the data,
   and near them.
 

@@ -29,6 +29,7 @@ from thunder_norm.subclass.differentiation import differentiate, has_tape
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.opaque_traces import check_computation
 from thunder_norm.subclass.random_ops import check_random
+from thunder_norm.subclass.recorded_writes import returning_recorded
 from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.subclass.returned_inputs import returning_inputs
 from thunder_norm.subclass.tape_inputs import hand_on_inputs, tape_of
@@ -102,6 +103,7 @@ class SubclassTransform(interception.Interpreting):
         values.check_numbers(computation_trace)
         check_computation(acquisition, computation_trace)
         traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
+        traces = returning_recorded(acquisition, traces)
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         if joint is not None:
             joint.tape = tape_of(acquisition, traces[1], joint)
@@ -112,12 +114,12 @@ class SubclassTransform(interception.Interpreting):
             if torch.is_grad_enabled():
                 check_mutations(computation)
                 check_random(computation)
-                computation = with_missing_gradients(computation, executors_list[0])
+                computation = _with_gradients_of_given(with_missing_gradients(computation, executors_list[0]))
             traces = prologue, broadcast_scalars(computation), epilogue
             if torch.is_grad_enabled() and not acquisition.is_transformed:
                 traces = boundary_passes.detach_inactive(traces)
             traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
-            return returning_inputs(traces) if self.hands_back_inputs else traces
+            return returning_inputs(acquisition, traces) if self.hands_back_inputs else traces
         moved = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
         if torch.is_grad_enabled() and moved:
             moving = depending(computation, moved)

@@ -14,6 +14,7 @@ from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.norms.written_parameters import refused, sharing_memory, values_after, write_of
 from thunder_norm.subclass import operations
 from thunder_norm.subclass.acquisition import Acquisition, StandIn
+from thunder_norm.subclass.fakes import num_made
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.locations import location_of_user
 import thunder.torch as ltorch
@@ -52,7 +53,7 @@ def with_current(
             return None
         lift = without_values if made_by.sym.name.startswith("empty") else written_constant
         normed = operations.call(acquisition, lift, (target,), {})
-        acquisition.stand_ins[target.name] = StandIn(target, normed, len(get_jit_ctx().computation_trace.bound_symbols))
+        acquisition.stand_ins[target.name] = StandIn(target, normed, _position())
     leaves = tree_flatten((args, kwargs))[0]
     if not any(isinstance(v, TensorProxy) and v.name in acquisition.stand_ins for v in leaves):
         return None
@@ -87,12 +88,17 @@ def write(
             return operations.call(acquisition, operation, args, kwargs)
 
         after = values_after(found, tensors, handles, run, lambda p: _memory(acquisition, p), location_of_user())
-        position = len(get_jit_ctx().computation_trace.bound_symbols)
+        position = _position()
         changed = [(before, new) for before, new in zip(handles, after, strict=True) if before is not new]
         acquisition.stand_ins |= {before.name: StandIn(before, new, position) for before, new in changed}
         return target
 
     return written
+
+
+def _position() -> int:
+    """Where the computation is by now."""
+    return num_made(get_jit_ctx().computation_trace.bound_symbols)
 
 
 def _memory(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.aliasing import may_share_memory
-from thunder_norm.subclass.autograd import Autograd, is_grad_enabled
+from thunder_norm.subclass.autograd import Autograd, is_grad_enabled, may_have_history
 from thunder_norm.subclass.data_sizes import DataSizes
 from thunder_norm.subclass.equality import Equality
 from thunder_norm.subclass.fakes import Fakes, Wrappers
@@ -77,7 +77,7 @@ class StandIn:
 
     proxy: TensorProxy
     new: TensorProxy
-    position: int  # from which bound symbol of the computation on
+    position: int  # from where on in the computation, by `fakes.num_made`
 
 
 class Opaque:
@@ -165,7 +165,7 @@ class Acquisition:
     @property
     def _follows_plain(self) -> bool:
         """Whether plain tensors have more to them than Thunder knows: gradients of wrappers, or a value that was replaced."""
-        return self.autograd.is_running or bool(self.fakes.replaced)
+        return self.autograd.is_running or bool(self.fakes.replaced) or self.fakes.has_plain_names
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
@@ -175,13 +175,15 @@ class Acquisition:
         proxies = [v for v in values if isinstance(v, TensorProxy)]
         if any(p.name in self.fakes.replaced for p in proxies):
             return True
-        if is_in_place(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # whose other aliases only its fake knows
+        first = self.fakes.known(proxies[0]) if proxies else None
+        is_inside = first is not None and self.fakes.is_inside(first)
+        if is_in_place(fn) and first is not None and (is_inside or self.autograd.is_running or self.fakes.replaced):
+            return True  # its other aliases only its fake knows
+        if (
+            may_share_memory(fn) and first is not None and (is_inside or self.autograd.is_running)
+        ):  # a view that may be written into
             return True
-        if not self.autograd.is_running:
-            return False
-        if may_share_memory(fn) and proxies and self.fakes.known(proxies[0]) is not None:  # a view that may be written into
-            return True
-        return is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
+        return self.autograd.is_running and is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
         """What to do in place of an operation on wrappers that is none; None for all others.  `args` and `kwargs` hold proxies."""
@@ -230,7 +232,7 @@ class Acquisition:
         with torch.no_grad(), self.fakes.mode:
             fake = spec.build(self.integers.fakes_of(x, spec.leaves(x)))
         if self.autograd.is_running and spec.requires_grad:
-            self.autograd.note_wrapper(fake)
+            self.autograd.note_wrapper(fake, is_leaf=not may_have_history(x))
         return fake
 
     # -- differentiation, changes in place, refusals ------------------------------------------------------------------
@@ -248,23 +250,28 @@ class Acquisition:
             return False
         return self.autograd.requires_grad(proxy)
 
+    def is_of_program(self, fake: torch.Tensor) -> bool:
+        """Whether the program was given a fake or made it; the backward makes others."""
+        return self.fakes.proxy_of(fake) is not None or id(fake) in self.autograd.intermediates
+
     def may_write_back(self, fake: torch.Tensor) -> bool:
-        """Whether `fake` stands for an input, or is inside of one, that takes no part in differentiation; see `write_back`."""
-        if self.autograd.is_running:
-            return False
+        """Whether `fake` stands for an input, or is inside of one, that is not differentiated by Thunder; see `write_back`."""
         if id(fake) in self.fakes.inner:
-            return not self.fakes.inner[id(fake)]
+            return self.autograd.is_running or not (self.fakes.inner[id(fake)] and is_grad_enabled())
         proxy = self.fakes.first_proxy_of(fake)
-        return proxy is not None and self.may_replace() and not (proxy.requires_grad and torch.is_grad_enabled())
+        if proxy is None or not self.may_replace():
+            return False
+        return not (self.autograd.is_running and proxy.requires_grad and is_grad_enabled())
 
     def has_view(self, fake: torch.Tensor) -> bool:
         """Whether Thunder knows of a tensor that may share memory with what a plain fake stands for, or has changed it in place."""
-        proxy = self.fakes.first_proxy_of(fake)
-        if proxy is None or self.is_finished:
+        proxies = (self.fakes.first_proxy_of(fake), self.fakes.proxy_of(fake) if self.fakes.is_held(fake) else None)
+        names = {p.name for p in proxies if p is not None}
+        if not names or self.is_finished:
             return False
         trace = get_jit_ctx().computation_trace
         views = (b for b in trace.bound_symbols if _is_view_creation_op(b) or _is_inplace_op(b))
-        return any(p.name == proxy.name for b in views for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
+        return any(p.name in names for b in views for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
 
     def may_replace(self) -> bool:
         """Whether the program may change a plain tensor that it holds: all its later uses are met here, and mean the new value."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -43,6 +44,15 @@ def is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:
     return (alias.dtype, alias.numel(), alias.storage_offset()) == (target.dtype, target.numel(), target.storage_offset())
 
 
+def is_same(t: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors in one storage are the same elements, each at the same place of both."""
+
+    def where(t: torch.Tensor) -> tuple:
+        return t.dtype, t.shape, t.storage_offset(), [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]
+
+    return where(t) == where(other) or is_reshaped(t, other)
+
+
 def whole(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The one of some tensors in one storage that has all its elements in order; None if there is none, or they disagree on dtypes."""
     if len({t.dtype for t in tensors}) > 1:
@@ -60,9 +70,24 @@ def order(t: torch.Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(t.ndim), key=lambda d: (-t.stride(d), -t.shape[d])))
 
 
-def place(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Where a tensor lies in its storage: shape, strides, offset."""
-    return tuple(t.shape), tuple(t.stride()), t.storage_offset()
+class Place(NamedTuple):
+    """Where a tensor lies in its storage, in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def place(t: torch.Tensor) -> Place:
+    """Where a tensor lies in its storage."""
+    return Place(tuple(t.shape), tuple(t.stride()), t.storage_offset())
+
+
+def lies_in(t: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor lies in the memory of another one, of the same dtype, between its first element and its last."""
+    if t.dtype != other.dtype or not t.numel() or t.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    return t.storage_offset() >= other.storage_offset() and _end(place(t)) <= _end(place(other))
 
 
 def elements(base: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
@@ -74,9 +99,57 @@ def with_written(
     base: torch.Tensor, dims: tuple[int, ...], value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     """The elements of a storage after a tensor in it has become `value`."""
-    result = elements(base, dims)
-    result.as_strided(shape, stride, offset).copy_(value)  # torch's gradient of as_strided_scatter keeps the wrong elements
+    result, value = elements(base, dims), _without_expanded(value, stride)
+    result.as_strided(value.shape, stride, offset).copy_(value)  # torch's gradient of as_strided_scatter keeps the wrong elements
     return result
+
+
+def written_over(alias: torch.Tensor, own: tuple, value: torch.Tensor, written: tuple) -> torch.Tensor:
+    """What a tensor is after `value` was written into its memory; both are given with their `Place` in one storage.
+
+    Of a dimension that is expanded the first entry stands for all.  Tensors of two dtypes have their bytes in common, and no derivative.
+    """
+    own, written = Place(*own), Place(*written)
+    parts = (alias, own), (value, written)
+    first = min(place.offset * t.itemsize for t, place in parts) // _ALIGNMENT * _ALIGNMENT
+    size = max(_end(place) * t.itemsize for t, place in parts) - first
+    size += -size % _ALIGNMENT
+    dtype = alias.dtype if alias.dtype == value.dtype else torch.uint8
+    memory = alias.new_zeros(size // dtype.itemsize, dtype=dtype)
+    for t, (_, stride, offset) in parts:
+        t = _without_expanded(t, stride)
+        memory.view(t.dtype).as_strided(t.shape, stride, offset - first // t.itemsize).copy_(t)
+    return memory.view(alias.dtype).as_strided(own.shape, own.stride, own.offset - first // alias.itemsize)
+
+
+def _without_expanded(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The first entry alone of each dimension that is expanded where the tensor lies."""
+    for dim, step in enumerate(stride):
+        t = t.narrow(dim, 0, 1) if step == 0 and t.shape[dim] else t
+    return t
+
+
+_ALIGNMENT = 16  # bytes, of all dtypes
+
+
+def _end(place: Place) -> int:
+    shape, stride, offset = place
+    return offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
+def lies_once(t: torch.Tensor) -> bool:
+    """Whether no element of a tensor lies in memory twice, but for dimensions that are expanded."""
+    span = 1
+    for step, size in sorted((s, n) for n, s in zip(t.shape, t.stride(), strict=True) if s and n > 1):
+        if step < span:
+            return False
+        span = step * size
+    return True
+
+
+def is_expanded(t: torch.Tensor) -> bool:
+    """Whether a tensor has one element at several entries of a dimension."""
+    return bool(t.numel()) and any(step == 0 and n > 1 for step, n in zip(t.stride(), t.shape, strict=True))
 
 
 def taken_out(all_elements: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:

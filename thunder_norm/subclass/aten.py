@@ -105,11 +105,15 @@ def _write(log: list[Recorded], env: dict[int, TensorProxy]) -> None:
 
 
 def _is_identity(func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...]) -> bool:
-    """Multiplication by the number 1, which generic norm rules produce and a reader of the trace would not write."""
+    """Multiplication of a number by 1, which generic norm rules produce and a reader of the trace would not write.
+
+    Of tensors with dimensions torch makes a copy, which the caller may write into.
+    """
     return (
         func in (aten.mul.Tensor, aten.mul.Scalar)
         and isinstance(args[1], int | float)
         and args[1] == 1
+        and args[0].ndim == 0
         and not kwargs
         and _same_metadata(args[0], outputs[0])
     )

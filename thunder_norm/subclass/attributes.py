@@ -112,7 +112,7 @@ def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: st
             value = getattr(proxy.fake, name)
         return to_value(acquisition, value)
     if name == "data" and not _overrides_torch_function(type(proxy.fake)):  # torch asks the class to detach it
-        return call(acquisition, torch.Tensor.detach, (proxy,), {})
+        return call(acquisition, torch.Tensor.data.__get__, (proxy,), {})
     if name in ("data", "grad", "_base"):
         raise UnsupportedOpError(f".{name} of a {type(proxy.fake).__name__} is not available while tracing")
     return call(acquisition, found.__get__, (proxy,), {})

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.subclass import activity
@@ -21,12 +22,50 @@ from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 
+class _Computed(torch.autograd.Function):
+    """Makes a tensor one that was computed before the program, into which it may write."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+        raise AssertionError("gradients end here")
+
+
+class _Reading(torch.autograd.Function):
+    """Reads a tensor, without an operation that its class would be asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+        raise AssertionError("nobody asks for it")
+
+
+class _Start(NamedTuple):
+    """Where the gradients of a tensor arrive, and what keeps the graph that this is in."""
+
+    edge: GradientEdge
+    read: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Start:
+        read = _Reading.apply(tensor)
+        return cls(GradientEdge(*read.grad_fn.next_functions[0]), read)
+
+
 class Autograd:
     """Torch's autograd on the fakes of one acquisition: it runs as soon as there is a wrapper that requires grad."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.is_running = False
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
+        self._starts: dict[int, _Start] = {}  # where gradients arrive that are for these as they were given
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
         # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
         self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
@@ -40,19 +79,38 @@ class Autograd:
         for fake, proxy in self._fakes.pairs():
             self.note_plain(fake, proxy)
 
-    def note_wrapper(self, fake: torch.Tensor) -> None:
+    def note_wrapper(self, fake: torch.Tensor, is_leaf: bool) -> None:
         """An input wrapper requires grad."""
-        with torch._C.DisableTorchFunctionSubclass():
-            fake.requires_grad_()
+        self._start_from(fake, is_leaf)
+
+    def _start_from(self, fake: torch.Tensor, is_leaf: bool) -> None:
+        with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+            if is_leaf:
+                fake.requires_grad_()
+            else:
+                _Computed.apply(fake, torch.empty((), requires_grad=True))
+            self._starts[id(fake)] = _Start.of(fake)
         self.sources[id(fake)] = fake
+
+    def start_of(self, fake: torch.Tensor) -> GradientEdge:
+        """Where the gradients arrive of a source as it was given, whatever was written into it since."""
+        return self._starts[id(fake)].edge
+
+    def has_recorded(self, fake: torch.Tensor) -> bool:
+        """Whether autograd has recorded a write into an input: it has another history since."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+            if not fake.requires_grad:
+                return False
+            start = self._starts.get(id(fake))
+            return start is None or _Start.of(fake).edge != start.edge
 
     def note_plain(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
         """A plain tensor is met, which requires grad where Thunder would differentiate it."""
         has_gradient = fake.dtype.is_floating_point or fake.dtype.is_complex
         is_candidate = not fake.requires_grad and has_gradient and id(fake) not in self._fakes.inner
         if is_candidate and self._is_active(proxy):
-            fake.requires_grad_()
-            self.sources[id(fake)] = fake
+            real = self._fakes.real_input(proxy)
+            self._start_from(fake, is_leaf=real is not None and real.is_leaf)
 
     def requires_grad(self, proxy: TensorProxy) -> bool:
         """Whether the tensor a proxy stands for requires grad, for torch or for Thunder."""
@@ -82,6 +140,19 @@ class Autograd:
             activity.propagate(bsym, self._active)
         self._num_scanned = len(bsyms)
         return proxy.name in self._active
+
+
+def may_have_history(x: torch.Tensor) -> bool:
+    """Whether autograd may record a write into an input: it is no leaf, or view of one, that requires grad."""
+    root = view_root(x)
+    return not (root.requires_grad and root.is_leaf)
+
+
+def view_root(x: torch.Tensor) -> torch.Tensor:
+    """The tensor that one is a view of, or itself."""
+    with torch._C.DisableTorchFunctionSubclass():
+        base = x._base if x._is_view() else None
+    return x if base is None else base
 
 
 def is_grad_enabled() -> bool:

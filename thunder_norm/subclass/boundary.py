@@ -25,8 +25,9 @@ from thunder_norm.subclass.opaque_traces import guard_input
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
-from thunder_norm.subclass.write_back import write_back, written_inputs
+from thunder_norm.subclass.write_back import Given, Written, write_back, written_inputs
 from thunder_norm.tracing.bindable import bindable
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import prims
 from thunder.core.dtypes import to_torch_dtype
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, variableify
@@ -56,6 +57,7 @@ def lower(
     if not acquisition.has_wrappers and not written and not _takes_twice(epilogue):
         # only the prologue changes: it must also find that there are none
         epilogue = None if epilogue is None else _with_structs(epilogue)
+        computation = _without_marks(computation)
         return _lower_prologue(acquisition, prologue, inner, [], computation, None), computation, epilogue
     epilogue = None if epilogue is None else _as_returned(computation, epilogue)
     computation, epilogue = with_readable_names(acquisition, computation, epilogue)
@@ -63,12 +65,20 @@ def lower(
     _note_origins(acquisition, computation, leaves)
     written = written_inputs(acquisition, computation, _opened(computation))
     values = [w.value for w in written]
-    new_computation = _lower_computation(computation, inner, leaves, joint, executor, values)
+    new_computation = _lower_computation(computation, inner, leaves, joint, executor, written)
     new_prologue = _lower_prologue(acquisition, prologue, _opened(computation), leaves, new_computation, joint)
     num_computed = len(computation.bound_symbols[-1].args[0]["output"])
     new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint, values))
     lowered = new_prologue, new_computation, new_epilogue
-    return write_back(lowered, written) if written else lowered
+    return write_back(acquisition, lowered, written, _given(acquisition, computation)) if written else lowered
+
+
+def _without_marks(trace: TraceCtx) -> TraceCtx:
+    if all(b.sym.id != GIVEN_AGAIN.id for b in trace.bound_symbols):
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = [b for b in trace.bound_symbols if b.sym.id != GIVEN_AGAIN.id]
+    return new
 
 
 def _takes_twice(epilogue: TraceCtx | None) -> bool:
@@ -96,6 +106,20 @@ def _opened(trace: TraceCtx) -> Inner:
     return {b.args[0].name: tuple(b.output) for b in trace.bound_symbols if b.sym.id == FLATTEN.id}
 
 
+def _given(acquisition: Acquisition, trace: TraceCtx) -> Given:
+    """What the program is given in the call at hand, inner tensors of wrappers too."""
+    found = {p.name: acquisition.fakes.real_input(p) for p in trace.args if isinstance(p, TensorProxy)}
+    found = {name: t for name, t in found.items() if t is not None and not is_wrapper(t)}
+    wrappers: dict[str, SubclassProxy] = {}
+    for bsym in trace.bound_symbols:
+        if bsym.sym.id == FLATTEN.id:
+            real = acquisition.fakes.real_input(bsym.args[0])
+            names = [p.name for p in bsym.output]
+            found |= zip(names, WrapperSpec.of(real).leaves(real), strict=True)
+            wrappers |= dict.fromkeys(names, bsym.args[0])
+    return Given(found, wrappers)
+
+
 def _note_origins(acquisition: Acquisition, trace: TraceCtx, leaves: list[BoundSymbol]) -> None:
     for bsym in leaves:
         for index, p in enumerate(bsym.output):
@@ -117,7 +141,7 @@ def _flat(tree: Any, inner: Inner) -> Iterator[Any]:
 
 
 def _lower_computation(
-    trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], joint: Joint | None, executor: Any, written: list[TensorProxy]
+    trace: TraceCtx, inner: Inner, leaves: list[BoundSymbol], joint: Joint | None, executor: Any, written: list[Written]
 ) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = []
@@ -138,9 +162,18 @@ def _lower_computation(
             carriers = () if joint is None else joint.anchor_sources(trace.args, new)
             arguments = tuple(_unique(_flat((*trace.args, *given, *carriers), inner | _opened(trace))))
             # one tensor in two wrappers is returned once: autograd would keep the derivatives of its last place only
-            outputs = tuple(_unique(itertools.chain(_flat(returned["output"], inner), written)))
+            outputs = tuple(_unique(itertools.chain(_flat(returned["output"], inner), (w.value for w in written))))
             if joint is not None:
-                outputs = joint.write(new, executor, returned["output"], outputs, inner, arguments)
+                outputs = joint.write(
+                    new,
+                    executor,
+                    returned["output"],
+                    outputs,
+                    inner,
+                    arguments,
+                    [w.value for w in written],
+                    [w.target for w in written],
+                )
             # what an argument became in place is returned in its stead: otherwise Thunder moves the change into the backward
             became = {
                 p.name: q for p, q in zip(trace.args, returned["flat_args"], strict=True) if not isinstance(p, SubclassProxy)
@@ -289,6 +322,7 @@ def _lower_epilogue(
     arguments.extend(_renamed(q, new) for q in written if q.name not in computed)
     carriers = {} if joint is None else {id(fake): [_renamed(q, new) for q in found] for fake, found in joint.result_carriers()}
     arguments.extend(itertools.chain.from_iterable(carriers.values()))
+    arguments.extend(_renamed(q, new) for q in (() if joint is None else joint.kept))
     body = [unflatten_operator(p.fake, joint)(*leaves, *carriers.get(id(p.fake), ()), output=p) for p, leaves in bodies]
     new.args = tuple(arguments)
     kept = [

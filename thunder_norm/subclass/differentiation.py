@@ -27,6 +27,7 @@ from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.fallback import fallback
 from thunder_norm.subclass.followed import check_followed
 from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
+from thunder_norm.subclass.joint_operations import computed_from, with_copies, with_outputs
 from thunder_norm.subclass.mutations import check_newest
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
@@ -61,6 +62,9 @@ class Joint:
     segments: list[Segment]
     tape: Tape | None = None  # what gradients that are differentiated again are computed with
     plain_results: dict[str, torch.Tensor] = field(default_factory=dict)  # fakes, by the names of what the computation returns
+    kept: tuple[
+        TensorProxy, ...
+    ] = ()  # what the backward needs of inputs as they were, which the computation returns to have it computed
 
     def result_of(self, fake: torch.Tensor) -> Result | None:
         """The entry of an output, if it gets a gradient."""
@@ -68,7 +72,9 @@ class Joint:
 
     def plain_input(self, fake: torch.Tensor) -> TensorProxy:
         """The argument of the finished program that a plain fake stands for."""
-        return self.acquisition.fakes.current(self.acquisition.fakes.proxy_of(fake))
+        fakes = self.acquisition.fakes
+        first = fakes.first_proxy_of(fake)  # as it was given, whatever was written into it since
+        return fakes.current(fakes.proxy_of(fake) if first is None else first)
 
     # -- the trace ----------------------------------------------------------------------------------------------------
 
@@ -96,8 +102,8 @@ class Joint:
                 with tracectx(trace):
                     source.anchors = tuple(proxy_like(f, requires_grad=True) for f in source.gradient.carried)
             else:
-                source.anchors = (self._argument(source),)
-            if source.uses_carriers and not is_wrapper(source.fake) and self._argument(source).name not in given:
+                source.anchors = (self.plain_input(source.fake),)
+            if source.uses_carriers and not is_wrapper(source.fake) and self.plain_input(source.fake).name not in given:
                 raise UnsupportedOpError(
                     with_details(
                         "the gradient of a tensor computed before the first wrapper is a wrapper",
@@ -105,9 +111,6 @@ class Joint:
                     )
                 )
         return tuple(a for s in self.sources if s.uses_carriers for a in s.anchors)
-
-    def _argument(self, source: Source) -> TensorProxy:
-        return self.acquisition.fakes.current(self.acquisition.fakes.proxy_of(source.fake))
 
     def opening(self, wrappers: Mapping[int, TensorProxy]) -> tuple[Callable, list[TensorProxy], tuple[TensorProxy, ...]] | None:
         """What makes the carriers of inputs: a function, what it is called with, and what it returns.
@@ -117,7 +120,7 @@ class Joint:
         sources = [s for s in self.sources if s.uses_carriers]
         gradients = [s.gradient for s in sources]
 
-        inputs = [wrappers[id(s.fake)] if is_wrapper(s.fake) else self._argument(s) for s in sources]
+        inputs = [wrappers[id(s.fake)] if is_wrapper(s.fake) else self.plain_input(s.fake) for s in sources]
         anchors = tuple(a for s in sources for a in s.anchors)
         return (functools.partial(make_carriers, gradients), inputs, anchors) if sources else None
 
@@ -133,6 +136,8 @@ class Joint:
         outputs: Sequence[TensorProxy],
         inner: dict[str, tuple[TensorProxy, ...]],
         arguments: Sequence[Any],
+        values: Sequence[TensorProxy],
+        targets: Sequence[TensorProxy],
     ) -> tuple[TensorProxy, ...]:
         """Write the last operation of the program, after those of `trace`.
 
@@ -143,20 +148,40 @@ class Joint:
             outputs: its plain tensors, each once.
             inner: the inner proxies of wrappers, by name.
             arguments: what the computation takes.
+            values: what is to be copied into inputs.
+            targets: the inner tensors of these, or the inputs themselves.
 
         Returns:
-            What the computation returns: `outputs`, connected, then the carriers of results.
+            What the computation returns: `outputs`, connected, then the carriers of results, and what is kept.
         """
-        given = _with_copies({p.name for p in arguments if isinstance(p, TensorProxy)}, trace.bound_symbols)
+        own = (p.name for p in (*arguments, *values) if isinstance(p, TensorProxy))
+        given = with_copies({*own, *self._without_gradient(returned, inner)}, trace.bound_symbols)
         anchored = self._anchor_results(returned, inner, given)
         results = iter(self._write_operation(trace, executor, list(anchored.values()), given))
         connected = {name: next(results) for name in anchored}
         self.plain_results = {connected[n].name: f for f, n in self._plain(returned) if n in connected}
         for result in (r for r in self.results if r.uses_carriers):
             result.anchors = tuple(next(results) for _ in result.tangent.carried)
-        trace.bound_symbols = _with_outputs(trace.bound_symbols)
         carriers = (p for _, found in self.result_carriers() for p in found)
-        return (*(connected.get(p.name, p) if isinstance(p, TensorProxy) else p for p in outputs), *carriers)
+        connected_outputs = (connected.get(p.name, p) if isinstance(p, TensorProxy) else p for p in outputs)
+        changed = computed_from({p.name for p in targets}, trace.bound_symbols)
+        changed -= {p.name for p in arguments if isinstance(p, TensorProxy)}
+        saved = (self.acquisition.fakes.current(self._proxy(t)) for t in self._used()) if targets else ()
+        with tracectx(trace), scope(trace) as made:  # a tensor that is returned twice has the derivatives of one place only
+            self.kept = tuple(map(_own, {p.name: p for p in saved if p.name in changed}.values()))
+        trace.bound_symbols = with_outputs([*trace.bound_symbols, *made])
+        return *connected_outputs, *carriers, *self.kept
+
+    def _without_gradient(self, returned: Sequence[Any], inner: dict[str, tuple[TensorProxy, ...]]) -> set[str]:
+        """The names of what is returned for results that get no gradient: an inner tensor of another one that does, perhaps."""
+        fakes = self.acquisition.fakes.by_name()
+        pairs = [
+            pair
+            for p in returned
+            if isinstance(p, TensorProxy) and ((fake := fake_of(p, fakes)) is None or self.result_of(fake) is None)
+            for pair in (zip(leaves_of(fake), inner[p.name], strict=True) if isinstance(p, SubclassProxy) else [(fake, p)])
+        ]
+        return {q.name for leaf, q in pairs if leaf is None or self.result_of(leaf) is None}
 
     def _plain(self, returned: Sequence[Any]) -> list[tuple[torch.Tensor, str]]:
         """The plain results that get a gradient, with the names of their proxies."""
@@ -244,16 +269,6 @@ class Joint:
                 env[id(t)] = p
 
 
-def _with_copies(names: set[str], bsyms: Sequence[BoundSymbol]) -> set[str]:
-    """These names and those of their shallow copies, which are the same tensors when the program runs."""
-    found = set(names)
-    for bsym in bsyms:
-        found |= _with_copies(found, bsym.subsymbols)
-        if bsym.sym.id == prims.PrimIDs.SHALLOW_COPY and bsym.args[0].name in found:
-            found.add(bsym.output.name)
-    return found
-
-
 def _own(p: TensorProxy) -> TensorProxy:
     """A tensor of its own in the same memory: an argument handed back as it is would come out without its gradient."""
     return fallback(torch.ops.aten.alias.default, (True,))(p)[0]
@@ -299,7 +314,10 @@ def _backward(
             tangents = [s.decoded() for s in structures]
             _follow_nodes(outputs, recorder, segments)
             gradients = acquisition.run(
-                recorder, torch.autograd.grad, (outputs, sources, tangents), {"allow_unused": True, "retain_graph": False}
+                recorder,
+                torch.autograd.grad,
+                (outputs, [acquisition.autograd.start_of(t) for t in sources], tangents),
+                {"allow_unused": True, "retain_graph": False},
             )
         except Exception as e:
             raise untraceable_backward(segments[-1].name, recorder.last_on_wrappers, e) from e
@@ -360,19 +378,3 @@ def _closed(last: list[Segment], recorder: Recorder) -> list[Segment]:
     for segment in last:
         segment.log, recorder.log = recorder.log, []
     return last
-
-
-def _with_outputs(bsyms: Sequence[BoundSymbol]) -> list[BoundSymbol]:
-    """Composites that return everything made inside them which later operations use."""
-    used: set[str] = set()
-    found = []
-    for bsym in reversed(bsyms):
-        if isinstance(bsym.sym.id, OperationId):
-            made = {p.name: p for sub in bsym.subsymbols for p in sub.flat_proxy_outs}
-            own = {p.name for p in bsym.flat_proxy_outs}
-            more = tuple(p for name, p in made.items() if name in used and name not in own)
-            if more:
-                bsym = bsym.from_bsym(output=(*bsym.flat_proxy_outs, *more))
-        used.update(p.name for p in bsym.flat_proxy_args)
-        found.append(bsym)
-    return found[::-1]

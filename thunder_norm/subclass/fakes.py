@@ -5,7 +5,7 @@ A fake is known by identity; the tables keep it alive, so that an id never comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +16,12 @@ from thunder_norm.model_state.escapes import tracing_mode
 from thunder_norm.subclass import jagged
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.shared_memory import SharedMemory
 from thunder_norm.wrapper_classes import is_wrapper
-from thunder.core import devices, dtypes
+from thunder.core import devices, dtypes, prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
+from thunder.core.symbol import BoundSymbol
 
 
 class _Mode(FakeTensorMode):
@@ -34,7 +36,15 @@ class Replaced(NamedTuple):
 
     proxy: TensorProxy
     fake: torch.Tensor
-    position: int  # in the trace; from there on the proxy means what the fake stands for
+    position: int  # by `num_made`; from there on the proxy means what the fake stands for
+
+
+def num_made(bsyms: Sequence[BoundSymbol]) -> int:
+    """How many of the operations are the program's and make something: a place in a trace, before passes add and remove others, and after."""
+    return sum(bool(b.flat_proxy_outs) and b.sym.id not in _OF_PASSES for b in bsyms)
+
+
+_OF_PASSES = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UPDATE_ALIASES})
 
 
 class Fakes:
@@ -45,14 +55,18 @@ class Fakes:
 
     def __init__(self, on_replaced: Callable[[], None] = lambda: None) -> None:
         self.mode = tracing_mode(_Mode)
+        self.shared = SharedMemory(self.mode)
+        self.has_plain_names = False  # whether the program holds, as plain tensors, some that lie in the memory of wrappers
         self.on_replaced = on_replaced  # called before a plain proxy that the program holds comes to stand for an older value
         self.inputs: set[int] = set()  # the fakes of inputs, and of what Thunder computed without us
         self.computed: set[int] = set()  # of these, the latter
         self.inner: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
+        self.written: dict[int, torch.Tensor] = {}  # those of inputs that the program has written into
         self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
         self.user_names: dict[Variable, TensorProxy] = {}  # Thunder's table of proxies it names after the user's variables
         self.readable_names: dict[str, TensorProxy] = {}  # ours, by the name before; see `names`
+        self._inside: set[int] = set()  # the storages of what is inside of wrappers
         self._held: dict[int, torch.Tensor] = {}  # those that the program may hold as plain tensors
         self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
         self._first: dict[int, TensorProxy] = {}
@@ -60,7 +74,9 @@ class Fakes:
         self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
 
     def new(self, t: torch.Tensor) -> FakeTensor:
-        """A fake with the metadata of the real plain tensor `t`."""
+        """A fake with the metadata of the real plain tensor `t`, an input, in the memory that this shares with others."""
+        if self.shared.holds(t):
+            return self.shared.fake_of(t)
         with self.mode:
             return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
 
@@ -69,8 +85,11 @@ class Fakes:
         shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy.shape)
         dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
         stride = self.strides.get(proxy.name)
+        real = self.real_input(proxy)
         with self.mode:
-            if stride is None:
+            if real is not None and self.shared.holds(real):
+                fake = self.shared.fake_of(real)
+            elif stride is None:
                 fake = torch.empty(shape, dtype=dtype, device=device)
             else:
                 fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
@@ -86,7 +105,7 @@ class Fakes:
         before = self.proxy_of(fake)
         if before is not None and before is not proxy and self.is_held(fake):
             self.on_replaced()
-            self.replaced[before.name] = Replaced(before, fake, len(get_jit_ctx().computation_trace.bound_symbols))
+            self.replaced[before.name] = Replaced(before, fake, num_made(get_jit_ctx().computation_trace.bound_symbols))
         self._proxy_of[id(fake)] = (fake, proxy)
         self._fake_of[proxy.name] = fake
         if is_input:
@@ -143,10 +162,21 @@ class Fakes:
     def hold(self, fake: torch.Tensor) -> None:
         """The program got hold of `fake` as a plain tensor."""
         self._held[id(fake)] = fake
+        self.has_plain_names |= self.is_inside(fake)
 
     def is_held(self, fake: torch.Tensor) -> bool:
         """Whether the program may hold `fake` as a plain tensor; Thunder would not see it change."""
         return id(fake) in self._held
+
+    def note_inside(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Remember where the inner tensors of a wrapper lie."""
+        self._inside.update(t.untyped_storage()._cdata for t in leaves)
+        self.has_plain_names |= any(map(self.is_held, leaves))
+
+    def is_inside(self, fake: torch.Tensor) -> bool:
+        """Whether a plain tensor lies in the memory of what is inside of a wrapper, met by now or given."""
+        storage = fake.untyped_storage()._cdata
+        return storage in self._inside or self.shared.has(storage)
 
     # -- the real tensors ---------------------------------------------------------------------------------------------
 
@@ -158,6 +188,15 @@ class Fakes:
         """The real tensor an input proxy stands for."""
         key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
         return self._real_inputs.get(id(key))
+
+    def flag_given(self, proxy: TensorProxy) -> bool | None:
+        """Whether the tensor of a plain proxy was given requiring grad, if it is an input, or inside of one, that has a fake."""
+        fake = self.known(proxy)
+        if fake is None or not self.is_given(fake):
+            return None
+        first = self.first_proxy_of(fake)
+        real = None if first is None else self.real_input(first)
+        return self.inner.get(id(fake)) if real is None else real.requires_grad
 
     def check_foreign(self, x: torch.Tensor) -> None:
         """Refuse to take one of these fakes for an input: it escaped in a result whose insides cannot be followed.
@@ -194,6 +233,10 @@ class Wrappers:
     def proxies(self) -> tuple[SubclassProxy, ...]:
         """Those of all wrappers met so far."""
         return tuple(self._proxies.values())
+
+    def inputs(self) -> list[SubclassProxy]:
+        """Those of the wrappers that the program was given."""
+        return [self._proxies[i] for i in self.specs]
 
     def is_inside(self, fake: torch.Tensor) -> bool:
         """Whether a function under function transforms made it."""

@@ -1,4 +1,4 @@
-"""Whether a wrapper requires grad, changed by the program: ``x.requires_grad_()`` and ``x.detach_()``.
+"""Whether a tensor requires grad, changed by the program: ``x.requires_grad_()`` and ``x.detach_()``.
 
 A trace is made for what its inputs require, and what its results do is what autograd makes of that.
 """
@@ -14,23 +14,30 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.protocol import outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.locations import location_of_user
+from thunder.core.proxies import TensorProxy
 
 _FLAGS = (torch.Tensor.requires_grad_, torch.Tensor.detach_)
 
 
 def changes_nothing(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether `fn` sets the flag of a wrapper to what it is.
+    """Whether `fn` sets the flag of a wrapper, or of a plain input, to what it is.
 
     Raises:
         UnsupportedOpError: to something else, of an input or of what the program makes.
         RuntimeError: as in eager mode, of a tensor with a history.
     """
-    if fn not in _FLAGS or not args or not isinstance(args[0], SubclassProxy):
+    if fn not in _FLAGS or not args or not isinstance(args[0], TensorProxy):
         return False
     proxy = args[0]
     given = acquisition.fakes.real_input(proxy)
     wanted = fn is torch.Tensor.requires_grad_ and bool(kwargs.get("requires_grad", args[1] if len(args) > 1 else True))
-    has = acquisition.autograd.requires_grad(proxy) if given is None else outer_metadata(given)[2]
+    if isinstance(proxy, SubclassProxy):
+        has = acquisition.autograd.requires_grad(proxy) if given is None else outer_metadata(given)[2]
+    else:
+        flag = acquisition.fakes.flag_given(proxy)
+        if given is None and flag is None:
+            return False
+        given, has = (proxy, flag) if given is None else (given, given.requires_grad)
     if wanted == has:
         return True
     if given is None and fn is torch.Tensor.detach_:
@@ -38,10 +45,11 @@ def changes_nothing(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
     if given is None and has:
         raise RuntimeError("you can only change requires_grad flags of leaf variables.")
     call = "detach_()" if fn is torch.Tensor.detach_ else f"requires_grad_({wanted})"
+    kind = type(proxy.fake).__name__ if isinstance(proxy, SubclassProxy) else "plain tensor"
     whose = "of a tensor made in the program" if given is None else "of an input of the jitted function"
     raise UnsupportedOpError(
         with_details(
-            f"{call} {whose}, a {type(proxy.fake).__name__} for which it is {has}",
+            f"{call} {whose}, a {kind} for which it is {has}",
             at=location_of_user(),
             why="what is differentiated is known before the program runs",
             instead="call it before the jitted function, or on the result"

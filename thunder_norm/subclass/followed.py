@@ -11,10 +11,12 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.gradients import leaves_of
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.trace import OperationId
+from thunder_norm.subclass.trace import FLATTEN, OperationId
 from thunder.core import dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.trace import TraceCtx
+
+_NO_OPERATIONS = frozenset({prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL, FLATTEN.id})
 
 
 def check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> None:
@@ -34,7 +36,7 @@ def check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str
                 )
             )
     for bsym in trace.bound_symbols:
-        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in (prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL):
+        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in _NO_OPERATIONS:
             continue
         if not any(_is_tracked(acquisition, fake_of(p, fakes)) for p in bsym.flat_proxy_args):
             continue

@@ -22,7 +22,9 @@ from thunder_norm.subclass import (
     values,
 )
 from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
-from thunder_norm.subclass.protocol import check_supported, outer_metadata
+from thunder_norm.subclass.integer_values import GIVEN_AGAIN
+from thunder_norm.subclass.jagged import is_jagged_class
+from thunder_norm.subclass.protocol import WrapperSpec, check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
@@ -92,6 +94,9 @@ class Interpreting(Watching):
         if isinstance(p, TensorProxy) and x.layout is torch.strided:
             acquisition.fakes.strides[p.name] = x.stride()
             acquisition.fakes.note_input(p.history, x)
+            if acquisition.fakes.shared.holds(x):
+                get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(p, output=None))
+                operations.catch_up(acquisition, [acquisition.fake_of(p)])
         return p
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
@@ -180,8 +185,10 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
 
     Relies on the interpreter's first call: ``fn_2(args, kwargs)``, a closure over the function given to ``interpret``.
     """
-    wrappers = _wrappers_given(entry, args)
+    tensors = _tensors_given(entry, args)
+    wrappers = [t for t in tensors if is_wrapper(t)]
     if wrappers:
+        _note_shared(acquisition, tensors)
         acquisition.note_presence(Presence.EXPECTED)
     if torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers):
         acquisition.differentiate()
@@ -194,13 +201,26 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
         acquisition.refused.raise_later(acquisition.refuse(e))
 
 
-def _wrappers_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[torch.Tensor]:
-    """The wrappers among the arguments of the jitted function, and the parameters and buffers of the jitted module."""
+def _tensors_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[torch.Tensor]:
+    """The tensors among the arguments of the jitted function, and the parameters and buffers of the jitted module."""
     tensors = tree_leaves(tuple(a.value for a in args))
     for cell in getattr(entry, "__closure__", None) or ():
         if isinstance(cell.cell_contents, torch.nn.Module):
             tensors.extend((*cell.cell_contents.parameters(), *cell.cell_contents.buffers()))
-    return [t for t in tensors if is_wrapper(t)]
+    return [t for t in tensors if isinstance(t, torch.Tensor)]
+
+
+def _note_shared(acquisition: Acquisition, tensors: list[torch.Tensor]) -> None:
+    """Look for inner tensors of wrappers that lie in the memory of other inputs; offsets of nested tensors are not written into."""
+    inner = [t for x in tensors if is_wrapper(x) and not is_jagged_class(type(x)) for t in _plain_inside(x)]
+    acquisition.fakes.shared.note(inner, [t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)])
+
+
+def _plain_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    try:
+        return WrapperSpec.of(x).leaves(x)
+    except UnsupportedSubclassError:  # which is said where the program meets it
+        return ()
 
 
 def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...]) -> Any:

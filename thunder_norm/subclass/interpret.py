@@ -25,6 +25,7 @@ from thunder_norm.subclass.attributes import (
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import (
     AUTOGRAD_APPLY,
+    catch_up,
     operation_of,
     operation_on_first,
     operation_with_history,
@@ -32,7 +33,7 @@ from thunder_norm.subclass.operations import (
 )
 from thunder_norm.subclass.plain import about_plain
 from thunder_norm.subclass.plain_operations import written_out
-from thunder_norm.subclass.protocol import is_of_wrappers, outer_metadata
+from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import (
@@ -44,7 +45,7 @@ from thunder_norm.subclass.refusals import (
     refuse_setattr,
     refuse_value,
 )
-from thunder_norm.tracing import lookasides
+from thunder_norm.tracing import guards, lookasides
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
@@ -240,10 +241,14 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     """
     if outer_metadata(x)[2] and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region first
         acquisition.differentiate()
+    for known in acquisition.wrappers.inputs():  # one object has one proxy: what is written into it has one history
+        if acquisition.fakes.real_input(known) is x and guards.note_one(known.history, history):
+            return known
     fake = acquisition.fake_wrapper(x)
     acquisition.fakes.note_input(fake, x)
     if getattr(x, "_is_param", False):
         fake._is_param = True
     proxy = acquisition.register(SubclassProxy(fake, acquisition, name=name, history=history))
     trace.open_input(acquisition, proxy, x)
+    catch_up(acquisition, WrapperSpec.of(fake).leaves(fake))
     return proxy

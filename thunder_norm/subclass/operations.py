@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -216,6 +216,18 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
     acquisition.write_hoisted(recorder)
     operation = trace.operation_id(fn, fake_args, fake_kwargs, result)
     return trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)
+
+
+def catch_up(acquisition: Acquisition, fakes: Sequence[torch.Tensor]) -> None:
+    """Write what inputs are that the program comes upon after it has written into their memory."""
+    if not acquisition.fakes.written:
+        return
+    with recording(acquisition) as recorder:
+        for fake in fakes:
+            recorder.renew_late(fake)
+    if recorder.log:
+        operation = trace.OperationId("plain", "written_by_now")
+        trace.write(acquisition, operation, recorder.log, (), None, {})
 
 
 def _in_autocast() -> bool:

@@ -207,13 +207,15 @@ def _require_grad(
 ) -> WrappedValue | Any:
     """Called for ``t.requires_grad_()``: a tensor made in the program may start a history there that nobody can ask about.
 
-    An input keeps what it was given with.
+    An input keeps what it was given with, and so does what is inside of one.
     """
     wanted = True if requires_grad is None else bool(requires_grad.value)
-    is_input = _real(acquisition, obj) is not None
+    given = None if acquisition is None else acquisition.fakes.flag_given(obj.value)
+    is_input = given is not None or _real(acquisition, obj) is not None
     if is_input or not wanted:
         is_known = acquisition is not None and _is_written_in_order(acquisition)
         has = acquisition.autograd.requires_grad(obj.value) if is_known else obj.value.requires_grad
+        has = has if given is None else given
         if is_input and has != wanted:
             return do_raise(
                 UnsupportedOpError(

@@ -167,7 +167,7 @@ class Recorder(Writing):
         self._constants.clear()
         written = list({id(t): t for t in effect.written_tensors(args, kwargs)}.values())
         for t in written:
-            self._check_may_mutate(effect.func, t)
+            self._check_may_mutate(effect.func, t, flat_tensors((args, kwargs)))
         if len(written) > 1 and len({t.untyped_storage()._cdata for t in written}) < len(written):
             raise UnsupportedOpError(with_details(f"{effect.func} writes into tensors that share memory", at=location_of_user()))
         return self._record_effect(effect, args, kwargs, lambda: _run_on_fakes(effect.func, args, kwargs), written)
@@ -275,11 +275,11 @@ def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
 def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     """Run operations on fakes inside the block and log them.
 
-    Autograd is off where only inner tensors are differentiated: that is Thunder's, on the operations written into the trace.
+    Where only inner tensors are differentiated no fake requires grad: that is Thunder's, on the operations written into the trace.
     """
     recorder = (acquisition.recorder_kind or Recorder)(acquisition)
-    is_tracked = acquisition.autograd.is_running and is_grad_enabled()
-    with torch.set_grad_enabled(is_tracked), _autocast(), acquisition.fakes.mode, recorder:
+    # also before there is anything to differentiate: what is written later into a view taken now is seen if that was taken with gradients
+    with torch.set_grad_enabled(is_grad_enabled()), _autocast(), acquisition.fakes.mode, recorder:
         yield recorder
 
 

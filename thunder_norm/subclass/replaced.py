@@ -11,10 +11,14 @@ import math
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_passes import Traces, declare_arguments
+from thunder_norm.subclass.fakes import num_made
+from thunder_norm.subclass.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.trace import UNFLATTEN, OperationId
 from thunder.core import prims
 from thunder.core.proxies import variableify
 from thunder.core.trace import from_trace
+
+_NO_OPERATIONS = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, UNFLATTEN.id, GIVEN_AGAIN.id})
 
 
 def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
@@ -29,11 +33,13 @@ def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
     prologue, computation, epilogue = traces
     since = {fakes.current(r.proxy).name: r.position for r in fakes.replaced.values()}
     since |= {fakes.current(s.proxy).name: s.position for s in stand_ins}
-    for position, bsym in enumerate(computation.bound_symbols[:-1]):
-        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in (prims.PrimIDs.UNPACK_TRIVIAL, UNFLATTEN.id):
+    position = 0
+    for bsym in computation.bound_symbols[:-1]:
+        before, position = position, position + num_made([bsym])
+        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in _NO_OPERATIONS:
             continue
         for p in bsym.flat_proxy_args:
-            if position >= since.get(p.name, math.inf):
+            if before >= since.get(p.name, math.inf):
                 line = bsym.source_positions.lineno if bsym.source_positions is not None else "?"
                 raise UnsupportedOpError(
                     with_details(

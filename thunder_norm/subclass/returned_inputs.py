@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_passes import Traces, bind_arguments
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.recorded_writes import handing_on, recorded_inputs
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.trace import from_trace, tracectx
 
 
-def returning_inputs(traces: Traces) -> Traces:
+def returning_inputs(acquisition: Acquisition, traces: Traces) -> Traces:
     """Have the prologue send the wrappers that are handed back to the epilogue, in place of making others there.
 
-    What the program wrote into them in place is copied there, so that they have it by then.
+    What the program wrote into them in place is copied there, so that they have it by then; those made are there for its history.
     """
     prologue, computation, epilogue = traces
     if epilogue is None:
@@ -28,10 +30,17 @@ def returning_inputs(traces: Traces) -> Traces:
     returned = prologue.bound_symbols[-1].from_bsym(args=((to_computation, (*to_epilogue, *inputs)),))
     new_prologue.bound_symbols = [*prologue.bound_symbols[:-1], returned]
     new = from_trace(epilogue)
+    recorded = {id(p.fake) for p in recorded_inputs(acquisition)} if acquisition.autograd.is_running else set()
     with tracectx(new):
         received = [TensorProxy(like=p) for p in inputs]
-    swaps = {variableify(b.output): p for b, p in zip(made, received, strict=True)}
-    new.bound_symbols = [b.from_bsym_swap_proxies(swaps) for b in epilogue.bound_symbols if all(b is not m for m in made)]
+        renewed = [TensorProxy(like=p) if id(b.output.fake) in recorded else p for b, p in zip(made, received, strict=True)]
+    swaps = {variableify(b.output): p for b, p in zip(made, renewed, strict=True)}
+    for bsym in epilogue.bound_symbols:
+        i = next((i for i, m in enumerate(made) if m is bsym), None)
+        if i is None:
+            new.bound_symbols.append(bsym.from_bsym_swap_proxies(swaps))
+        elif renewed[i] is not received[i]:
+            new.bound_symbols += [bsym, handing_on(bsym, received[i], renewed[i])]
     new.args = (*epilogue.args[: len(to_epilogue)], *received, *epilogue.args[len(to_epilogue) :])
     bind_arguments(new, "epilogue", received)
     return new_prologue, computation, new

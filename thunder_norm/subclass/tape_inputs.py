@@ -32,7 +32,7 @@ def tape_of(acquisition: Acquisition, trace: TraceCtx, joint: Joint) -> Tape | N
     active = depending(trace, {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad})
     if any(isinstance(p, TensorProxy) and p.name in active and id(fake_of(p, fakes)) not in results for p in returned):
         return None
-    inputs = [p.fake for p in acquisition.wrappers.proxies() if id(p.fake) in acquisition.wrappers.specs]
+    inputs = [p.fake for p in acquisition.wrappers.inputs()]
     inputs += [t for t, _ in acquisition.fakes.plain_inputs() if acquisition.fakes.is_given(t)]
     is_whole = acquisition.tape.covers(inputs, [s.fake for s in joint.sources], [r.fake for r in joint.results])
     return acquisition.tape if is_whole else None

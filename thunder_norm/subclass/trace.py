@@ -60,6 +60,7 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
     """Write ``(x_a, x_b) = flatten(x)`` for an input wrapper, and ask the prologue to check its inner tensors."""
     spec = WrapperSpec.of(x)
     leaves = []
+    acquisition.fakes.note_inside(spec.leaves(proxy.fake))
     for fake, real in zip(spec.leaves(proxy.fake), spec.leaves(x), strict=True):
         if acquisition.fakes.proxy_of(fake) is None:
             acquisition.fakes.inner[id(fake)] = real.requires_grad
@@ -100,6 +101,7 @@ def leaf_proxies(acquisition: Acquisition, wrapper: torch.Tensor) -> tuple[Tenso
     for t in leaves:
         if acquisition.fakes.proxy_of(t) is None and not isinstance(t, FakeTensor):
             acquisition.fakes.bind(t, aten.captured(t))
+    acquisition.fakes.note_inside(leaves)
     proxies = tuple(acquisition.fakes.proxy_of(t) for t in leaves)
     if any(p is None for p in proxies):
         raise UnsupportedOpError(f"a {type(wrapper).__name__} holds a tensor that no traced operation produced")

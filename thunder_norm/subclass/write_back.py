@@ -5,7 +5,8 @@ The computation stays a function of its inputs, which executors may reorder and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,13 +14,18 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.activity import propagate
+from thunder_norm.subclass.aliasing import Place, lies_in, place
 from thunder_norm.subclass.boundary_passes import Traces, pass_through_epilogue, results_and_received
 from thunder_norm.subclass.fallback import made_for
 from thunder_norm.subclass.functional_forms import rewritten
 from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import REBIND
+from thunder_norm.tracing.aliases import share_elements, storage_address
 from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.wrapper_classes import flattened, is_wrapper
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
@@ -58,8 +64,19 @@ def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str
     return list(found.values())
 
 
-def write_back(traces: Traces, written: list[Written]) -> Traces:
-    """Let the epilogue copy what was computed into the inputs, and the prologue check that this changes nothing else."""
+class Given(NamedTuple):
+    """What a program is given."""
+
+    tensors: Mapping[str, torch.Tensor]  # those of the call at hand that are arguments of the computation, by name
+    wrappers: Mapping[str, SubclassProxy]  # by the names of their inner tensors
+
+
+def write_back(acquisition: Acquisition, traces: Traces, written: list[Written], given: Given) -> Traces:
+    """Let the epilogue copy what was computed into the inputs, and the prologue check that they share memory as they do now.
+
+    Raises:
+        UnsupportedOpError: what is written changes an input that the program did not know to be in the same memory.
+    """
     prologue, computation, epilogue = traces
     if epilogue is None:
         raise UnsupportedOpError("a function without an epilogue cannot write into its inputs")
@@ -67,20 +84,28 @@ def write_back(traces: Traces, written: list[Written]) -> Traces:
         check_values(computation, written)
     *body, returned = prologue.bound_symbols
     targets = [w.target for w in written]
-    others = [p for p in computation.args if isinstance(p, TensorProxy) and all(p.name != t.name for t in targets)]
+    others = [p for p in computation.args if isinstance(p, TensorProxy) and p.name in given.tensors]
+    compared = list({p.name: p for p in (*targets, *others)}.values())
+    shared = relations([given.tensors[p.name] for p in compared], len(targets))
+    _check_known(acquisition, compared, shared)
+
+    def check(*tensors: torch.Tensor) -> None:
+        if relations(tensors, len(targets)) != shared:
+            raise GuardError("inputs share memory in another way than when the trace was acquired")
+
     checked = from_trace(prologue)
     with tracectx(checked):
-        check = bindable("check_unshared", lambda *tensors: check_unshared(len(targets), *tensors))
-        checked.bound_symbols = [*body, check(*targets, *others, output=None), returned]
-    received = {p.name: q for p, q in results_and_received(computation, epilogue)}
+        checked.bound_symbols = [*body, bindable("check_shared_memory", check)(*compared, output=None), returned]
+    received = {p.name: q for p, q in results_and_received(computation, epilogue) if isinstance(q, TensorProxy)}
     values = [received.pop(w.value.name) for w in written]
-    others = [p for p in received.values() if isinstance(p, TensorProxy)]
+    views = _views(acquisition, list(received), written)
+    wrappers = list({p.name: p for t in targets if (p := given.wrappers.get(t.name)) is not None}.values())
     return pass_through_epilogue(
         (checked, computation, epilogue),
-        (*values, *others),
-        targets,
+        (*values, *received.values()),
+        (*targets, *wrappers),
         "copy_into_inputs",
-        lambda *tensors: copy_back(len(written), *tensors),
+        lambda *tensors: copy_back(len(written), views, *tensors),
     )
 
 
@@ -129,30 +154,81 @@ def _refuse(bsym: BoundSymbol) -> None:
     )
 
 
-def check_unshared(num_written: int, *tensors: torch.Tensor) -> None:
-    """No other input may lie in the memory of the first `num_written` tensors: it would change with them.
+def relations(tensors: Sequence[torch.Tensor], num_written: int) -> dict[tuple[int, int], tuple]:
+    """How the first `num_written` tensors lie in memory beside others that they have elements in common with, by positions."""
+    addresses = [storage_address(t) for t in tensors]
+    if len(set(addresses)) == len(addresses):  # as a rule
+        return {}
+    pairs = itertools.combinations(range(len(tensors)), 2)
+    return {
+        (i, j): (tensors[j].data_ptr() - tensors[i].data_ptr(), tensors[i].stride(), tensors[j].stride())
+        for i, j in pairs
+        if i < num_written and addresses[i] and addresses[i] == addresses[j] and share_elements(tensors[i], tensors[j])
+    }
 
-    Raises:
-        UnsupportedOpError: one does.
-    """
-    owners: dict[int, int] = {}
-    for position, t in enumerate(tensors):
-        address = t.untyped_storage().data_ptr()
-        owner = owners.setdefault(address, position) if address else position
-        if owner < min(num_written, position):
+
+def _check_known(acquisition: Acquisition, inputs: Sequence[TensorProxy], shared: Iterable[tuple[int, int]]) -> None:
+    fakes = acquisition.fakes.by_name()
+    for i, j in shared:
+        one, other = fakes.get(inputs[i].name), fakes.get(inputs[j].name)
+        if one is None or other is None or one.untyped_storage()._cdata != other.untyped_storage()._cdata:
             raise UnsupportedOpError(
-                f"an inner tensor of shape {list(tensors[owner].shape)} that the program writes into shares its memory with "
-                f"another input of shape {list(t.shape)}; pass a clone of it"
+                with_details(
+                    f"an input of shape {list(inputs[i].shape)} that the program writes into shares its memory with "
+                    f"another input of shape {list(inputs[j].shape)}",
+                    why="both are plain tensors, or one is none of the arguments, parameters and buffers",
+                    instead="pass a clone of it",
+                )
             )
 
 
-def copy_back(num_written: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Copy the first `num_written` of `tensors`, the values, into the last, the targets; returns targets and what is between.
+class _View(NamedTuple):
+    """Where a result lies in an input, and the strides of the input for which that is so."""
 
-    What is between are the other results.  One that lies in the memory of a target is an older value of it, from an operation
-    that changed nothing (``x * 1``): it becomes a tensor of its own.
+    target: int
+    stride: tuple[int, ...]
+    place: Place  # from the first element of the input on
+
+    def taken(self, target: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+        """The view of the input; what was computed where the input lies in another way, or the view would lose its gradient."""
+        if computed.requires_grad or target.stride() != self.stride:
+            return computed
+        shape, stride, offset = self.place
+        return target.as_strided(shape, stride, target.storage_offset() + offset)
+
+
+def _views(acquisition: Acquisition, results: Sequence[str], written: Sequence[Written]) -> list[_View | None]:
+    """For each result where it lies in an input that is written into, if it does."""
+    fakes = acquisition.fakes.by_name()
+    targets = [fakes[w.target.name] for w in written]
+
+    def view(name: str) -> _View | None:
+        fake = fakes.get(name)
+        proxy = None if fake is None else acquisition.fakes.proxy_of(fake)
+        if fake is None or proxy is None or acquisition.fakes.current(proxy).name != name:
+            return None
+        for i, target in enumerate(targets):
+            if fake is not target and lies_in(fake, target):
+                within = place(fake)
+                return _View(i, target.stride(), within._replace(offset=within.offset - target.storage_offset()))
+        return None
+
+    return list(map(view, results))
+
+
+def copy_back(num_written: int, views: Sequence[_View | None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Copy values into inputs; returns what these are then, and the other results.
+
+    A result that is a view of an input is one again.  Another one that lies in the memory of an input is an older value of it, from
+    an operation that changed nothing: it becomes a tensor of its own.
+
+    Args:
+        num_written: how many values there are.
+        views: where each of the results lies, if it lies in an input.
+        tensors: the values, the results, the inputs that are written, and wrappers around these, which autograd is to know as written.
     """
-    targets = tensors[-num_written:]
+    targets = tensors[num_written + len(views) :][:num_written]
+    wrappers = tensors[2 * num_written + len(views) :]
     memory = {t.untyped_storage().data_ptr() for t in targets}
 
     def own(t: torch.Tensor) -> torch.Tensor:
@@ -161,7 +237,19 @@ def copy_back(num_written: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, .
         with torch.enable_grad():  # the epilogue runs without; results keep their history
             return t.clone()
 
-    (*values_and_others,) = map(own, tensors[:-num_written])
-    for value, target in zip(values_and_others[:num_written], targets, strict=True):
+    values = tuple(map(own, tensors[:num_written]))
+    results = tensors[num_written:][: len(views)]
+    results = tuple([own(t) if view is None else t for t, view in zip(results, views, strict=True)])
+    for value, target in zip(values, targets, strict=True):
         target.copy_(value)
-    return (*targets, *values_and_others[num_written:])
+    note_writes(wrappers)
+    return (*targets, *(t if v is None else v.taken(targets[v.target], t) for t, v in zip(results, views, strict=True)))
+
+
+def note_writes(wrappers: Iterable[torch.Tensor]) -> None:
+    """Let autograd know that wrappers were written into, as it does of inner tensors: a backward that needs what they were is an error."""
+    for x in wrappers:
+        with torch._C.DisableTorchFunctionSubclass():
+            if not x.is_inference():
+                torch.autograd.graph.increment_version(x)
+        note_writes(t for t in flattened(x)[0].values() if isinstance(t, torch.Tensor) and is_wrapper(t))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,10 +25,13 @@ from thunder_norm.subclass.functional_forms import (
     without_outs,
 )
 from thunder_norm.subclass.lists import is_on_lists, out_of_place
+from thunder_norm.tracing.aliases import share_elements
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors, map_tensors
 
 aten = torch.ops.aten
+
+_OF_ONE_VALUE = frozenset({aten.zero_.default, aten.fill_.Scalar})  # which they give to all entries
 
 
 class Writing(TorchDispatchMode):
@@ -74,7 +77,7 @@ class Writing(TorchDispatchMode):
                 with_details(f"{func} mutates its arguments and has no functional form here", at=location_of_user())
             )
         target = args[0]
-        self._check_may_mutate(func, target)
+        self._check_may_mutate(func, target, flat_tensors((args[1:], kwargs)))
         self.acquisition.integers.forget(target)
         args = with_defaults(func, args, kwargs)
         with self.paused():
@@ -98,7 +101,7 @@ class Writing(TorchDispatchMode):
     ) -> Any:
         """Record an operator that writes into tensors; of each it is known whether what is written has no history."""
         for target, _ in written:
-            self._check_may_mutate(func, target)
+            self._check_may_mutate(func, target, flat_tensors((args, kwargs)))
             self.acquisition.integers.forget(target)
         # what is kept for the backward is not what is written into
         copies = {id(t): self.call(aten.clone.default, (t,), {}) for t, is_without_history in written if is_without_history}
@@ -149,6 +152,9 @@ class Writing(TorchDispatchMode):
         """
         if is_detached or self._keeps_history(target):
             args, kwargs, func = (target, self.call(func, args, kwargs or {})), {}, rewritten
+        if id(target) in self.acquisition.fakes.inputs:
+            self.acquisition.fakes.written[id(target)] = target
+            self.acquisition.tape.tear()  # what it would run on again has changed since
         self._note(func, args, kwargs or {}, (target,), target, is_in_place=True)
 
     def _keeps_history(self, target: torch.Tensor) -> bool:
@@ -181,7 +187,12 @@ class Writing(TorchDispatchMode):
         if not others:
             return
         base = aliasing.whole((target, *aliases))
-        assert base is not None, "checked before"
+        if base is None:
+            places = {id(t): tuple(aliasing.place(t)) for t in (target, *others)}
+            for alias in others:
+                arguments = (alias, places[id(alias)], target, places[id(target)])
+                self._become(alias, aliasing.written_over, arguments, is_detached=self._is_detached(target, alias))
+            return
         with torch.no_grad():
             if base is target or aliasing.is_reshaped(base, target):
                 found = self.call(aliasing.elements, (base, aliasing.order(base)), {})
@@ -190,11 +201,22 @@ class Writing(TorchDispatchMode):
         for alias in others:
             self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=self._is_detached(target, alias))
 
-    def _check_may_mutate(self, func: Any, target: torch.Tensor) -> None:
+    def _check_may_mutate(self, func: Any, target: torch.Tensor, operands: Iterable[torch.Tensor]) -> None:
         why = None
+        if (read := next((t for t in operands if self._is_read_while_written(t, target)), None)) is not None:
+            raise UnsupportedOpError(
+                with_details(
+                    f"{func} on a tensor of shape {list(target.shape)}, with one of shape {list(read.shape)} in the same memory",
+                    at=location_of_user(),
+                    why="what it reads of elements that it also writes hangs on the order in which it does so",
+                    instead="give it a clone of the second",
+                )
+            )
         fakes, aliases = self.acquisition.fakes, self._aliases(target)
         for t in (target, *aliases):
-            if (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self.acquisition.may_write_back(t):
+            if self.acquisition.is_finished and self.acquisition.is_of_program(t):
+                why = "it is a tensor of the program, and the program is differentiated: this would be done in the backward"
+            elif (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self.acquisition.may_write_back(t):
                 what = "it" if t is target else "it is a view of what"
                 why = f"{what} is an input of the jitted function"
                 why += ", and the program is differentiated" if id(t) in fakes.inner else ""
@@ -209,7 +231,12 @@ class Writing(TorchDispatchMode):
             and not all(aliasing.is_reshaped(t, target) for t in aliases)
             and aliasing.whole((target, *aliases)) is None
         ):
-            why = "it is a view of another tensor, and it is not known of which"
+            if any(t.dtype != target.dtype for t in aliases) and any(map(self._may_have_gradient, (target, *aliases))):
+                why = "tensors of other dtypes lie in its memory, which is differentiated"
+            elif not all(map(aliasing.lies_once, (target, *aliases))):
+                why = "elements of a tensor in its memory are elements of it several times"
+        if why is None and func not in _OF_ONE_VALUE and (aliasing.is_expanded(target) or not aliasing.lies_once(target)):
+            why = "several of its entries are one element in memory, and get several values"
         if why is not None:
             raise UnsupportedOpError(
                 with_details(
@@ -219,9 +246,26 @@ class Writing(TorchDispatchMode):
                 )
             )
 
+    def _is_read_while_written(self, t: torch.Tensor, target: torch.Tensor) -> bool:
+        """Whether some elements of `target` are elements of `t`, which has them at another place; a number is read before."""
+        if t is target or not t.ndim or t.untyped_storage()._cdata != target.untyped_storage()._cdata:
+            return False
+        return share_elements(t, target) and not aliasing.is_same(t, target)
+
+    def _may_have_gradient(self, t: torch.Tensor) -> bool:
+        """Whether what stands for a fake by now may be differentiated, by Thunder."""
+        return self.is_differentiated and self.acquisition.requires_grad(t)
+
     def _aliases(self, target: torch.Tensor) -> list[torch.Tensor]:
         """The tensors known by now that share memory with `target`."""
         storage = target.untyped_storage()._cdata
         in_log = (t for r in self.log for t in (*r.inputs, *r.outputs))
         tensors = itertools.chain((fake for fake, _ in self.acquisition.fakes.pairs()), in_log)
-        return list({id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}.values())
+        found = {id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}
+        return [t for t in found.values() if share_elements(t, target)]
+
+    def renew_late(self, fake: torch.Tensor) -> None:
+        """Record what an input is that is met after the program has written into its memory."""
+        for t in self._aliases(fake):
+            if id(t) in self.acquisition.fakes.written:
+                self._renew([fake], t)

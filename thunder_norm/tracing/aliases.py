@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.bindable import bindable
@@ -71,7 +72,7 @@ def storage_of(proxy: TensorProxy) -> int:
     """Where the memory begins of the tensor that an input is in the call at hand; 0 if nobody knows."""
     aliases = _current.get()
     found = None if aliases is None else aliases.inputs.get(id(proxy.history))
-    return 0 if found is None else _storage(found[1])
+    return 0 if found is None else storage_address(found[1])
 
 
 def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
@@ -210,7 +211,7 @@ def _targets(bsym: BoundSymbol) -> Iterator[str]:
 
 def _relations(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> dict[tuple[int, int], str]:
     """How those at the positions `written` share elements with others; pairs that share none are left out."""
-    storages = [_storage(t) for t in tensors]
+    storages = [storage_address(t) for t in tensors]
     found: dict[tuple[int, int], str] = {}
     if len(set(storages)) == len(storages):
         return found
@@ -222,7 +223,7 @@ def _relations(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> dict[
     return found
 
 
-def _storage(t: torch.Tensor) -> int:
+def storage_address(t: torch.Tensor) -> int:
     """Where its memory begins; 0 if it has none of its own."""
     is_plain = type(t) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return t.untyped_storage().data_ptr() if is_plain and t.layout is torch.strided and t.device.type != "meta" else 0
@@ -231,22 +232,30 @@ def _storage(t: torch.Tensor) -> int:
 def _relation(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if not a.numel() or not b.numel():
         return None
-    if a.dtype == b.dtype and a.data_ptr() == b.data_ptr():
+    if a.dtype == b.dtype and a.storage_offset() == b.storage_offset():
         if a.shape == b.shape and a.stride() == b.stride():
             return _SAME
         if a.numel() == b.numel() and a.is_contiguous() and b.is_contiguous():
             return _SAME
+    return _MEET if share_elements(a, b) else None
+
+
+def share_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors in one storage, with data or without, have an element in common; where that takes long to say, whether they may."""
+    if not a.numel() or not b.numel():
+        return False
     (first, last), (other_first, other_last) = _reach(a), _reach(b)
     if last <= other_first or other_last <= first:
-        return None
-    if a.dtype != b.dtype or a.untyped_storage().nbytes() // a.element_size() > _MOST_ELEMENTS:
-        return _MEET
-    taken = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
-    taken.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
-    return _MEET if taken.as_strided(b.shape, b.stride(), b.storage_offset()).any() else None
+        return False
+    if a.dtype != b.dtype or (a.is_contiguous() and b.is_contiguous()) or last // a.element_size() > _MOST_ELEMENTS:
+        return True
+    with _disable_current_modes():
+        taken = torch.zeros(max(last, other_last) // a.element_size(), dtype=torch.bool)
+        taken.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+        return bool(taken.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
 def _reach(t: torch.Tensor) -> tuple[int, int]:
-    """The first byte of a tensor and the one after its last."""
+    """The first byte of a tensor in its storage, and the one after its last."""
     span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr(), t.data_ptr() + span * t.element_size()
+    return t.storage_offset() * t.element_size(), (t.storage_offset() + span) * t.element_size()

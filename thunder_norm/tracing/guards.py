@@ -42,14 +42,12 @@ from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
 from thunder_norm.tracing.surroundings import Surroundings
 from thunder_norm.tracing.value_kinds import ValueKinds
-from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways
+from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways, path_of
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
-from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, PseudoInst, WrappedValue
+from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, WrappedValue
 from thunder.core.trace import get_tracectx
 
-_ROOTS = {PseudoInst.INPUT_ARGS: "args", PseudoInst.INPUT_KWARGS: "kwargs", PseudoInst.INPUT_FN: "fn"}
-_STEPS = {PseudoInst.LOAD_ATTR: "attribute", PseudoInst.BINARY_SUBSCR: "item"}
 _OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
 _IDENTICAL = (type(None), type, torch.dtype, enum.Enum, FunctionType, BuiltinFunctionType, torch.Generator)
 _CODE = (type, FunctionType, BuiltinFunctionType)  # one may stand at many places, each of which may get another
@@ -115,22 +113,11 @@ def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
 # -- noting -------------------------------------------------------------------------------------------------------------------
 
 
-def _path(record: ProvenanceRecord) -> Path | None:
-    root = _ROOTS.get(record.inst) if isinstance(record.inst, PseudoInst) else None
-    if root is not None:
-        return ((root, None),)
-    step = _STEPS.get(record.inst) if isinstance(record.inst, PseudoInst) else None
-    if step is None or len(record.inputs) != 2 or record.inputs[1].inst is not PseudoInst.CONSTANT:
-        return None
-    key, before = record.inputs[1].value, _path(record.inputs[0])
-    return None if before is None or type(key) not in (str, int) else (*before, (step, key))
-
-
 def note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
     """Have later calls check a condition on a value that the program reads, one of `_CONDITIONS`."""
     guards = _current.get()
     if guards is not None:
-        path = _path(wrapped.provenance)
+        path = path_of(wrapped.provenance)
         if path is not None:
             guards.conditions.setdefault((path, kind, detail), expected)
 
@@ -153,11 +140,11 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
     elif kind == _AS_METHOD:
         _note_method(wrapped, value)
     elif kind == _AS_DATA:
-        path = _path(wrapped.provenance)
+        path = path_of(wrapped.provenance)
         if path is not None and path[-1][1] not in _OF_MODULES:
             note(wrapped, "same", None, snapshots.same_as(value))
     elif kind == _AS_OTHERS:
-        path = _path(wrapped.provenance)
+        path = path_of(wrapped.provenance)
         if path is not None and (path[0][0] != "fn" or type(value) not in _CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))
     return result
@@ -165,12 +152,12 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
 
 def is_guarded(wrapped: WrappedValue) -> bool:
     """Whether there is a way to a value from the arguments or the jitted function: the program did not make it itself."""
-    return _path(wrapped.provenance) is not None
+    return path_of(wrapped.provenance) is not None
 
 
 def _note_method(wrapped: WrappedValue, method: MethodType) -> None:
     """An object's method is its class's; one that is given to the object itself later goes before it."""
-    path, guards = _path(wrapped.provenance), _current.get()
+    path, guards = path_of(wrapped.provenance), _current.get()
     if guards is not None and path is not None and path[-1][0] == "attribute":
         name = path[-1][1]
         is_everybodys = method.__func__ is getattr(torch.nn.Module, name, None)
@@ -204,7 +191,7 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
 
 def note_identity(a: WrappedValue, b: WrappedValue, is_one: bool) -> None:
     """Note what ``a is b`` says."""
-    guards, path, other = _current.get(), _path(a.provenance), _path(b.provenance)
+    guards, path, other = _current.get(), path_of(a.provenance), path_of(b.provenance)
     if guards is None or isinstance(a.value, _NUMBERS) or isinstance(b.value, _NUMBERS):
         return
     if path is not None and other is not None:
@@ -214,6 +201,15 @@ def note_identity(a: WrappedValue, b: WrappedValue, is_one: bool) -> None:
         known, constant = (a, b) if other is None else (b, a)
         if constant.value is None and known.value is not None:  # what is None is guarded as such
             note(known, "is none", None, is_one)
+
+
+def note_one(record: ProvenanceRecord, other: ProvenanceRecord) -> bool:
+    """Have later calls find one object at two places; False if they would not know where to look."""
+    guards, path, second = _current.get(), path_of(record), path_of(other)
+    if guards is None or path is None or second is None:
+        return False
+    guards.meetings.setdefault((path, second), True)
+    return True
 
 
 def note_none(asked: WrappedValue) -> None:
@@ -236,11 +232,11 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
         return found
     guards = _current.get()
     if guards is not None and isinstance(value, _CODE):
-        path = _path(provenance)
+        path = path_of(provenance)
         if path is not None:
             guards.conditions.setdefault((path, "is", None), value)
     elif not isinstance(value, _STAND_ANYWHERE):
-        path, other = _path(provenance), _path(found.provenance)
+        path, other = path_of(provenance), path_of(found.provenance)
         if guards is not None and path is not None and other is not None and path != other:
             if isinstance(value, _CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
                 guards.meetings[path, other] = True
@@ -261,7 +257,7 @@ def _populate_item_wrappers(obj: WrappedValue) -> None:
 def look_into(args: tuple[Any, ...]) -> None:
     """Guard all that is in the containers among some values, which are given to something that looks at it natively."""
     for a in args:
-        if isinstance(a, WrappedValue) and type(a.value) in _CONTAINERS and _path(a.provenance) is not None:
+        if isinstance(a, WrappedValue) and type(a.value) in _CONTAINERS and path_of(a.provenance) is not None:
             a.track_items()
             look_into(tuple(a.item_wrappers.values() if isinstance(a.item_wrappers, dict) else a.item_wrappers))
 
@@ -271,7 +267,7 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     if (fn is hasattr or (fn is getattr and len(args) == 3)) and type(args[1].value) is str:
         obj = args[0].value
         is_special = thunders.DUNDER_PATTERN.match(args[1].value)  # the interpreter itself asks for those
-        if not is_special and not isinstance(obj, (torch.Tensor, jit_ext.Proxy)) and _path(args[0].provenance) is not None:
+        if not is_special and not isinstance(obj, (torch.Tensor, jit_ext.Proxy)) and path_of(args[0].provenance) is not None:
             note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
     elif fn in _BY_KEY and len(args) >= 2 and isinstance(args[0].value, dict) and type(args[1].value) in (str, int):
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)

@@ -9,12 +9,30 @@ from typing import Any
 
 import torch
 
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst
+
 Path = tuple[tuple[str, Any], ...]
 
 LEFT_OUT = object()
 _METHODS = (FunctionType, classmethod, staticmethod, GetSetDescriptorType, MemberDescriptorType)
 # whose globals are as they are
 _OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"})
+
+
+_ROOTS = {PseudoInst.INPUT_ARGS: "args", PseudoInst.INPUT_KWARGS: "kwargs", PseudoInst.INPUT_FN: "fn"}
+_STEPS = {PseudoInst.LOAD_ATTR: "attribute", PseudoInst.BINARY_SUBSCR: "item"}
+
+
+def path_of(record: ProvenanceRecord) -> Path | None:
+    """The way to a value, by what Thunder's interpreter knows of where it comes from; None if the program made it."""
+    root = _ROOTS.get(record.inst) if isinstance(record.inst, PseudoInst) else None
+    if root is not None:
+        return ((root, None),)
+    step = _STEPS.get(record.inst) if isinstance(record.inst, PseudoInst) else None
+    if step is None or len(record.inputs) != 2 or record.inputs[1].inst is not PseudoInst.CONSTANT:
+        return None
+    key, before = record.inputs[1].value, path_of(record.inputs[0])
+    return None if before is None or type(key) not in (str, int) else (*before, (step, key))
 
 
 class Ways:
