@@ -225,3 +225,21 @@ def test_a_copy_of_a_norm_whose_roles_nobody_asked_for_is_refused():
     norm = copy.deepcopy(ModularNorm(model, i, mode="typical", light=0.1))
     with pytest.raises(NormMismatchError, match="ask for its roles before"):
         ModularOptimizer(norm, lr=0.1, noise_adaptation=0.9)
+
+
+def test_rows_are_told_apart_whatever_their_sizes():
+    """One row of zeros, one whose squares float32 does not have, and one whose squares overflow in it."""
+    torch.manual_seed(seeded(0))
+    sizes = torch.tensor([0.0, 1e-25, 1.0, 1e25])
+    gradients = [torch.randn(4, 6, dtype=torch.float64) * sizes[:, None] for _ in range(3)]
+    moved = []
+    for dtype in (torch.float32, torch.float64):
+        model = nn.Embedding(4, 6, dtype=dtype)
+        optimizer = ModularOptimizer(model, torch.arange(4), lr=0.1, momentum=0.9, noise_adaptation=0.9)
+        nn.init.zeros_(model.weight)
+        for g in gradients:
+            model.weight.grad = g.to(dtype)
+            optimizer.step()
+        moved.append(model.weight.detach())
+    torch.testing.assert_close(moved[0], moved[1].float())
+    assert moved[0][1].abs().sum() > 0 and moved[0][0].abs().sum() == 0

@@ -7,6 +7,7 @@ multiplied by it, unit by unit.  Factors are at most 1, so a step's norm does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,11 @@ from thunder_norm.modular.duality import Ball, OperatorBall
 from thunder_norm.modular.moving import Moving
 from thunder_norm.modular.roles import Role
 
-_AVERAGE, _AVERAGE_WEIGHT, _MOMENTUM_WEIGHT = (
-    "square_average",
-    "square_average_weight",
-    "momentum_weight",
-)  # in an optimizer's state
+# in an optimizer's state
+_AVERAGE = "square_average"
+_AVERAGE_WEIGHT = "square_average_weight"
+_MOMENTUM_WEIGHT = "momentum_weight"
+_SAFE = 1e-14, 1e18  # norms whose squares float32 has; of entries 1e-5 times as large it has them, too
 
 
 def unit_dims(ball: Ball, role: Role) -> tuple[int, ...] | None:
@@ -81,11 +82,9 @@ class Adaptation:
         return Adaptation(m.unit_dims, decay, local(state[_AVERAGE]), state[_AVERAGE_WEIGHT], of_direction)
 
     def squares(self, t: torch.Tensor) -> torch.Tensor:
-        """Of each unit the sum of squares, in float64, where those of float32 neither overflow nor vanish; summed dimensions are kept."""
+        """Of each unit the sum of squares, in float64; summed dimensions are kept."""
         t = t.abs() if t.is_complex() else t
-        if not self.dims:
-            return t.double().square()
-        return torch.linalg.vector_norm(t, dim=self.dims, keepdim=True, dtype=torch.float64).square_()
+        return _norms(t, self.dims).square_() if self.dims else t.double().square()
 
     def averages(self, pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The average of each of a parameter's pieces."""
@@ -131,6 +130,16 @@ def restore(state: dict[str, Any], saved: Mapping[str, Any], m: torch.Tensor, di
     if average is not None:
         average = average.to(local(m).device, copy=True)
         state[_AVERAGE] = placed(average, m) if dims == () else average
+
+
+def _norms(t: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """Euclidean norms, in float64: by sums in it, or by sums in float32, which a CPU has sooner, where no square overflows or vanishes."""
+    if t.device.type == "cpu" and t.dtype == torch.float32:
+        found = torch.linalg.vector_norm(t, dim=dims, keepdim=True)
+        is_unsafe = (found < _SAFE[0]) | (found > _SAFE[1])
+        if not is_unsafe.any() or not torch.linalg.vector_norm(t, math.inf, dim=dims, keepdim=True)[is_unsafe].any():
+            return found.double()
+    return torch.linalg.vector_norm(t, dim=dims, keepdim=True, dtype=torch.float64)
 
 
 def _zeros(p: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
