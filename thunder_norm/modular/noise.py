@@ -120,7 +120,7 @@ def adapt_everywhere(
     sums = of_shards | _summed(spread, {name: of_shards[name] for name in shapes}, shapes)
     for m, a, step in zip(moving, adapted, steps, strict=True):
         if a is not None:
-            factors = a.factors(a.average, *sums[m.name])
+            factors = a.factors(a.average, *sums[m.name]).to(step.dtype)
             step.mul_(cut(factors.expand(m.parameter.shape), m.parameter) if a.dims else factors)
 
 

@@ -302,7 +302,8 @@ class ModularOptimizer(torch.optim.Optimizer):
             directions = smoothed(group, gradients, past)
             steps = steepest_steps([(m.ball, d, m.size) for m, d in zip(moving, directions, strict=True)], self.method)
             for i, a, averages in adapted:
-                steps[i].mul_(a.factors(averages[at], a.squares(gradients[i]), a.squares(directions[i])))
+                factors = a.factors(averages[at], a.squares(gradients[i]), a.squares(directions[i]))
+                steps[i].mul_(factors.to(steps[i].dtype))  # first: a product with float64 takes three times as long
             shift(group, parameters, steps, [m.size for m in moving])
         for m, p in projections(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
             m.data.copy_(p)
