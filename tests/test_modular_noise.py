@@ -94,6 +94,30 @@ def test_what_multiplies_the_inputs_is_known_and_adapts_as_a_whole():
     }
 
 
+class Ends(nn.Module):
+    """A table that is the head as well, or a head whose outputs come second."""
+
+    def __init__(self, is_tied: bool):
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.head = None if is_tied else nn.Parameter(torch.randn(4, 7))
+
+    def forward(self, i):
+        x = self.table(i).relu()
+        return x @ (self.table.weight.mT if self.head is None else self.head)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_heads_adapt_by_outputs_wherever_these_are(is_tied):
+    torch.manual_seed(seeded(0))
+    model, i = Ends(is_tied), torch.arange(7)
+    optimizer = ModularOptimizer(model, i, lr=0.1, noise_adaptation=0.9)
+    model(i).square().sum().backward()
+    optimizer.step()
+    shapes = {name: tuple(optimizer.state[p]["square_average"].shape) for name, p in model.named_parameters()}
+    assert shapes == {"table.weight": (7, 1)} | ({} if is_tied else {"head": (1, 7)})
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_where_gradients_agree_steps_are_whole_whatever_their_size(scale):
     steps = []
@@ -213,7 +237,7 @@ def test_groups_adapt_or_do_not():
     assert [n for n, p in model.named_parameters() if "square_average" in optimizer.state.get(p, {})] == ["table.weight"]
 
 
-@pytest.mark.parametrize("value", [1.0, -0.1, math.nan, "0.9"])
+@pytest.mark.parametrize("value", [1.0, -0.1, math.nan, "0.9", False])
 def test_what_is_no_decay_is_refused(value):
     model, i = made()
     with pytest.raises(NormMismatchError, match="noise_adaptation must be None or a number >= 0 and < 1"):

@@ -66,9 +66,11 @@ def check_options(group: Mapping[str, Any]) -> None:
         ("noise_adaptation", lambda v: 0 <= v < 1, "None or a number >= 0 and < 1"),
     ):
         value = group[name]
-        if name == "noise_adaptation" and value is None:
+        is_optional = name == "noise_adaptation"
+        if is_optional and value is None:
             continue
         is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        is_number = is_number and not (is_optional and value is False)  # which says "none", not 0
         if not is_number or not is_right(float(value)):
             raise NormMismatchError(f"{name} must be {what}, got {value!r}")
 
