@@ -134,7 +134,7 @@ def restore(state: dict[str, Any], saved: Mapping[str, Any], m: torch.Tensor, di
 
 def _norms(t: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """Euclidean norms, in float64: by sums in it, or by sums in float32, which a CPU has sooner, where no square overflows or vanishes."""
-    if t.device.type == "cpu" and t.dtype == torch.float32:
+    if t.device.type == "cpu" and t.dtype == torch.float32 and t.numel():  # an empty shard has no largest entry
         found = torch.linalg.vector_norm(t, dim=dims, keepdim=True)
         is_unsafe = (found < _SAFE[0]) | (found > _SAFE[1])
         if not is_unsafe.any() or not torch.linalg.vector_norm(t, math.inf, dim=dims, keepdim=True)[is_unsafe].any():
