@@ -227,6 +227,20 @@ def test_a_state_of_before_goes_on_with_whole_steps_first():
     assert (before - model.head.bias.detach()).square().mean().sqrt().item() == pytest.approx(wanted)
 
 
+def test_momentum_that_went_on_without_adaptation_counts_as_long():
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, momentum=0.9, noise_adaptation=0.0)
+    for step, decay in enumerate((0.0, None, None, 0.0)):
+        optimizer.param_groups[0]["noise_adaptation"] = decay
+        buffer = optimizer.state[model.head.bias].get("momentum_buffer", torch.zeros(3)).clone()
+        backward(model, i, step)
+        g, before = model.head.bias.grad.clone(), model.head.bias.detach().clone()
+        optimizer.step()
+    d = 0.9 * buffer + 0.1 * g
+    wanted = min(1.0, (d.norm() / g.norm()).item()) * 0.1 * optimizer.norm.targets["head.bias"]
+    assert (before - model.head.bias.detach()).square().mean().sqrt().item() == pytest.approx(wanted)
+
+
 def test_groups_adapt_or_do_not():
     model, i = made()
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name != "table.weight"]

@@ -69,6 +69,7 @@ class Adaptation:
             state: the optimizer's of it.  Weights become those after this step; momentum that was there before them is taken to be long.
         """
         if m.unit_dims is None:
+            state.pop(_MOMENTUM_WEIGHT, None)  # not that of what momentum goes on to be
             return None
         decay, momentum = float(m.group["noise_adaptation"]), float(m.group["momentum"])
         if _AVERAGE not in state:
