@@ -1,7 +1,7 @@
 """Does the best learning rate stay where it is when a model gets wider or deeper?
 
-Sweeps of learning rates at four widths and three depths, three seeds each, for ModularOptimizer, AdamW and torch.optim.Muon on four
-tasks (transfer_tasks.py).  Prints tables, in Markdown, writes all losses as JSON and draws them:
+Sweeps of learning rates at four widths and three depths, three seeds each, for ModularOptimizer (with noise adaptation, too), AdamW and
+torch.optim.Muon on four tasks (transfer_tasks.py).  Prints tables, in Markdown, writes all losses as JSON and draws them:
 
     python examples/learning_rate_transfer.py [--quick] [--tasks small mlp conv text] [--results r.json] [--plot p.png]
 
@@ -33,7 +33,7 @@ from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.progress import track
 
 SEEDS = 3
-BETAS = (0.9, 0.95)  # of AdamW; its first is everybody's momentum
+BETAS = (0.9, 0.95)  # of AdamW; its first is everybody's momentum, its second that of ModularOptimizer's squares
 ADAMW_TO_MUON = 0.1  # learning rate of what Muon does not take, over Muon's
 
 
@@ -97,8 +97,10 @@ class Muon:
         self.adamw.step()
 
 
+ADAPTED = "ModularOptimizer with noise adaptation"
 OPTIMIZERS = {
     "ModularOptimizer": lambda norm, lr: ModularOptimizer(norm, lr=lr, momentum=BETAS[0], nesterov=True),
+    ADAPTED: lambda norm, lr: ModularOptimizer(norm, lr=lr, momentum=BETAS[0], nesterov=True, noise_adaptation=BETAS[1]),
     "AdamW": lambda norm, lr: torch.optim.AdamW(norm.model.parameters(), lr=lr, betas=BETAS, weight_decay=0),
     "Muon": lambda norm, lr: Muon(norm.model, lr),
 }
@@ -109,6 +111,8 @@ GRIDS = {
     "text": {"ModularOptimizer": range(-2, 4), "AdamW": range(-9, -2), "Muon": range(-6, 1)},
 }
 GRIDS["small"] = GRIDS["mlp"]
+for of_task in GRIDS.values():
+    of_task[ADAPTED] = of_task["ModularOptimizer"]
 FAR = range(-3, 4)  # for variants
 DEFAULT = ("small", "mlp", "conv", "text")  # tasks
 
@@ -219,6 +223,7 @@ def main() -> None:
             kept = load(options.results) if options.results.exists() else []
             new = {(s.task, s.variant, s.optimizer) for s in sweeps}
             sweeps = [s for s in kept if (s.task, s.variant, s.optimizer) not in new] + sweeps
+            sweeps.sort(key=lambda s: DEFAULT.index(s.task))
             save(options.results, sweeps)
     print(tables(sweeps))
     if options.plot:

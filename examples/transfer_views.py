@@ -202,7 +202,7 @@ def draw(path: Path, sweeps: Iterable[Sweep]) -> None:
             ax.set_xscale("log", base=2)
             ax.set_yscale("log")
             ax.axhline(TASKS[task].chance, color="gray", lw=0.6, ls=":")
-            ax.set_title(f"{TASKS[task].title}: {optimizer}", fontsize=10)
+            ax.set_title(f"{TASKS[task].title}\n{optimizer}", fontsize=10)
             ax.grid(alpha=0.25)
             if optimizer == optimizers[-1]:
                 ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from tests.seeds import seeded
 from thunder_norm.modular import ModularOptimizer
 
-OPTIONS = {"lr": 0.3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
+OPTIONS = {"lr": 0.3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "noise_adaptation": 0.9}
 
 
 TOKENS = torch.arange(24).reshape(4, 6) % 11

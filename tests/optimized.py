@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -45,3 +47,16 @@ def backward(model: nn.Module, i: torch.Tensor, seed: int = 0) -> None:
 
 def values(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def lmo(name: str, d: np.ndarray) -> np.ndarray:
+    """Of the parameters of `Model`, from the definitions, in numpy."""
+    if name == "conv.weight":  # every tap an operator of norm 1 / taps
+        return np.stack([lmo("one.weight", d[:, :, k]) / d.shape[2] for k in range(d.shape[2])], -1)
+    if name in ("one.weight", "two.weight", "head.weight"):
+        u, s, vh = np.linalg.svd(d, full_matrices=False)
+        return u[:, s > 1e-12 * s[0]] @ vh[s > 1e-12 * s[0]] * math.sqrt(d.shape[0] / d.shape[1])
+    if name == "norm.weight":
+        return np.sign(d)
+    size = np.sqrt((d**2).mean(-1, keepdims=True))  # rows of tables, biases
+    return np.divide(d, size, out=np.zeros_like(d), where=size > 0)

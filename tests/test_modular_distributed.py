@@ -36,7 +36,7 @@ from tests.distributed_models import (
 )
 from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.errors import GradientError, NormMismatchError
-from thunder_norm.model_state.shards import local
+from thunder_norm.model_state.shards import local, whole
 from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
 from thunder_norm.modular.distributed import _parts, _with_owners
 
@@ -66,21 +66,31 @@ def counted() -> Iterator[list[tuple[int, ...]]]:
 # -- steps -----------------------------------------------------------------------------------------------------------------
 
 
-def check_layouts(wanted: dict[str, torch.Tensor], count: list) -> None:
+def averages(model: nn.Module, optimizer: ModularOptimizer) -> dict[str, torch.Tensor]:
+    """Of squares of gradients, those of noise adaptation."""
+    states = {name: optimizer.state[p] for name, p in model.named_parameters()}
+    return {name: whole(state["square_average"]) for name, state in states.items() if "square_average" in state}
+
+
+def check_layouts(wanted: dict[str, torch.Tensor], wanted_averages: dict[str, torch.Tensor], count: list) -> None:
     for what, (mesh, *placements) in layouts(dist.get_world_size()).items():
         model = sharded(net(), mesh, *placements)
         with counted() as seen:
-            found = train(model, ModularOptimizer(model, TOKENS, **OPTIONS), range(2))
+            optimizer = ModularOptimizer(model, TOKENS, **OPTIONS)
+            found = train(model, optimizer, range(2))
         assert_same(found, wanted, 1e-6)
+        assert_same(averages(model, optimizer), wanted_averages, 1e-6)
         assert sorted(shape for shapes in everywhere(seen) for shape in shapes) == count, what
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_steps_of_dtensors_are_those_of_one_process_and_orthogonalize_each_matrix_once(world):
+    model = net()
+    optimizer = ModularOptimizer(model, TOKENS, **OPTIONS)
     with counted() as seen:
-        wanted = alone(range(2))
+        wanted = train(model, optimizer, range(2))
     assert len(seen) == 2 * (2 * 3 + 3 + 4)  # steps, of groups and taps, heads, and other matrices
-    run_ranks(world, check_layouts, wanted, sorted(seen))
+    run_ranks(world, check_layouts, wanted, averages(model, optimizer), sorted(seen))
 
 
 def check_projection(wanted: dict[str, torch.Tensor]) -> None:

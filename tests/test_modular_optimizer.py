@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
 import pickle
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,22 +15,9 @@ import torch
 from torch import nn
 
 from tests.forks import FORKS
-from tests.optimized import backward, made, values
+from tests.optimized import backward, lmo, made, values
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer, duality
-
-
-def lmo(name: str, d: np.ndarray) -> np.ndarray:
-    """Of the parameters of `Model`, from the definitions, in numpy."""
-    if name == "conv.weight":  # every tap an operator of norm 1 / taps
-        return np.stack([lmo("one.weight", d[:, :, k]) / d.shape[2] for k in range(d.shape[2])], -1)
-    if name in ("one.weight", "two.weight", "head.weight"):
-        u, s, vh = np.linalg.svd(d, full_matrices=False)
-        return u[:, s > 1e-12 * s[0]] @ vh[s > 1e-12 * s[0]] * math.sqrt(d.shape[0] / d.shape[1])
-    if name == "norm.weight":
-        return np.sign(d)
-    size = np.sqrt((d**2).mean(-1, keepdims=True))  # rows of tables, biases
-    return np.divide(d, size, out=np.zeros_like(d), where=size > 0)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -25,6 +25,7 @@ class Moving:
         ball: of its norm.
         target: of its norm.
         group: its group's options.
+        unit_dims: of the units by whose noise its steps are multiplied (see `thunder_norm.modular.noise`); None if they are not.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Moving:
     ball: Ball
     target: float
     group: dict[str, Any]
+    unit_dims: tuple[int, ...] | None = None
 
     @property
     def size(self) -> float:
@@ -61,9 +63,14 @@ def check_options(group: Mapping[str, Any]) -> None:
         ("lr", lambda v: 0 <= v < math.inf, "a number >= 0"),
         ("momentum", lambda v: 0 <= v < 1, "a number >= 0 and < 1"),
         ("weight_decay", lambda v: 0 <= v < math.inf, "a number >= 0"),
+        ("noise_adaptation", lambda v: 0 <= v < 1, "None or a number >= 0 and < 1"),
     ):
         value = group[name]
+        is_optional = name == "noise_adaptation"
+        if is_optional and value is None:
+            continue
         is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        is_number = is_number and not (is_optional and value is False)  # which says "none", not 0
         if not is_number or not is_right(float(value)):
             raise NormMismatchError(f"{name} must be {what}, got {value!r}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -25,6 +26,7 @@ from thunder_norm.modular.moving import (
     shift,
     smoothed,
 )
+from thunder_norm.modular.noise import Adaptation, adapt_everywhere, restore, unit_dims
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.steepest import batches, nearest, nonfinite, steepest_steps
@@ -45,6 +47,15 @@ class ModularOptimizer(torch.optim.Optimizer):
     orthogonalized, those of one shape in one batch; rows of tables are normalized; gains move by their sign.  To first order, and for
     inputs and parameters of norm 1, the output moves by ``lr`` at most (of mode "bound"; of "typical", about), whatever the width and
     depth, and repeated blocks share one mass: this is why a learning rate transfers between them.  Decay is decoupled and as large as the step: a parameter's norm tends to at most ``1 / weight_decay``.
+
+    With ``noise_adaptation=b`` a step is multiplied, unit by unit, by how much of its direction is signal, ``min(1, |D| / sqrt(v))`` with::
+
+        v <- b * v + (1 - b) * |G|^2
+
+    in Euclidean norms, D and v divided by the sums of the weights that they are averages by (as Adam's bias correction).  Units are rows of
+    tables and of heads (one for each output), entries of gains, whole biases, and whole matrices and kernels that multiply the program's
+    inputs; those between activations take whole steps (see `ModularNorm.roles`).  Factors are at most 1, so ``lr`` bounds the modular
+    norm of a step as before; decay is not multiplied.
 
     Over several processes (DistributedDataParallel, `fully_shard`, any DTensors) each matrix is orthogonalized by one rank, all by all
     ranks together, and all ranks move alike: `step` is collective, and so is an error.
@@ -68,7 +79,8 @@ class ModularOptimizer(torch.optim.Optimizer):
             for all inputs, but its steps vanish in deep networks with normalizations.
         blocks: step by blocks where a matrix is several in one, as for `ModularNorm`.
         params: what to move, instead of all parameters that require grad: parameters or (name, parameter), or groups of them with
-            options of their own (lr, momentum, nesterov, weight_decay, project).
+            options of their own (lr, momentum, nesterov, weight_decay, noise_adaptation, project).
+        noise_adaptation: b above, 0 <= b < 1, often 0.95; None for steps that know nothing of noise.
         project: after each step, move parameters to the nearest ones of norm at most 1 (matrices: an SVD).
         missing_grads: what to do when a parameter that the output depends on has no gradient: "error", or "skip" the parameter.
         nonfinite_grads: what to do when a gradient has NaN or infinite entries: "error", or "skip" the whole step, counted in
@@ -89,7 +101,8 @@ class ModularOptimizer(torch.optim.Optimizer):
         NormMismatchError: an option out of its range; and as for `ModularNorm`.
 
     Source: Large et al. 2024, "Scalable Optimization in the Modular Norm"; Bernstein and Newhouse 2024, "Modular Duality in Deep
-    Learning".  Decay in units of the step: Pethick et al. 2025, "Training Deep Learning Models with Norm-Constrained LMOs".
+    Learning".  Noise: Zhang, Liu and Schaeffer 2026, "Adam Improves Muon: Adaptive Moment Estimation with Orthogonalized Momentum", who
+    adapt matrices between activations, as wholes (NAMO) or by columns (NAMO-D).  Decay in units of the step: Pethick et al. 2025, "Training Deep Learning Models with Norm-Constrained LMOs".
     """
 
     def __init__(
@@ -100,6 +113,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         momentum: float = 0.95,
         nesterov: bool = False,
         weight_decay: float = 0.0,
+        noise_adaptation: float | None = None,
         masses: Mapping[str, float] | None = None,
         mode: Mode | None = None,
         blocks: Blocks = False,
@@ -131,6 +145,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         if params is None:
             params = [(name, p) for name, p in self.norm.model.named_parameters() if p.requires_grad]
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "project": project}
+        defaults["noise_adaptation"] = noise_adaptation
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -146,6 +161,8 @@ class ModularOptimizer(torch.optim.Optimizer):
             if not isinstance(given, set):  # which torch refuses: it has no order
                 param_group = param_group | {"params": [self._named(p) for p in ([given] if is_one else given)]}
             check_options(self.defaults | param_group)
+            if (self.defaults | param_group)["noise_adaptation"] is not None:
+                _ = self.norm.roles  # found now, with its errors, rather than in the first step
         super().add_param_group(param_group)
         self._spread: Spread | None = None
         self._is_spread = self.norm.process_group is not None or any(is_spread(p) for g in self.param_groups for p in g["params"])
@@ -214,7 +231,11 @@ class ModularOptimizer(torch.optim.Optimizer):
                         f"{name!r} was frozen when the norm was derived, and has mass 0: make a new optimizer now that it trains"
                     )
                 if target > 0:
-                    moving.append(Moving(name, p, local(p), local(p.grad), self.norm.balls[name], target, group))
+                    moving.append(
+                        Moving(
+                            name, p, local(p), local(p.grad), self.norm.balls[name], target, group, self._unit_dims(name, group)
+                        )
+                    )
                     check_decay(moving[-1])
                 else:
                     still.append(p)
@@ -237,6 +258,9 @@ class ModularOptimizer(torch.optim.Optimizer):
             replace(m, gradient=local(placed(m.parameter.grad, m.parameter))) for m in found.moving if m.name not in missing
         ]
         return Gradients(moving, found.still, missing, [name for name in bad if name not in missing])
+
+    def _unit_dims(self, name: str, group: Mapping[str, Any]) -> tuple[int, ...] | None:
+        return None if group["noise_adaptation"] is None else unit_dims(self.norm.balls[name], self.norm.roles[name])
 
     def _check_missing(self, found: Gradients) -> None:
         if found.missing and self.missing_grads == "error":
@@ -269,11 +293,17 @@ class ModularOptimizer(torch.optim.Optimizer):
         """
         group, pieces = moving[0].group, moving[0].ball.pieces
         split = [pieces(m.data) for m in moving], [pieces(m.gradient) for m in moving]
+        adapted = [
+            (i, a, a.averages(split[1][i])) for i, m in enumerate(moving) if (a := Adaptation.of(m, self.state[m.parameter]))
+        ]
         buffers = [pieces(self._buffer(m)) for m in moving] if group["momentum"] else split[1]
-        for of_each in zip(*(zip(*tensors, strict=True) for tensors in (*split, buffers)), strict=True):
+        for at, of_each in enumerate(zip(*(zip(*tensors, strict=True) for tensors in (*split, buffers)), strict=True)):
             parameters, gradients, past = map(list, of_each)
             directions = smoothed(group, gradients, past)
             steps = steepest_steps([(m.ball, d, m.size) for m, d in zip(moving, directions, strict=True)], self.method)
+            for i, a, averages in adapted:
+                factors = a.factors(averages[at], a.squares(gradients[i]), a.squares(directions[i]))
+                steps[i].mul_(factors.to(steps[i].dtype))  # first: a product with float64 takes three times as long
             shift(group, parameters, steps, [m.size for m in moving])
         for m, p in projections(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
             m.data.copy_(p)
@@ -295,9 +325,11 @@ class ModularOptimizer(torch.optim.Optimizer):
         def projected(some: list[Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
             return nearest([(m.ball, t) for m, t in zip(some, parts, strict=True)])
 
+        adapted = [Adaptation.of(m, self.state[m.parameter]) for m in moving]
         past = [self._buffer(m) if m.group["momentum"] else m.gradient for m in moving]
         directions = [smoothed(m.group, [m.gradient], [b])[0] for m, b in zip(moving, past, strict=True)]
         steps = mapped(moving, directions, steepest, can_fail=self.method == "svd")
+        adapt_everywhere(spread, moving, adapted, directions, steps)
         for m, step in zip(moving, steps, strict=True):
             shift(m.group, [m.data], [step], [m.size])
         for m, p in projections(moving, lambda outside: mapped(outside, [m.data for m in outside], projected, can_fail=True)):
@@ -321,11 +353,23 @@ class ModularOptimizer(torch.optim.Optimizer):
             for name, other in zip(own, saved.get("param_names", ()), strict=False):
                 if other != name and not str(other).endswith("." + name):  # wrappers put a prefix before names
                     raise NormMapKeyError(f"the loaded state is of {other!r} where this optimizer has {name!r}")
-        super().load_state_dict(state_dict)
+        # one saved before there was noise adaptation says nothing of it
+        kept = [{"noise_adaptation": group["noise_adaptation"]} for group in self.param_groups]
+        saved_groups = [*map(dict.__or__, kept, state_dict["param_groups"]), *state_dict["param_groups"][len(kept) :]]
+        if any(group["noise_adaptation"] is not None for group in saved_groups):
+            _ = self.norm.roles  # with its errors, before anything changes
+        super().load_state_dict(state_dict | {"param_groups": saved_groups})
         for group, names in zip(self.param_groups, groups, strict=True):
             group["param_names"] = names
-        for p, state in self.state.items():  # saved by one process, or with other shards
-            state |= {key: placed(t, p) for key, t in state.items() if isinstance(t, torch.Tensor) and t.shape == p.shape}
+        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        own = (
+            (group, name, p) for group in self.param_groups for name, p in zip(group["param_names"], group["params"], strict=True)
+        )
+        for i, (group, name, p) in zip(saved, own, strict=True):  # saved by one process, or with other shards
+            state = self.state[p] if p in self.state else {}
+            if "momentum_buffer" in state:
+                state["momentum_buffer"] = placed(state["momentum_buffer"], p)
+            restore(state, state_dict["state"].get(i, {}), p, self._unit_dims(name, group))
 
     def __getstate__(self) -> dict[str, Any]:
         # without the process group, which cannot be copied: a copy is of one process, where nothing is sharded
@@ -334,6 +378,8 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("noise_adaptation", None)  # pickled before there was any
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
         self._spread = None
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])

@@ -43,6 +43,7 @@ class Role:
         out_axis: the axis of its outputs; None where it has none.
         groups: of a convolution.
         names: all names, if it is tied to others.
+        is_first: whether all that it multiplies, as a matrix or a kernel, depends on no parameter: the program's inputs.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Role:
     out_axis: int | None = None
     groups: int = 1
     names: tuple[str, ...] = ()
+    is_first: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -218,7 +220,10 @@ def _role(name: str, shape: tuple[int, ...], notes: Notes, uses: Sequence[Use], 
             role = "depthwise"
     axis, blocks = _blocks(shape, uses) if role in ("matrix", "head", "stack", "convolution", "bias") else (None, ())
     names = names if len(names) > 1 else ()
-    return Role(name, shape, role, blocks, axis, 1 if convolution is None else convolution.groups, names)
+    groups = 1 if convolution is None else convolution.groups
+    products = [m for m in met if m.op in ("matrix", "convolution")]
+    is_first = bool(products) and all(m.is_first for m in products)
+    return Role(name, shape, role, blocks, axis, groups, names, is_first)
 
 
 def _named(shape: tuple[int, ...], met: set[str], uses: Sequence[Use]) -> RoleName:

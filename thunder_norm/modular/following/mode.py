@@ -41,7 +41,10 @@ class Following(TorchDispatchMode):
         if is_in_place:
             self.notes.before_change(given[0])
         tensors = [(t, self.notes.state(t)) for t in given]
+        is_dependent = any(map(self.notes.is_dependent, given))
         out = func(*args, **kwargs)
+        if is_dependent:
+            self.notes.depend((*tree_leaves(out), *(given[:1] if is_in_place else ())))
         if any(state is not None for _, state in tensors):
             call = Call(_name(func), func, args, kwargs, tensors, out)
             self._handler(call)(self.notes, call)

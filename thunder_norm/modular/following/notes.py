@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,13 @@ class Meeting:
         op: the operation.
         groups: of a convolution.
         out_axis: of a convolution, the parameter's axis of output channels.
+        is_first: whether what it multiplies depends on no parameter.
     """
 
     op: str
     groups: int = 1
     out_axis: int = 0
+    is_first: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +84,9 @@ class Notes:
         self._memory: dict[Any, StorageWeakRef] = {}
         self._next_look = 64
         self._written: dict[Any, list[Written]] = {}
+        self._dependent: dict[Any, StorageWeakRef] = {}
+        self._next_dependent = 64
+        self.depend(parameters.values())
         for t in inputs:
             if t.is_floating_point() or t.is_complex():
                 self.note(t, Followed())
@@ -101,6 +106,20 @@ class Notes:
             return None
         # a part of what is known, that nothing was noted of
         return assembled(t, self._written[key[0]]) if key[0] in self._written else Followed()
+
+    def depend(self, tensors: Iterable[Any]) -> None:
+        """From now on these, and all that share memory with them, depend on parameters."""
+        for t in tensors:
+            if isinstance(t, torch.Tensor) and t.layout == torch.strided:
+                self._dependent[t.untyped_storage()._cdata] = StorageWeakRef(t.untyped_storage())
+        if len(self._dependent) > self._next_dependent:
+            self._dependent = {key: memory for key, memory in self._dependent.items() if not memory.expired()}
+            self._next_dependent = 2 * len(self._dependent) + 64
+
+    def is_dependent(self, t: torch.Tensor) -> bool:
+        """Whether a tensor depends on parameters."""
+        memory = self._dependent.get(t.untyped_storage()._cdata) if t.layout == torch.strided else None
+        return memory is not None and not memory.expired()
 
     def before_change(self, t: torch.Tensor) -> None:
         """A tensor is about to change in place: the scores that it has are kept."""

@@ -33,9 +33,9 @@ def multiply(notes: Notes, call: Call) -> None:
     is_parameter = all(state.is_parameter for state in call.states)
     score, is_homogeneous = _mixed(of_a, of_b), False
     if of_b is not None and of_b.is_parameter:
-        strands, is_homogeneous = _product(notes, call, of_a, of_b, lambda t: _right(t, call)), True
+        strands, is_homogeneous = _product(notes, call, a, of_b, lambda t: _right(t, call)), True
     elif of_a is not None and of_a.is_parameter:
-        strands, is_homogeneous = _product(notes, call, of_b, of_a, lambda t: _left(t, call)), True
+        strands, is_homogeneous = _product(notes, call, b, of_a, lambda t: _left(t, call)), True
     else:
         strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
     if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices
@@ -55,14 +55,15 @@ def _mixed(of_a: Followed | None, of_b: Followed | None) -> Score | None:
 
 
 def _product(
-    notes: Notes, call: Call, other: Followed | None, parameter: Followed, moved: Callable[[torch.Tensor], torch.Tensor]
+    notes: Notes, call: Call, factor: torch.Tensor, parameter: Followed, moved: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Strand, ...]:
+    other = call.state(factor)
     if other is not None:
         notes.use(other, call.name)
         if other.is_parameter:
             notes.meet(other, Meeting("factor"))
     if other is None or not other.is_parameter:
-        notes.meet(parameter, Meeting("matrix"))
+        notes.meet(parameter, Meeting("matrix", is_first=not notes.is_dependent(factor)))
     left, right = (call.args[i] for i in _FACTORS[call.name])
     if parameter is call.state(left):
         return survived(parameter, "weight", [-1], moved)
@@ -143,7 +144,7 @@ def convolve(notes: Notes, call: Call) -> None:
     if of_weight is None or not of_weight.is_parameter:
         notes.use(of_weight, "convolution")
         return notes.note(call.out, Followed())
-    notes.meet(of_weight, Meeting("convolution", groups, int(transposed)))
+    notes.meet(of_weight, Meeting("convolution", groups, int(transposed), not notes.is_dependent(x)))
     others = [d for d in range(weight.ndim) if d != int(transposed)]
 
     def channels(t: torch.Tensor) -> torch.Tensor:
