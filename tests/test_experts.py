@@ -62,7 +62,12 @@ def longcat():
     return made("longcat_flash", "LongcatFlashExperts", **options), chosen()
 
 
-MODELS = {"Switch Transformers": switch, "NLLB-MoE": nllb, "DBRX": dbrx, "LongCat": longcat}
+def privacy_filter():
+    options = {"hidden_size": WIDTH, "intermediate_size": 12, "num_local_experts": EXPERTS}
+    return made("openai_privacy_filter", "OpenAIPrivacyFilterExperts", **options), chosen()
+
+
+MODELS = {"Switch Transformers": switch, "NLLB-MoE": nllb, "DBRX": dbrx, "LongCat": longcat, "Privacy Filter": privacy_filter}
 
 
 def tokens(name: str) -> torch.Tensor:

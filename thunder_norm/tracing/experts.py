@@ -1,7 +1,7 @@
 """Experts of transformers that get the tokens sent to them: in a trace every expert gets all tokens, and a mask leaves the others out.
 
 How many tokens an expert gets depends on their values, and so would the shapes of what it computes.  All other mixtures of experts in
-transformers have another implementation besides, for compilers.
+transformers run another implementation by default, which compilers can follow.
 """
 
 from __future__ import annotations
@@ -80,11 +80,24 @@ def _of_longcat(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tenso
     return _mixture(experts, hidden_states, chosen, top_k_weights)
 
 
+def _of_privacy_filter(
+    self: Any, hidden_states: torch.Tensor, router_indices: torch.Tensor, routing_weights: torch.Tensor
+) -> torch.Tensor:
+    def expert(number: int, states: torch.Tensor) -> torch.Tensor:
+        gate_up = states @ self.gate_up_proj[number].float() + self.gate_up_proj_bias[number].float()
+        return self._apply_gate(gate_up).float() @ self.down_proj[number].float() + self.down_proj_bias[number].float()
+
+    experts = [functools.partial(expert, i) for i in range(self.num_experts)]
+    chosen = F.one_hot(router_indices, num_classes=self.num_experts)
+    return _mixture(experts, hidden_states.float(), chosen, routing_weights.float()).to(hidden_states.dtype)
+
+
 _MODULES = {
     "switch_transformers.modeling_switch_transformers": ("SwitchTransformersExperts", _of_switch),
     "nllb_moe.modeling_nllb_moe": ("NllbMoeExperts", _of_nllb),
     "dbrx.modeling_dbrx": ("DbrxExperts", _of_dbrx),
     "longcat_flash.modeling_longcat_flash": ("LongcatFlashExperts", _of_longcat),
+    "openai_privacy_filter.modeling_openai_privacy_filter": ("OpenAIPrivacyFilterExperts", _of_privacy_filter),
 }
 
 for _module, (_class, _instead) in _MODULES.items():
