@@ -6,6 +6,7 @@ An acquisition has the fakes and wrappers met (`fakes`), what torch's autograd f
 
 from __future__ import annotations
 
+import collections
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ class Acquisition:
         self.sizes = DataSizes(self.fakes)
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
+        self.hooks_of_inputs: collections.OrderedDict[int, Any] = collections.OrderedDict()  # see `tensor_hooks`
+        self.retained: list[tuple[torch.Tensor, str | None]] = []  # fakes that are to keep their gradients, and where it is said
         self.tape = Tape()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired
         self.equality = Equality()

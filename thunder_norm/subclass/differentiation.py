@@ -32,6 +32,7 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
 from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
 from thunder_norm.subclass.tape import Tape
+from thunder_norm.subclass.tensor_hooks import check_retained
 from thunder_norm.subclass.trace import OperationId, composite
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.translation import proxy_like
@@ -273,6 +274,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     fakes = acquisition.fakes.by_name()
     check_followed(acquisition, trace, fakes)
     outputs = _outputs(trace, fakes)
+    check_retained(acquisition, outputs)
     sources = list(acquisition.autograd.sources.values())
     if not outputs or not sources:
         return None

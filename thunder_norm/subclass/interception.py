@@ -19,6 +19,7 @@ from thunder_norm.subclass import (
     plain,
     plain_operations,
     side_effects,
+    tensor_hooks,
     values,
 )
 from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
@@ -71,6 +72,7 @@ class Interpreting(Watching):
         """Write what the program has kept."""
         acquisition = _acquisition_of(self)
         ctx._constraints = fully_sharded.without_checks(acquisition, ctx._constraints)
+        tensor_hooks.write(acquisition, epilogue)
         side_effects.write(ctx, epilogue, acquisition, process)
 
     def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
@@ -109,6 +111,7 @@ class Interpreting(Watching):
         if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
             acquisition.note_presence(Presence.EXPECTED)
         hook = fully_sharded.hook(acquisition, fn) if type(fn) is types.FunctionType else None
+        hook = hook or tensor_hooks.lookaside(acquisition, fn, args)
         if hook is not None:
             return hook
         if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():

@@ -1,0 +1,250 @@
+"""Hooks that a program gives to tensors, ``x.register_hook(f)`` and its like.
+
+Those of inputs are given to the very tensors of the call, once the program has run: autograd calls them with the whole gradient, wherever
+it comes from.  Those of what a program computes run with torch's autograd on fakes, and what they do is part of the backward.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
+from thunder_norm.model_state.reachable import Reachable
+from thunder_norm.subclass import side_effects
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.given_attributes import wrapped_result
+from thunder_norm.subclass.made_objects import Call, NotMakeableError, OfEachCall, Recipe, Step
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.lookasides import instead_of
+from thunder.core.interpreter import WrappedValue, do_raise, interpreter_needs_wrap
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import AnyProxy, Proxy, ProxyTag, TensorProxy
+from thunder.core.trace import TraceCtx, tracectx
+
+_RETAIN = torch.Tensor.retain_grad
+_METHODS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, _RETAIN)
+
+
+class Handle(OfEachCall, RemovableHandle):
+    """What the program gets for a hook.
+
+    Args:
+        hooks: those of inputs.
+        take_off: takes the hook of what the program computes off, as long as the program runs; None for one of an input.
+    """
+
+    def __init__(self, hooks: dict[int, Any], take_off: Callable[[], None] | None = None):
+        super().__init__(hooks)
+        self.take_off = take_off
+        self.is_made = take_off is None
+
+    def remove(self) -> None:
+        """The program takes the hook off again."""
+        if self.take_off is not None:
+            self.take_off()
+        super().remove()
+
+
+instead_of(Handle.remove)(interpreter_needs_wrap(Handle.remove))
+
+
+class _Attached(NamedTuple):
+    """What is done to an input of the call at hand: `attach` takes it and the values of the proxies that the hook holds."""
+
+    owner: Proxy
+    held: dict[str, Proxy]
+    attach: Callable[[torch.Tensor, dict[str, Any]], None]
+
+
+def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call instead of a method that gives a tensor a hook."""
+    if not args or not isinstance(args[0].value, TensorProxy) or not any(fn is m for m in _METHODS):
+        return None
+    return functools.partial(_attached, acquisition, fn)
+
+
+def retain_grad(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    """Called for ``x.retain_grad`` of a plain tensor, a method that Thunder's proxies lack."""
+    return wrapped_result(types.MethodType(_RETAIN, obj.value), [obj.provenance, name.provenance])
+
+
+def _attached(acquisition: Acquisition, fn: Callable, obj: WrappedValue, hook: WrappedValue | None = None) -> Any:
+    hooks = () if hook is None else (hook.value,)
+    try:
+        if acquisition.num_levels or len(get_jit_ctx().computation_trace.scopes) > 1:
+            raise _refusal(fn, "in a function that is transformed, or in a region", "call it outside of that function")
+        real = acquisition.fakes.real_input(obj.value)
+        if real is None:
+            handle = _on_computed(acquisition, fn, obj.value, *hooks)
+        else:
+            handle = _on_input(acquisition, fn, obj, real, *hooks)
+    except ThunderNormError as e:
+        return do_raise(acquisition.refuse(e))
+    except Exception as e:  # noqa: BLE001 - what torch says is the program's to handle
+        return do_raise(e)
+    return wrapped_result(handle, [obj.provenance])
+
+
+def _refusal(fn: Callable, what: str, instead: str) -> UnsupportedOpError:
+    return UnsupportedOpError(with_details(f"{fn.__name__} {what}", at=location_of_user(), instead=instead))
+
+
+# -- inputs -------------------------------------------------------------------------------------------------------------------
+
+
+def _on_input(acquisition: Acquisition, fn: Callable, obj: WrappedValue, real: torch.Tensor, *hooks: Any) -> Handle | None:
+    with torch.enable_grad():
+        like = torch.empty((), requires_grad=real.requires_grad)
+        fn(like if real.is_leaf else like * 1, *hooks)  # raises what torch does
+    if fn is _RETAIN and real.is_leaf:
+        return None
+    held, make = _made(fn, hooks, shares=False)
+    registered = acquisition.hooks_of_inputs
+    handle = Handle(registered)
+
+    def attach(given: torch.Tensor, values: dict[str, Any]) -> None:
+        handle.in_call = fn(given, *make(Call(values)))
+
+    # Thunder's prologue takes parameters that are tagged so
+    owner = AnyProxy(real, history=obj.provenance, tags={ProxyTag.STATIC_MEMORY_LOCATION})
+    registered[handle.id] = _Attached(owner, held, attach)
+    return None if fn is _RETAIN else handle
+
+
+class _HookRecipe(Recipe):
+    """How to make a hook: functions that the program defines have variables of their own in each call.
+
+    Args:
+        shares: whether a container of the program's may be another one to the hook.
+    """
+
+    def __init__(self, *, shares: bool):
+        super().__init__(side_effects.known_before(), is_strict=False)
+        self._shares = shares
+
+    def of(self, value: Any) -> Step:
+        if id(value) in self.known or id(value) in self._steps:
+            return super().of(value)
+        if isinstance(value, types.FunctionType) and value.__closure__ is not None:
+            return self.function(value)
+        if isinstance(value, types.BuiltinMethodType) and isinstance(value.__self__, _CONTAINERS):  # seen.append
+            owner = self.of(value.__self__)
+            return lambda call: getattr(owner(call), value.__name__)
+        if isinstance(value, _CONTAINERS) and not self._shares:
+            raise NotMakeableError(value)
+        return super().of(value)
+
+
+_CONTAINERS = (dict, list, set, collections.deque)
+
+
+def _made(fn: Callable, hooks: tuple[Any, ...], *, shares: bool) -> tuple[dict[str, Proxy], Step]:
+    """The proxies that hooks hold, and what makes these hooks of the values of those."""
+    recipe = _HookRecipe(shares=shares)
+    try:
+        step = recipe.of(hooks)
+    except NotMakeableError as e:
+        kind = type(e.value).__qualname__
+        raise _refusal(fn, f"with a function that holds a {kind} of the program's", "let it hold what is there before") from None
+    return recipe.arguments, step
+
+
+def write(acquisition: Acquisition, epilogue: TraceCtx) -> None:
+    """Have the epilogue give inputs the hooks that the program has not taken off again."""
+    for owner, held, attach in acquisition.hooks_of_inputs.values():
+        with tracectx(epilogue):
+            epilogue.bound_symbols.append(_attaching(owner, held, attach))
+
+
+def _attaching(owner: Proxy, held: dict[str, Proxy], attach: Callable[[torch.Tensor, dict[str, Any]], None]) -> Any:
+    def run(given: torch.Tensor, *values: Any) -> None:
+        attach(given, dict(zip(held, values, strict=True)))
+
+    return bindable("attach_hook", run)(owner, *held.values(), output=None)
+
+
+# -- what the program computes ------------------------------------------------------------------------------------------------
+
+
+def _on_computed(acquisition: Acquisition, fn: Callable, proxy: TensorProxy, *hooks: Any) -> Handle | None:
+    if not acquisition.autograd.requires_grad(proxy) or fn not in (torch.Tensor.register_hook, _RETAIN):
+        with torch.enable_grad():
+            fn(torch.empty((), requires_grad=acquisition.autograd.requires_grad(proxy)) * 1, *hooks)  # an error of torch's
+    if not acquisition.autograd.is_running:
+        if _is_used(proxy):
+            raise _refusal(fn, "of a tensor that was used before", "call it where the tensor is computed")
+        acquisition.differentiate()
+    fake = acquisition.fake_of(proxy)
+    if fn is _RETAIN:
+        acquisition.retained.append((fake, location_of_user()))
+        return None
+    held, make = _made(fn, hooks, shares=True)
+    (hook,) = make(Call({name: acquisition.to_fake(p) for name, p in held.items()}))
+    run = _watching(fn, hook, location_of_user())
+    with torch._C.DisableTorchFunctionSubclass():
+        attached = fn(fake, run)
+    if held:
+        acquisition.tape.tear()
+    else:
+        acquisition.tape.note(fn, (fake, hook), {}, None, is_grad_enabled())
+
+    def take_off() -> None:
+        acquisition.tape.tear()
+        attached.remove()
+
+    return Handle(acquisition.hooks_of_inputs, take_off)
+
+
+def _is_used(proxy: TensorProxy) -> bool:
+    bsyms = get_jit_ctx().computation_trace.bound_symbols
+    return any(p.name == proxy.name for b in bsyms for p in b.flat_proxy_args)
+
+
+def _watching(fn: Callable, hook: Callable, at: str | None) -> Callable:
+    """The hook, run while the trace is acquired: of what it does, what it returns is in the trace."""
+
+    def run(gradient: torch.Tensor) -> Any:
+        before = Reachable((hook, getattr(hook, "__self__", None)))
+        found = hook(gradient)
+        changed = [place for place in before.places if place.is_changed]
+        for place in changed:
+            place.restore()
+        if changed:
+            raise UnsupportedOpError(
+                with_details(
+                    f"a hook changes a {type(changed[0].owner).__name__}",
+                    at=at,
+                    why="it runs once, while the trace is acquired, and not in each backward",
+                    instead="let it return a gradient, and keep what it is given by torch.autograd.grad",
+                )
+            )
+        return found
+
+    return run
+
+
+def check_retained(acquisition: Acquisition, outputs: list[torch.Tensor]) -> None:
+    """No result is to keep its gradient, of which outside of the program there is but a part.
+
+    Raises:
+        UnsupportedOpError: one is.
+    """
+    for fake, at in acquisition.retained:
+        if any(fake is t for t in outputs):
+            raise UnsupportedOpError(
+                with_details(
+                    "retain_grad() of a tensor that the program computes and returns",
+                    at=at,
+                    why="what the program does with it is differentiated on its own",
+                    instead="call it on the result, or ask torch.autograd.grad",
+                )
+            )
