@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.hooks import RemovableHandle
 
 import thunder_norm  # noqa: F401 - before Thunder
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
 
@@ -38,6 +39,8 @@ def _assert_equal(found, expected) -> None:
         assert len(found) == len(expected)
         for pair in zip(found, expected, strict=True):
             _assert_equal(*pair)
+    elif isinstance(expected, RemovableHandle):
+        return
     elif isinstance(expected, TwoTensor):
         _assert_equal((found.a, found.b), (expected.a, expected.b))
     elif isinstance(expected, torch.Tensor):
@@ -115,7 +118,45 @@ def retained(x):
     return (y * 2).sum()
 
 
+def with_its_handle(x):
+    handle = x.register_hook(lambda g: g * 2)
+    return x * x, handle, [handle]
+
+
+def with_the_handle_of_nothing(x):
+    handle = x.register_hook(lambda g: g * 2)
+    handle.remove()
+    y = x * x
+    other = y.register_hook(lambda g: g * 3)
+    other.remove()
+    return y, handle, other
+
+
+def as_long_as_a_block(x):
+    with x.register_hook(lambda g: g * 2):
+        return x * x
+
+
+def of_a_node(x):
+    y = x * x
+    y.grad_fn.register_hook(lambda inputs, outputs: tuple(g * 2 for g in inputs))
+    y.grad_fn.register_prehook(lambda outputs: (outputs[0] + 1,))
+    return y
+
+
+def that_says_so(x):
+    y = x * x
+    before = y.retains_grad
+    y.retain_grad()
+    return (y * 2).sum(), before, y.retains_grad, (x * 1).retains_grad
+
+
 HOOKS = [
+    with_its_handle,
+    with_the_handle_of_nothing,
+    as_long_as_a_block,
+    of_a_node,
+    that_says_so,
     of_input,
     of_result,
     removed_from_input,
@@ -209,6 +250,90 @@ def test_plain_tensors(transform):
         torch.testing.assert_close(model.linear.weight.grad, other.linear.weight.grad)
 
 
+def test_a_handle_that_is_returned_takes_the_hook_off():
+    """It is that of the call at hand, and torch's."""
+    jitted = thunder.jit(with_its_handle, transforms=[SubclassTransform()])
+    gradients = []
+    for fn in (with_its_handle, jitted, jitted):
+        x = _two(0)
+        y, handle, (same,) = fn(x)
+        assert type(handle) is RemovableHandle and same is handle
+        y.sum().backward(retain_graph=True)
+        handle.remove()
+        y.sum().backward()
+        gradients.append(x.grad)
+    assert thunder.cache_misses(jitted) == 1
+    for gradient in gradients[1:]:
+        _assert_equal(gradient, gradients[0])
+
+
+class _Backward(nn.Module):
+    """A layer with hooks of its backward, given before or after it runs."""
+
+    def __init__(self, **hooks):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        for name, hook in hooks.items():
+            getattr(self.linear, name)(hook)
+
+    def forward(self, x):
+        return self.linear(x.sin())
+
+
+def test_hooks_of_modules():
+    """What torch's hooks of modules do to gradients of wrappers is in the backward."""
+    hooks = {
+        "register_full_backward_hook": lambda module, inputs, outputs: tuple(g * 2 for g in inputs),
+        "register_full_backward_pre_hook": lambda module, outputs: tuple(g + 1 for g in outputs),
+    }
+    torch.manual_seed(seeded(0))
+    model = _Backward(**hooks)
+    _assert_equal(_answers(thunder.jit(model, transforms=[SubclassTransform()]), 1), _answers(model, 1))
+
+
+@pytest.mark.parametrize("fn", [after_accumulating, of_result, retained], ids=lambda f: f.__name__)
+def test_transforms_that_follow_no_autograd_refuse_hooks(fn):
+    """They are for plain tensors, and have no part in their gradients."""
+    with pytest.raises(UnsupportedOpError, match="in a jitted function"):
+        thunder.jit(fn, transforms=[CheckpointTransform()])(torch.ones(3, 4, requires_grad=True))
+
+
+def _packing(x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+        return x * x
+
+
+def _of_several(x):
+    torch.autograd.graph.register_multi_grad_hook((x,), lambda gradients: None)
+    return x * x
+
+
+def _a_changed_attribute(x):
+    x.register_hook(lambda g: g)
+    return x * x, x._backward_hooks is None
+
+
+def _computed_handle(x):
+    y = x * x
+    return y, y.register_hook(lambda g: g)
+
+
+@pytest.mark.parametrize(
+    "fn, message",
+    [
+        (_packing, "saved_tensors_hooks"),
+        (_of_several, "register_multi_grad_hook"),
+        (_a_changed_attribute, "_backward_hooks"),
+        (_computed_handle, "the handle of a hook of what the program computes"),
+    ],
+    ids=["packing", "of_several", "a_changed_attribute", "computed_handle"],
+)
+def test_what_a_trace_cannot_keep_is_refused(fn, message):
+    """Without a word the gradients, or the answer, would be others."""
+    with pytest.raises(UnsupportedOpError, match=message):
+        thunder.jit(fn, transforms=[SubclassTransform()])(_two(0))
+
+
 def test_hooks_that_change_something_are_refused():
     """They would run once, while the trace is acquired."""
     seen: list = []
@@ -218,8 +343,9 @@ def test_hooks_that_change_something_are_refused():
         y.register_hook(seen.append)
         return y
 
-    x = _two(0)
-    y = thunder.jit(f, transforms=[SubclassTransform()])(x)
-    with pytest.raises(UnsupportedOpError, match="a hook changes a list"):
-        y.sum().backward()
-    assert seen == []
+    counted = _Backward(register_full_backward_hook=lambda module, inputs, outputs: seen.append(outputs))
+    for program in (f, counted):
+        y = thunder.jit(program, transforms=[SubclassTransform()])(_two(0))
+        with pytest.raises(UnsupportedOpError, match="a hook changes a list"):
+            y.sum().backward()
+        assert seen == []

@@ -13,13 +13,13 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
-from thunder_norm.subclass import given_attributes, trace
+from thunder_norm.subclass import given_attributes, tensor_hooks, trace
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.given_attributes import wrapped_result
 from thunder_norm.subclass.operations import call
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import (
     WrappedValue,
@@ -101,6 +101,8 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
 
 def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: str, owner: type, found: Any) -> Any:
     """The value of a property or of an attribute that torch computes, found in class `owner`."""
+    if name == "retains_grad" and not overrides_torch_function(type(proxy.fake)):
+        return tensor_hooks.is_retained(acquisition, proxy)
     if isinstance(found, property) and owner is not torch.Tensor:
         return call(acquisition, found.fget, (proxy,), {})
     if isinstance(found, types.MemberDescriptorType) or (

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass import tensor_hooks
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing import guards
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap, wrap_attribute
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
@@ -24,11 +26,6 @@ _NUMBERS = frozenset({"is_leaf", "retains_grad", "output_nr", "_version", "name"
 _TENSORS = frozenset({"grad", "_base"})
 _OBJECTS = frozenset({"grad_fn", "_backward_hooks", "_post_accumulate_grad_hooks"})
 OF_THE_GIVEN = _NUMBERS | _TENSORS | _OBJECTS
-
-
-def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
-    """A value as the interpreter takes it from what is called instead of a function."""
-    return wrap(value, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inst_inputs))
 
 
 def attribute_of_input(real: torch.Tensor, obj: WrappedValue, name: str) -> Any:
@@ -68,8 +65,10 @@ def of_wrapper(acquisition: Acquisition, obj: WrappedValue, name: str) -> Any:
         if name == "_version":
             attribute_of_input(real, obj, name)
             return wrapped_result(real._version + _version_of(proxy), [obj.provenance])
-        found = getattr(real, name)
-        if found is None or name in _NUMBERS:
+        if name == "retains_grad" and tensor_hooks.is_retained(acquisition, proxy):
+            return wrapped_result(True, [obj.provenance])
+        found, is_changed = getattr(real, name), name in _OBJECTS and tensor_hooks.has_given(acquisition, real)
+        if name in _NUMBERS or (found is None and not is_changed):
             return attribute_of_input(real, obj, name)
         if name in _TENSORS:
             guards.note_none(obj)

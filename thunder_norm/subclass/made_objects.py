@@ -79,10 +79,12 @@ class OfEachCall:
     Attributes:
         in_call: that of the call at hand.
         is_made: whether there is one in each call.
+        described: what it is, for errors.
     """
 
     in_call: Any = None
     is_made = True
+    described = ""
 
 
 class Recipe:
@@ -120,7 +122,8 @@ class Recipe:
             return self._argument(elsewhere)
         if isinstance(value, OfEachCall) and value.is_made:
             self.objects.append(value)
-            return lambda call: value.in_call
+            self._steps[id(value)] = lambda call: value.in_call
+            return self._steps[id(value)]
         if isinstance(value, tuple):
             return self._tuple(value)
         if id(value) in self.known:
@@ -365,9 +368,10 @@ class MadeObjects:
 def refusal(value: Any, what: str) -> UnsupportedOpError:
     """The error for a value that cannot be handed out."""
     cls = type(value)
+    described = value.described if isinstance(value, OfEachCall) else f"a {cls.__module__}.{cls.__qualname__}"
     return UnsupportedOpError(
         with_details(
-            f"{what} holds a {cls.__module__}.{cls.__qualname__}, which cannot be made anew in each call",
+            f"{what} holds {described}, which cannot be made anew in each call",
             why="a trace is used again, with other tensors",
             instead="return tensors, containers, or instances of classes written in Python that hold them",
         )

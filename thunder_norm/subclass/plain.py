@@ -17,10 +17,11 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import tensor_hooks
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import address_refused, from_user
-from thunder_norm.subclass.given_attributes import attribute_of_input, wrapped_result
+from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     WrappedValue,
@@ -53,7 +54,9 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return functools.partial(_requires_grad, acquisition)
         if args[1].value == "is_leaf" and acquisition is not None and _is_written_in_order(acquisition):
             return functools.partial(_is_leaf, acquisition)
-        if args[1].value == "retain_grad" and acquisition is not None:
+        if args[1].value in tensor_hooks.NAMES and acquisition is None:
+            return tensor_hooks.refuse_unfollowed
+        if args[1].value == "retain_grad":
             return tensor_hooks.retain_grad
         if args[1].value == "_base" and from_user():
             real = _real(acquisition, args[0])
@@ -181,6 +184,8 @@ _STORED: dict[str, Callable[[TensorProxy], Any]] = {
 
 def _how_stored(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     real = _real(acquisition, obj)
+    if name.value == "retains_grad" and acquisition is not None and tensor_hooks.is_retained(acquisition, obj.value):
+        return wrapped_result(True, [obj.provenance, name.provenance])
     if real is None:
         return wrapped_result(_STORED[unwrap(name)](obj.value), [obj.provenance, name.provenance])
     return attribute_of_input(real, obj, unwrap(name))

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass import side_effects
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.given_attributes import wrapped_result
-from thunder_norm.subclass.made_objects import Call, NotMakeableError, OfEachCall, Recipe, Step
+from thunder_norm.subclass.made_objects import Call, NotMakeableError, OfEachCall, Recipe, Step, holds_proxies
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.provenances import wrapped_result
 from thunder.core.interpreter import WrappedValue, do_raise, interpreter_needs_wrap
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import AnyProxy, Proxy, ProxyTag, TensorProxy
@@ -32,6 +33,9 @@ from thunder.core.trace import TraceCtx, tracectx
 
 _RETAIN = torch.Tensor.retain_grad
 _METHODS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, _RETAIN)
+NAMES = frozenset(method.__name__ for method in _METHODS)
+_OF_NODES = frozenset({"register_hook", "register_prehook"})
+_BUILT_IN = (types.BuiltinMethodType, types.MethodDescriptorType)
 
 
 class Handle(OfEachCall, RemovableHandle):
@@ -41,6 +45,8 @@ class Handle(OfEachCall, RemovableHandle):
         hooks: those of inputs.
         take_off: takes the hook of what the program computes off, as long as the program runs; None for one of an input.
     """
+
+    described = "the handle of a hook of what the program computes"
 
     def __init__(self, hooks: dict[int, Any], take_off: Callable[[], None] | None = None):
         super().__init__(hooks)
@@ -52,29 +58,66 @@ class Handle(OfEachCall, RemovableHandle):
         if self.take_off is not None:
             self.take_off()
         super().remove()
+        # in each call one that has nothing to remove
+        self.in_call, self.is_made = RemovableHandle(collections.OrderedDict()), True
 
 
 instead_of(Handle.remove)(interpreter_needs_wrap(Handle.remove))
 
 
 class _Attached(NamedTuple):
-    """What is done to an input of the call at hand: `attach` takes it and the values of the proxies that the hook holds."""
+    """What is done to an input of the call at hand, here `given`: `attach` takes it and the values of the proxies that the hook holds."""
 
+    fn: Callable
+    given: torch.Tensor
     owner: Proxy
     held: dict[str, Proxy]
     attach: Callable[[torch.Tensor, dict[str, Any]], None]
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
-    """What to call instead of a method that gives a tensor a hook."""
-    if not args or not isinstance(args[0].value, TensorProxy) or not any(fn is m for m in _METHODS):
-        return None
-    return functools.partial(_attached, acquisition, fn)
+    """What to call instead of a method that gives a tensor a hook, or a node of torch's autograd."""
+    if args and isinstance(args[0].value, TensorProxy) and any(fn is m for m in _METHODS):
+        return functools.partial(_attached, acquisition, fn)
+    if type(fn) in _BUILT_IN and fn.__name__ in _OF_NODES:
+        owner = args[0].value if type(fn) is types.MethodDescriptorType and args else getattr(fn, "__self__", None)
+        if isinstance(owner, torch.autograd.graph.Node):
+            return functools.partial(_on_node, acquisition, fn)
+    return None
+
+
+def is_retained(acquisition: Acquisition, proxy: TensorProxy) -> bool:
+    """Whether the program has had a tensor keep its gradient."""
+    real = acquisition.fakes.real_input(proxy)
+    if real is not None:
+        return _RETAIN in _given(acquisition, real)
+    return any(acquisition.fake_of(proxy) is fake for fake, _ in acquisition.retained)
+
+
+def has_given(acquisition: Acquisition, real: torch.Tensor) -> bool:
+    """Whether the program has given an input hooks, and not taken them off."""
+    return bool(_given(acquisition, real))
+
+
+def _given(acquisition: Acquisition, real: torch.Tensor) -> list[Callable]:
+    return [attached.fn for attached in acquisition.hooks_of_inputs.values() if attached.given is real]
 
 
 def retain_grad(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     """Called for ``x.retain_grad`` of a plain tensor, a method that Thunder's proxies lack."""
     return wrapped_result(types.MethodType(_RETAIN, obj.value), [obj.provenance, name.provenance])
+
+
+def refuse_unfollowed(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    """Called for these methods of a plain tensor where torch's autograd follows nothing."""
+    error = UnsupportedOpError(
+        with_details(
+            f"{name.value} in a jitted function",
+            at=location_of_user(),
+            instead="SubclassTransform() among the transforms of thunder.jit, or call it outside",
+        )
+    )
+    return do_raise(error)
 
 
 def _attached(acquisition: Acquisition, fn: Callable, obj: WrappedValue, hook: WrappedValue | None = None) -> Any:
@@ -92,6 +135,17 @@ def _attached(acquisition: Acquisition, fn: Callable, obj: WrappedValue, hook: W
     except Exception as e:  # noqa: BLE001 - what torch says is the program's to handle
         return do_raise(e)
     return wrapped_result(handle, [obj.provenance])
+
+
+def _on_node(acquisition: Acquisition, fn: Callable, *args: WrappedValue) -> Any:
+    """Called for the hooks of nodes of torch's autograd, which runs on fakes; ``register_full_backward_hook`` gives modules such."""
+    *node, hook = [a.value for a in args]
+    if holds_proxies(hook):
+        what = "of a node of the graph, with a function that holds tensors of the program's"
+        return do_raise(acquisition.refuse(_refusal(fn, what, "give the tensor a hook")))
+    acquisition.tape.tear()
+    attached = fn(*node, _watching(hook, location_of_user()))
+    return wrapped_result(_on_fakes(acquisition, attached), [a.provenance for a in args])
 
 
 def _refusal(fn: Callable, what: str, instead: str) -> UnsupportedOpError:
@@ -116,7 +170,7 @@ def _on_input(acquisition: Acquisition, fn: Callable, obj: WrappedValue, real: t
 
     # Thunder's prologue takes parameters that are tagged so
     owner = AnyProxy(real, history=obj.provenance, tags={ProxyTag.STATIC_MEMORY_LOCATION})
-    registered[handle.id] = _Attached(owner, held, attach)
+    registered[handle.id] = _Attached(fn, real, owner, held, attach)
     return None if fn is _RETAIN else handle
 
 
@@ -160,7 +214,7 @@ def _made(fn: Callable, hooks: tuple[Any, ...], *, shares: bool) -> tuple[dict[s
 
 def write(acquisition: Acquisition, epilogue: TraceCtx) -> None:
     """Have the epilogue give inputs the hooks that the program has not taken off again."""
-    for owner, held, attach in acquisition.hooks_of_inputs.values():
+    for _, _, owner, held, attach in acquisition.hooks_of_inputs.values():
         with tracectx(epilogue):
             epilogue.bound_symbols.append(_attaching(owner, held, attach))
 
@@ -189,14 +243,17 @@ def _on_computed(acquisition: Acquisition, fn: Callable, proxy: TensorProxy, *ho
         return None
     held, make = _made(fn, hooks, shares=True)
     (hook,) = make(Call({name: acquisition.to_fake(p) for name, p in held.items()}))
-    run = _watching(fn, hook, location_of_user())
+    run = _watching(hook, location_of_user())
     with torch._C.DisableTorchFunctionSubclass():
         attached = fn(fake, run)
     if held:
         acquisition.tape.tear()
     else:
         acquisition.tape.note(fn, (fake, hook), {}, None, is_grad_enabled())
+    return _on_fakes(acquisition, attached)
 
+
+def _on_fakes(acquisition: Acquisition, attached: RemovableHandle) -> Handle:
     def take_off() -> None:
         acquisition.tape.tear()
         attached.remove()
@@ -209,12 +266,13 @@ def _is_used(proxy: TensorProxy) -> bool:
     return any(p.name == proxy.name for b in bsyms for p in b.flat_proxy_args)
 
 
-def _watching(fn: Callable, hook: Callable, at: str | None) -> Callable:
+def _watching(hook: Callable, at: str | None) -> Callable:
     """The hook, run while the trace is acquired: of what it does, what it returns is in the trace."""
 
-    def run(gradient: torch.Tensor) -> Any:
-        before = Reachable((hook, getattr(hook, "__self__", None)))
-        found = hook(gradient)
+    @functools.wraps(hook, updated=())
+    def run(*gradients: Any) -> Any:
+        before = Reachable((hook, getattr(hook, "__self__", None), *_of_modules(hook)))
+        found = hook(*gradients)
         changed = [place for place in before.places if place.is_changed]
         for place in changed:
             place.restore()
@@ -230,6 +288,12 @@ def _watching(fn: Callable, hook: Callable, at: str | None) -> Callable:
         return found
 
     return run
+
+
+def _of_modules(hook: Callable) -> list[Any]:
+    """The program's own functions, where it is torch that calls them: hooks of a module's backward."""
+    held = inspect.getclosurevars(hook).nonlocals.values() if isinstance(hook, types.FunctionType) else ()
+    return [own for h in held if isinstance(h, BackwardHook) for own in (h.user_hooks, h.user_pre_hooks)]
 
 
 def check_retained(acquisition: Acquisition, outputs: list[torch.Tensor]) -> None:

@@ -1,10 +1,15 @@
-"""Ways from the arguments of a call, as Thunder writes them down."""
+"""Where values come from, as Thunder's interpreter writes it down."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
+
+
+def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
+    """A value as the interpreter takes it from what is called instead of a function."""
+    return wrap(value, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inst_inputs))
 
 
 def provenance_of(way: tuple[tuple[str, Any], ...]) -> ProvenanceRecord:
