@@ -244,6 +244,13 @@ class Acquisition:
             self.note_presence(Presence.MET)
             self.autograd.start()
 
+    def note_writing(self, fn: Callable, args: tuple) -> None:
+        """Torch's autograd started from a tensor of the program's, and must not, if `fn` writes into that: it counts as a leaf."""
+        if self.autograd.is_running and args and isinstance(args[0], TensorProxy) and is_in_place(fn):
+            fake = self.fakes.known(args[0])
+            is_started_from = id(fake) in self.fakes.computed and id(fake) in self.autograd.sources
+            self.autograd.starts_late = self.autograd.starts_late or is_started_from
+
     def requires_grad(self, fake: torch.Tensor) -> bool:
         """Whether what a fake stands for requires grad where it is, as far as the trace knows it by now."""
         proxy = self.fakes.proxy_of(fake)

@@ -26,6 +26,7 @@ class Autograd:
 
     def __init__(self, fakes: Fakes) -> None:
         self.is_running = False
+        self.starts_late = False  # what was computed before it ran should have gone through it
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
         # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`

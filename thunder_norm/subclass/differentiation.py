@@ -265,6 +265,26 @@ def _carrier(fake: torch.Tensor) -> TensorProxy:
     return ltorch.expand(ltorch.full((), 0, device=device, dtype=dtype), tuple(fake.shape))
 
 
+def starts_late(acquisition: Acquisition, trace: TraceCtx) -> bool:
+    """Whether a gradient of what Thunder computed before torch's autograd ran is a wrapper, which Thunder cannot hand on.
+
+    `trace` is a computation that has just been acquired.
+    """
+    computed = [t for i, t in acquisition.autograd.sources.items() if i in acquisition.fakes.computed]
+    outputs = _outputs(trace.bound_symbols[-1].flat_proxy_args, acquisition.fakes.by_name()) if computed else []
+    if not outputs:
+        return False
+    try:
+        with recording(acquisition) as recorder, torch.no_grad():
+            tangents = [Structure.of(_tangent_like(acquisition, t), "a result").decoded() for t in outputs]
+            options = {"allow_unused": True, "retain_graph": True}
+            gradients = acquisition.run(recorder, torch.autograd.grad, (outputs, computed, tangents), options)
+            found = [Source(t, Structure.of(g, "an input")) for t, g in zip(computed, gradients, strict=True) if g is not None]
+    except Exception:  # noqa: BLE001 - `differentiate` meets it again, and says so
+        return False
+    return any(source.uses_carriers for source in found)
+
+
 def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     """Let torch's autograd run backwards on the fakes of an acquired program; None if no input gets a gradient.
 
@@ -273,7 +293,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     """
     fakes = acquisition.fakes.by_name()
     check_followed(acquisition, trace, fakes)
-    outputs = _outputs(trace, fakes)
+    outputs = _outputs(trace.bound_symbols[-1].args[0]["output"], fakes)
     check_retained(acquisition, outputs)
     sources = list(acquisition.autograd.sources.values())
     if not outputs or not sources:
@@ -314,10 +334,10 @@ def _backward(
     return found, segments
 
 
-def _outputs(trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def _outputs(returned: Sequence[Any], fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included."""
     found: dict[int, torch.Tensor] = {}
-    for p in trace.bound_symbols[-1].args[0]["output"]:
+    for p in returned:
         fake = fake_of(p, fakes)
         for t in () if fake is None else (fake, *leaves_of(fake)):
             if t.requires_grad:

@@ -23,6 +23,7 @@ from thunder_norm.subclass import (
     values,
 )
 from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
+from thunder_norm.subclass.differentiation import starts_late
 from thunder_norm.subclass.protocol import check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks
@@ -36,6 +37,7 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
+_FROM_THE_FIRST = "_thunder_norm_differentiates_from_the_first"
 
 
 class Watching(Participant):
@@ -67,6 +69,16 @@ class Interpreting(Watching):
     def new_acquisition(self) -> Acquisition:
         """The state for one acquisition."""
         return Acquisition()
+
+    def begins_again(self, found: Any | None) -> bool:
+        """Torch's autograd is to run from the first operation on, where it did from the first wrapper that meets a gradient."""
+        acquisition = finished_acquisition()
+        if acquisition is None or not torch.is_grad_enabled():
+            return False
+        late = acquisition.autograd.starts_late or (found is not None and starts_late(acquisition, found.computation_trace))
+        if late:
+            setattr(get_compile_data(), _FROM_THE_FIRST, True)
+        return late
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
@@ -186,7 +198,8 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
     wrappers = _wrappers_given(entry, args)
     if wrappers:
         acquisition.note_presence(Presence.EXPECTED)
-    if torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers):
+    is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
+    if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):
         acquisition.differentiate()
     given = [a.value for a in args]
     if [type(v) for v in given] != [tuple, dict]:

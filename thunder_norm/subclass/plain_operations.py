@@ -85,7 +85,7 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
     real = acquisition.fakes.real_input(obj.value)
     if real is not None and name.value in vars(real) and isinstance(vars(real)[name.value], bool | int | float | str | None):
         get_interpreterruntimectx().curexc = None
-        return attribute_of_input(real, obj, name)
+        return attribute_of_input(real, obj, name.value)
     if not hasattr(torch.Tensor, name.value):
         return result
     get_interpreterruntimectx().curexc = None

@@ -235,6 +235,7 @@ def _on_computed(acquisition: Acquisition, fn: Callable, proxy: TensorProxy, *ho
             fn(torch.empty((), requires_grad=acquisition.autograd.requires_grad(proxy)) * 1, *hooks)  # an error of torch's
     if not acquisition.autograd.is_running:
         if _is_used(proxy):
+            acquisition.autograd.starts_late = True
             raise _refusal(fn, "of a tensor that was used before", "call it where the tensor is computed")
         acquisition.differentiate()
     fake = acquisition.fake_of(proxy)

@@ -52,6 +52,20 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
     if not ours:
         return _original_acquire(fn, args, kwargs, **options)
     _check_cache_option()
+    asked = leading(ours)
+    try:
+        return _acquired(asked, fn, args, kwargs, options, may_begin_again=True)
+    except Exception as e:  # noqa: BLE001 - it failed for what is known only now, perhaps
+        if not isinstance(e, _Again) and not asked.begins_again(None):
+            raise
+    return _acquired(asked, fn, args, kwargs, options, may_begin_again=False)
+
+
+class _Again(Exception):
+    """What the program has done while it was acquired is undone, and it is acquired once more."""
+
+
+def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, options: dict, *, may_begin_again: bool) -> Any:
     with ExitStack() as stack:
         stack.enter_context(whereabouts.shown())
         stack.enter_context(guards.noted(fn, args, kwargs))
@@ -60,7 +74,6 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         stack.enter_context(proxy_names.noted())
         if options.get("sharp_edges") is SHARP_EDGES_OPTIONS.ALLOW:  # otherwise Thunder speaks of values of its own helpers too
             stack.enter_context(native.interpreter())
-        asked = leading(ours)
         stack.enter_context(asked.surrounding(fn, args, kwargs))
         stack.enter_context(aliases.noted())
         _share_facts_of_hooks(fn)
@@ -72,6 +85,8 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             if isinstance(e.__cause__, ThunderNormError):
                 raise e.__cause__ from None
             raise
+        if may_begin_again and asked.begins_again(found):
+            raise _Again
         aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         if guards.is_of_one_call():

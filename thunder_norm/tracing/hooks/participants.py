@@ -62,6 +62,10 @@ class Participant(Transform):
     def acquired(self, found: Any) -> None:
         """Called with the traces just acquired, before any transform."""
 
+    def begins_again(self, found: Any | None) -> bool:
+        """Whether the program is to be acquired once more, with what is known by now; `found` are the traces, None if there was an error."""
+        return False
+
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """The program that runs, forward or backward, which lets go of tensors as soon as nobody needs them."""
         return freeing_inputs(releasing_saved(computation_trace))
