@@ -102,6 +102,7 @@ class Acquisition:
     def __init__(self) -> None:
         self.phase = Phase.WAITING
         self.presence = Presence.UNKNOWN
+        self.is_followed_alone = False  # torch's autograd runs, for hooks, and there are no wrappers
         self.watches = False  # whether every call of the program must be looked at: there may be wrappers, or norms
         self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
@@ -110,6 +111,7 @@ class Acquisition:
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
         self.hooks_of_inputs: collections.OrderedDict[int, Any] = collections.OrderedDict()  # see `tensor_hooks`
+        self.hooks_of_backward: list[Any] = []  # and of what it computes
         self.retained: list[tuple[torch.Tensor, str | None]] = []  # fakes that are to keep their gradients, and where it is said
         self.tape = Tape()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired
@@ -224,6 +226,7 @@ class Acquisition:
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
         self.wrappers.add(proxy, is_inside=self.num_levels > 0)
+        self.is_followed_alone = False
         self.note_presence(Presence.MET)
         return proxy
 
@@ -241,6 +244,7 @@ class Acquisition:
     def differentiate(self) -> None:
         """From now on torch's autograd runs on the fakes: there is a wrapper that requires grad."""
         if not (self.autograd.is_running or self.is_transformed):
+            self.is_followed_alone = not self.meets_wrappers
             self.note_presence(Presence.MET)
             self.autograd.start()
 

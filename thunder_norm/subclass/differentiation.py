@@ -27,12 +27,12 @@ from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.fallback import fallback
 from thunder_norm.subclass.followed import check_followed
 from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
+from thunder_norm.subclass.hooks_of_backward import check_hooks, check_retained
 from thunder_norm.subclass.mutations import check_newest
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
 from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
 from thunder_norm.subclass.tape import Tape
-from thunder_norm.subclass.tensor_hooks import check_retained
 from thunder_norm.subclass.trace import OperationId, composite
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.translation import proxy_like
@@ -266,10 +266,7 @@ def _carrier(fake: torch.Tensor) -> TensorProxy:
 
 
 def starts_late(acquisition: Acquisition, trace: TraceCtx) -> bool:
-    """Whether a gradient of what Thunder computed before torch's autograd ran is a wrapper, which Thunder cannot hand on.
-
-    `trace` is a computation that has just been acquired.
-    """
+    """Whether what Thunder computed before torch's autograd ran has a wrapper as gradient; `trace` has just been acquired."""
     computed = [t for i, t in acquisition.autograd.sources.items() if i in acquisition.fakes.computed]
     outputs = _outputs(trace.bound_symbols[-1].flat_proxy_args, acquisition.fakes.by_name()) if computed else []
     if not outputs:
@@ -277,8 +274,9 @@ def starts_late(acquisition: Acquisition, trace: TraceCtx) -> bool:
     try:
         with recording(acquisition) as recorder, torch.no_grad():
             tangents = [Structure.of(_tangent_like(acquisition, t), "a result").decoded() for t in outputs]
-            options = {"allow_unused": True, "retain_graph": True}
-            gradients = acquisition.run(recorder, torch.autograd.grad, (outputs, computed, tangents), options)
+            gradients = acquisition.run(
+                recorder, torch.autograd.grad, (outputs, computed, tangents), {"allow_unused": True, "retain_graph": True}
+            )
             found = [Source(t, Structure.of(g, "an input")) for t, g in zip(computed, gradients, strict=True) if g is not None]
     except Exception:  # noqa: BLE001 - `differentiate` meets it again, and says so
         return False
@@ -300,6 +298,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
         return None
     structures = [Structure.of(_tangent_like(acquisition, t), f"a result of class {type(t).__name__}") for t in outputs]
     try:
+        check_hooks(acquisition, outputs)
         found, segments = _backward(acquisition, outputs, sources, structures)
     except Exception as e:  # noqa: BLE001 - the forward is right whatever the class says to an operation of the backward
         found, segments = refused_backward(acquisition, sources, structures, e)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import collections
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.hooks import BackwardHook, RemovableHandle
+from torch.utils.hooks import RemovableHandle
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass import side_effects
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.hooks_of_backward import HookOfBackward, example, watching
 from thunder_norm.subclass.made_objects import Call, NotMakeableError, OfEachCall, Recipe, Step, holds_proxies
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.locations import location_of_user
@@ -124,7 +123,7 @@ def _attached(acquisition: Acquisition, fn: Callable, obj: WrappedValue, hook: W
     hooks = () if hook is None else (hook.value,)
     try:
         if acquisition.num_levels or len(get_jit_ctx().computation_trace.scopes) > 1:
-            raise _refusal(fn, "in a function that is transformed, or in a region", "call it outside of that function")
+            raise _transformed(fn)
         real = acquisition.fakes.real_input(obj.value)
         if real is None:
             handle = _on_computed(acquisition, fn, obj.value, *hooks)
@@ -144,12 +143,18 @@ def _on_node(acquisition: Acquisition, fn: Callable, *args: WrappedValue) -> Any
         what = "of a node of the graph, with a function that holds tensors of the program's"
         return do_raise(acquisition.refuse(_refusal(fn, what, "give the tensor a hook")))
     acquisition.tape.tear()
-    attached = fn(*node, _watching(hook, location_of_user()))
-    return wrapped_result(_on_fakes(acquisition, attached), [a.provenance for a in args])
+    attached = fn(*node, watching(hook, location_of_user()))
+    owner = node[0] if node else fn.__self__  # pyright: ignore[reportFunctionMemberAccess]
+    handle = _on_fakes(acquisition, attached, HookOfBackward(owner, None, location_of_user()))
+    return wrapped_result(handle, [a.provenance for a in args])
 
 
 def _refusal(fn: Callable, what: str, instead: str) -> UnsupportedOpError:
     return UnsupportedOpError(with_details(f"{fn.__name__} {what}", at=location_of_user(), instead=instead))
+
+
+def _transformed(fn: Callable) -> UnsupportedOpError:
+    return _refusal(fn, "in a function that is transformed, or in a region", "call it outside of that function")
 
 
 # -- inputs -------------------------------------------------------------------------------------------------------------------
@@ -213,10 +218,23 @@ def _made(fn: Callable, hooks: tuple[Any, ...], *, shares: bool) -> tuple[dict[s
 
 
 def write(acquisition: Acquisition, epilogue: TraceCtx) -> None:
-    """Have the epilogue give inputs the hooks that the program has not taken off again."""
-    for _, _, owner, held, attach in acquisition.hooks_of_inputs.values():
+    """Have the epilogue give inputs the hooks that the program has not taken off again.
+
+    Raises:
+        UnsupportedOpError: the program has written into one, so that it stands for two tensors of torch's graph.
+    """
+    for fn, given, owner, held, attach in acquisition.hooks_of_inputs.values():
+        if not given.is_leaf and _is_written(acquisition, given):
+            raise _refusal(fn, "of an input that the program writes into", "give the hook before the call, or write into a clone")
         with tracectx(epilogue):
             epilogue.bound_symbols.append(_attaching(owner, held, attach))
+
+
+def _is_written(acquisition: Acquisition, real: torch.Tensor) -> bool:
+    same = [p.fake for p in acquisition.wrappers.proxies() if acquisition.fakes.real_input(p) is real]
+    same += [fake for fake, p in acquisition.fakes.plain_inputs() if acquisition.fakes.real_input(p) is real]
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(fake._version > 0 for fake in same)
 
 
 def _attaching(owner: Proxy, held: dict[str, Proxy], attach: Callable[[torch.Tensor, dict[str, Any]], None]) -> Any:
@@ -234,82 +252,36 @@ def _on_computed(acquisition: Acquisition, fn: Callable, proxy: TensorProxy, *ho
         with torch.enable_grad():
             fn(torch.empty((), requires_grad=acquisition.autograd.requires_grad(proxy)) * 1, *hooks)  # an error of torch's
     if not acquisition.autograd.is_running:
-        if _is_used(proxy):
-            acquisition.autograd.starts_late = True
-            raise _refusal(fn, "of a tensor that was used before", "call it where the tensor is computed")
-        acquisition.differentiate()
+        acquisition.autograd.starts_late = True  # the program is acquired again, but for a transformed one
+        raise _transformed(fn)
     fake = acquisition.fake_of(proxy)
     if fn is _RETAIN:
         acquisition.retained.append((fake, location_of_user()))
         return None
     held, make = _made(fn, hooks, shares=True)
     (hook,) = make(Call({name: acquisition.to_fake(p) for name, p in held.items()}))
-    run = _watching(hook, location_of_user())
+    run = watching(hook, location_of_user())
     with torch._C.DisableTorchFunctionSubclass():
         attached = fn(fake, run)
+        node = torch.autograd.graph.get_gradient_edge(fake).node
     if held:
         acquisition.tape.tear()
     else:
         acquisition.tape.note(fn, (fake, hook), {}, None, is_grad_enabled())
-    return _on_fakes(acquisition, attached)
+
+    def on_examples() -> Any:
+        given = {name: example(acquisition.to_fake(p), 0.5) for name, p in held.items()}
+        return watching(*make(Call(given)), location_of_user())(example(fake, 0.0))
+
+    return _on_fakes(acquisition, attached, HookOfBackward(node, on_examples, location_of_user()))
 
 
-def _on_fakes(acquisition: Acquisition, attached: RemovableHandle) -> Handle:
+def _on_fakes(acquisition: Acquisition, attached: RemovableHandle, hook: HookOfBackward) -> Handle:
+    acquisition.hooks_of_backward.append(hook)
+
     def take_off() -> None:
         acquisition.tape.tear()
+        acquisition.hooks_of_backward.remove(hook)
         attached.remove()
 
     return Handle(acquisition.hooks_of_inputs, take_off)
-
-
-def _is_used(proxy: TensorProxy) -> bool:
-    bsyms = get_jit_ctx().computation_trace.bound_symbols
-    return any(p.name == proxy.name for b in bsyms for p in b.flat_proxy_args)
-
-
-def _watching(hook: Callable, at: str | None) -> Callable:
-    """The hook, run while the trace is acquired: of what it does, what it returns is in the trace."""
-
-    @functools.wraps(hook, updated=())
-    def run(*gradients: Any) -> Any:
-        before = Reachable((hook, getattr(hook, "__self__", None), *_of_modules(hook)))
-        found = hook(*gradients)
-        changed = [place for place in before.places if place.is_changed]
-        for place in changed:
-            place.restore()
-        if changed:
-            raise UnsupportedOpError(
-                with_details(
-                    f"a hook changes a {type(changed[0].owner).__name__}",
-                    at=at,
-                    why="it runs once, while the trace is acquired, and not in each backward",
-                    instead="let it return a gradient, and keep what it is given by torch.autograd.grad",
-                )
-            )
-        return found
-
-    return run
-
-
-def _of_modules(hook: Callable) -> list[Any]:
-    """The program's own functions, where it is torch that calls them: hooks of a module's backward."""
-    held = inspect.getclosurevars(hook).nonlocals.values() if isinstance(hook, types.FunctionType) else ()
-    return [own for h in held if isinstance(h, BackwardHook) for own in (h.user_hooks, h.user_pre_hooks)]
-
-
-def check_retained(acquisition: Acquisition, outputs: list[torch.Tensor]) -> None:
-    """No result is to keep its gradient, of which outside of the program there is but a part.
-
-    Raises:
-        UnsupportedOpError: one is.
-    """
-    for fake, at in acquisition.retained:
-        if any(fake is t for t in outputs):
-            raise UnsupportedOpError(
-                with_details(
-                    "retain_grad() of a tensor that the program computes and returns",
-                    at=at,
-                    why="what the program does with it is differentiated on its own",
-                    instead="call it on the result, or ask torch.autograd.grad",
-                )
-            )
