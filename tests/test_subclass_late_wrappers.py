@@ -71,7 +71,7 @@ def written_after(x, w):
 def branches(x, w):
     y = x.sin()
     try:
-        y @ w  # shapes do not fit
+        y = y @ w  # shapes do not fit
     except RuntimeError:
         y = y * 3
     return y + w
