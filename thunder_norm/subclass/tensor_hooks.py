@@ -72,6 +72,7 @@ class _Attached(NamedTuple):
     owner: Proxy
     held: dict[str, Proxy]
     attach: Callable[[torch.Tensor, dict[str, Any]], None]
+    at: str | None
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -175,7 +176,7 @@ def _on_input(acquisition: Acquisition, fn: Callable, obj: WrappedValue, real: t
 
     # Thunder's prologue takes parameters that are tagged so
     owner = AnyProxy(real, history=obj.provenance, tags={ProxyTag.STATIC_MEMORY_LOCATION})
-    registered[handle.id] = _Attached(fn, real, owner, held, attach)
+    registered[handle.id] = _Attached(fn, real, owner, held, attach, location_of_user())
     return None if fn is _RETAIN else handle
 
 
@@ -223,9 +224,10 @@ def write(acquisition: Acquisition, epilogue: TraceCtx) -> None:
     Raises:
         UnsupportedOpError: the program has written into one, so that it stands for two tensors of torch's graph.
     """
-    for fn, given, owner, held, attach in acquisition.hooks_of_inputs.values():
+    for fn, given, owner, held, attach, at in acquisition.hooks_of_inputs.values():
         if not given.is_leaf and _is_written(acquisition, given):
-            raise _refusal(fn, "of an input that the program writes into", "give the hook before the call, or write into a clone")
+            what, instead = "of an input that the program writes into", "give the hook before the call, or write into a clone"
+            raise UnsupportedOpError(with_details(f"{fn.__name__} {what}", at=at, instead=instead))
         with tracectx(epilogue):
             epilogue.bound_symbols.append(_attaching(owner, held, attach))
 
