@@ -15,22 +15,23 @@ from torch.utils.hooks import BackwardHook
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.trees import flat_tensors
 from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 
 @dataclass(eq=False)
-class HookOfBackward:
-    """A hook of what a program computes.
+class Hook:
+    """A hook that a program gives.
 
     Attributes:
-        node: of torch's graph, from where the gradient comes.
         on_examples: what it makes of zeros; None if nobody knows what to give it.
         at: where the program gives it.
     """
 
-    node: Any
     on_examples: Callable[[], Any] | None
     at: str | None
 
@@ -45,6 +46,13 @@ class HookOfBackward:
                 return all(not t.any() for leaf in flat_tensors(found) for t in _leaves(leaf))
         except Exception:  # noqa: BLE001 - it needs other tensors than examples
             return False
+
+
+@dataclass(eq=False)
+class HookOfBackward(Hook):
+    """A hook of what a program computes; `node` is of torch's graph, from where the gradient comes."""
+
+    node: Any
 
 
 def _leaves(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -96,19 +104,53 @@ def check_hooks(acquisition: Acquisition, outputs: Sequence[torch.Tensor]) -> No
     Raises:
         UnsupportedOpError: one would make a gradient of these.
     """
-    with torch._C.DisableTorchFunctionSubclass():
-        roots = [torch.autograd.graph.get_gradient_edge(t).node for t in outputs]
-    for hook in acquisition.hooks_of_backward:
-        num_dependent = sum(_leads_to(root, hook.node) for root in roots)
-        if 0 < num_dependent < len(roots) and not hook.keeps_zeros:
-            raise UnsupportedOpError(
-                with_details(
-                    "a hook of a tensor that some results do not depend on",
-                    at=hook.at,
-                    why="it is not known to make zeros of zeros, and where those results alone are differentiated it must not be called",
-                    instead="return these results from a function of their own, or let the hook return zeros for zeros",
-                )
+    roots = [_node(t) for t in outputs]
+    hooks = [(hook, hook.node) for hook in acquisition.hooks_of_backward]
+    for fake in acquisition.autograd.sources.values():
+        wrapper = acquisition.wrappers.proxy_of(fake)
+        proxy = acquisition.fakes.first_proxy_of(fake) if wrapper is None else wrapper
+        hooks += [(hook, _node(fake)) for hook in _of_input(acquisition, proxy)]
+    for hook, node in hooks:
+        _check(hook, [_leads_to(root, node) for root in roots])
+
+
+def check_hooks_of_inputs(acquisition: Acquisition, trace: TraceCtx) -> None:
+    """The same for the hooks of inputs where Thunder differentiates.
+
+    Raises:
+        UnsupportedOpError: it calls one with zeros that eager mode does not call.
+    """
+    inputs = [p for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad]
+    hooked = [(p, found) for p in inputs if (found := _of_input(acquisition, p))]
+    if hooked:
+        active = depending(trace, {p.name for p in inputs})
+        results = [p.name for p in trace.bound_symbols[-1].args[0]["output"] if isinstance(p, TensorProxy) and p.name in active]
+        for p, hooks in hooked:
+            of_input = depending(trace, {p.name})
+            for hook in hooks:
+                _check(hook, [name in of_input for name in results])
+
+
+def _of_input(acquisition: Acquisition, proxy: TensorProxy | None) -> list[Hook]:
+    real = None if proxy is None else acquisition.fakes.real_input(proxy)
+    return [a.hook for a in acquisition.hooks_of_inputs.values() if a.given is real] if real is not None else []
+
+
+def _check(hook: Hook, are_dependent: Sequence[bool]) -> None:
+    if any(are_dependent) and not all(are_dependent) and not hook.keeps_zeros:
+        raise UnsupportedOpError(
+            with_details(
+                "a hook of a tensor that some results do not depend on",
+                at=hook.at,
+                why="it is not known to make zeros of zeros, and where those results alone are differentiated it must not be called",
+                instead="return these results from a function of their own, or let the hook return zeros for zeros",
             )
+        )
+
+
+def _node(t: torch.Tensor) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.autograd.graph.get_gradient_edge(t).node
 
 
 def _leads_to(root: Any, node: Any) -> bool:

@@ -120,7 +120,9 @@ class Recipe:
         elsewhere = self.outside(value)
         if elsewhere is not None:
             return self._argument(elsewhere)
-        if isinstance(value, OfEachCall) and value.is_made:
+        if isinstance(value, OfEachCall):
+            if not value.is_made:
+                raise NotMakeableError(value)
             self.objects.append(value)
             self._steps[id(value)] = lambda call: value.in_call
             return self._steps[id(value)]
@@ -138,7 +140,7 @@ class Recipe:
             return self.function(value)
         if is_made_by_class(value):
             return self._object(value)
-        is_shared = isinstance(value, types.FunctionType | frozenset) or not (self.is_strict or isinstance(value, OfEachCall))
+        is_shared = isinstance(value, types.FunctionType | frozenset) or not self.is_strict
         if is_shared and not holds_proxies(value):
             return lambda call: value
         raise NotMakeableError(value)
@@ -256,7 +258,7 @@ class _Proxies(Reachable):
         super().__init__(roots)
 
     def _enter(self, value: Any) -> Any:
-        if isinstance(value, ProxyInterface | FakeTensor):
+        if isinstance(value, ProxyInterface | FakeTensor | OfEachCall):
             self.found.append(value)
             return ()
         if type(value).__module__ == "thunder.core.interpreter":  # what stands for an iterator

@@ -19,7 +19,7 @@ from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_detai
 from thunder_norm.subclass import side_effects
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.hooks_of_backward import HookOfBackward, example, watching
+from thunder_norm.subclass.hooks_of_backward import Hook, HookOfBackward, example, watching
 from thunder_norm.subclass.made_objects import Call, NotMakeableError, OfEachCall, Recipe, Step, holds_proxies
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.locations import location_of_user
@@ -72,7 +72,7 @@ class _Attached(NamedTuple):
     owner: Proxy
     held: dict[str, Proxy]
     attach: Callable[[torch.Tensor, dict[str, Any]], None]
-    at: str | None
+    hook: Hook
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -146,7 +146,7 @@ def _on_node(acquisition: Acquisition, fn: Callable, *args: WrappedValue) -> Any
     acquisition.tape.tear()
     attached = fn(*node, watching(hook, location_of_user()))
     owner = node[0] if node else fn.__self__  # pyright: ignore[reportFunctionMemberAccess]
-    handle = _on_fakes(acquisition, attached, HookOfBackward(owner, None, location_of_user()))
+    handle = _on_fakes(acquisition, attached, HookOfBackward(None, location_of_user(), owner))
     return wrapped_result(handle, [a.provenance for a in args])
 
 
@@ -174,9 +174,18 @@ def _on_input(acquisition: Acquisition, fn: Callable, obj: WrappedValue, real: t
     def attach(given: torch.Tensor, values: dict[str, Any]) -> None:
         handle.in_call = fn(given, *make(Call(values)))
 
+    def on_examples() -> Any:
+        (hook,) = make(_call_with_examples(acquisition, held))
+        like = example(acquisition.fake_of(obj.value), 0.0)
+        if fn is torch.Tensor.register_hook:
+            return watching(hook, location_of_user())(like)
+        like.grad = example(acquisition.fake_of(obj.value), 0.0)
+        watching(hook, location_of_user())(like)
+        return like, like.grad
+
     # Thunder's prologue takes parameters that are tagged so
     owner = AnyProxy(real, history=obj.provenance, tags={ProxyTag.STATIC_MEMORY_LOCATION})
-    registered[handle.id] = _Attached(fn, real, owner, held, attach, location_of_user())
+    registered[handle.id] = _Attached(fn, real, owner, held, attach, Hook(on_examples, location_of_user()))
     return None if fn is _RETAIN else handle
 
 
@@ -224,10 +233,10 @@ def write(acquisition: Acquisition, epilogue: TraceCtx) -> None:
     Raises:
         UnsupportedOpError: the program has written into one, so that it stands for two tensors of torch's graph.
     """
-    for fn, given, owner, held, attach, at in acquisition.hooks_of_inputs.values():
+    for fn, given, owner, held, attach, hook in acquisition.hooks_of_inputs.values():
         if not given.is_leaf and _is_written(acquisition, given):
             what, instead = "of an input that the program writes into", "give the hook before the call, or write into a clone"
-            raise UnsupportedOpError(with_details(f"{fn.__name__} {what}", at=at, instead=instead))
+            raise UnsupportedOpError(with_details(f"{fn.__name__} {what}", at=hook.at, instead=instead))
         with tracectx(epilogue):
             epilogue.bound_symbols.append(_attaching(owner, held, attach))
 
@@ -272,10 +281,13 @@ def _on_computed(acquisition: Acquisition, fn: Callable, proxy: TensorProxy, *ho
         acquisition.tape.note(fn, (fake, hook), {}, None, is_grad_enabled())
 
     def on_examples() -> Any:
-        given = {name: example(acquisition.to_fake(p), 0.5) for name, p in held.items()}
-        return watching(*make(Call(given)), location_of_user())(example(fake, 0.0))
+        return watching(*make(_call_with_examples(acquisition, held)), location_of_user())(example(fake, 0.0))
 
-    return _on_fakes(acquisition, attached, HookOfBackward(node, on_examples, location_of_user()))
+    return _on_fakes(acquisition, attached, HookOfBackward(on_examples, location_of_user(), node))
+
+
+def _call_with_examples(acquisition: Acquisition, held: dict[str, Proxy]) -> Call:
+    return Call({name: example(acquisition.to_fake(p), 0.5) for name, p in held.items()})
 
 
 def _on_fakes(acquisition: Acquisition, attached: RemovableHandle, hook: HookOfBackward) -> Handle:
