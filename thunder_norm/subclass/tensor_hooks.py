@@ -112,9 +112,9 @@ def refuse_unfollowed(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -
     """Called for these methods of a plain tensor where torch's autograd follows nothing."""
     error = UnsupportedOpError(
         with_details(
-            f"{name.value} in a jitted function",
+            f"{name.value} in a traced function of which torch's autograd follows nothing",
             at=location_of_user(),
-            instead="SubclassTransform() among the transforms of thunder.jit, or call it outside",
+            instead="call it outside of that function (of grad, vmap and their like too), or add SubclassTransform() to its transforms",
         )
     )
     return do_raise(error)
