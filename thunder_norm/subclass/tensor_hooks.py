@@ -183,8 +183,8 @@ def _on_input(acquisition: Acquisition, fn: Callable, obj: WrappedValue, real: t
         watching(hook, location_of_user())(like)
         return like, like.grad
 
-    # Thunder's prologue takes parameters that are tagged so
-    owner = AnyProxy(real, history=obj.provenance, tags={ProxyTag.STATIC_MEMORY_LOCATION})
+    # Thunder's prologue takes parameters that are tagged so; the tensor itself would live as long as the trace
+    owner = AnyProxy(torch.Tensor, history=obj.provenance, tags={ProxyTag.STATIC_MEMORY_LOCATION})
     registered[handle.id] = _Attached(fn, real, owner, held, attach, Hook(on_examples, location_of_user()))
     return None if fn is _RETAIN else handle
 
