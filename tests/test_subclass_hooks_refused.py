@@ -80,6 +80,21 @@ def test_nor_is_a_hook_of_an_input(make):
             thunder.jit(fn, transforms=[SubclassTransform()])(make(0), make(1))[1].sum().backward()
 
 
+@pytest.mark.parametrize("is_input", [True, False], ids=["input", "computed"])
+def test_to_find_out_writes_nothing(is_input):
+    """What a hook makes of zeros is asked of the hook: it does not get to write them into the user's tensors, or to draw numbers."""
+    kept, state = torch.ones(3, 4), torch.get_rng_state()
+
+    def f(x, w):
+        y = x if is_input else x.sin()
+        y.register_hook(lambda g: kept.copy_(g) * torch.rand(()))
+        return y * 2, w * 2
+
+    with pytest.raises(UnsupportedOpError):
+        thunder.jit(f, transforms=[SubclassTransform()])(_plain(0), _plain(1))[1].sum().backward()
+    assert torch.equal(kept, torch.ones(3, 4)) and torch.equal(torch.get_rng_state(), state)
+
+
 def test_hooks_of_inputs_that_are_written_into_are_refused():
     """Such an input stands for two tensors of the graph."""
     for fn in (

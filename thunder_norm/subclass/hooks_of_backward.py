@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import BackwardHook
 
 from thunder_norm.errors import UnsupportedOpError, with_details
@@ -41,11 +42,27 @@ class Hook:
         if self.on_examples is None:
             return False
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), _WithoutWrites():
                 found = self.on_examples()
                 return all(not t.any() for leaf in flat_tensors(found) for t in _leaves(leaf))
         except Exception:  # noqa: BLE001 - it needs other tensors than examples
             return False
+
+
+class _WithoutWrites(TorchDispatchMode):
+    """Nothing is written but what was made meanwhile: a hook may write into tensors of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable and any(id(t) not in self._made for t in flat_tensors((args, kwargs))):
+            raise UnsupportedOpError(f"{func} takes a tensor that was there before")
+        found = func(*args, **kwargs)
+        self._made.update((id(t), t) for t in flat_tensors(found))
+        return found
 
 
 @dataclass(eq=False)

@@ -176,16 +176,14 @@ def _on_input(acquisition: Acquisition, fn: Callable, obj: WrappedValue, real: t
 
     def on_examples() -> Any:
         (hook,) = make(_call_with_examples(acquisition, held))
-        like = example(acquisition.fake_of(obj.value), 0.0)
-        if fn is torch.Tensor.register_hook:
-            return watching(hook, location_of_user())(like)
-        like.grad = example(acquisition.fake_of(obj.value), 0.0)
-        watching(hook, location_of_user())(like)
-        return like, like.grad
+        return watching(hook, location_of_user())(example(acquisition.fake_of(obj.value), 0.0))
 
+    is_of_gradient = fn is torch.Tensor.register_hook  # others do what they do to the input itself
     # Thunder's prologue takes parameters that are tagged so; the tensor itself would live as long as the trace
     owner = AnyProxy(torch.Tensor, history=obj.provenance, tags={ProxyTag.STATIC_MEMORY_LOCATION})
-    registered[handle.id] = _Attached(fn, real, owner, held, attach, Hook(on_examples, location_of_user()))
+    registered[handle.id] = _Attached(
+        fn, real, owner, held, attach, Hook(on_examples if is_of_gradient else None, location_of_user())
+    )
     return None if fn is _RETAIN else handle
 
 
