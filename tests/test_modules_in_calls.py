@@ -1,4 +1,4 @@
-"""Programs that convert modules, or make some, while they run."""
+"""Programs that convert modules, or make some, while they run, and modules that get their parameters then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from tests.seeds import seeded
 from thunder_norm import normed
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import NormTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
 
@@ -82,3 +82,18 @@ def test_modules_without_parameters_are_made_in_a_call(mode):
 def test_parameters_of_modules_made_in_a_call_are_refused():
     with pytest.raises((UnsupportedOpError, NotImplementedError)):
         _jit(lambda x: torch.nn.Linear(4, 4)(x))(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, CheckpointTransform])
+@pytest.mark.parametrize("is_called", [False, True], ids=["jitted", "called"])
+def test_a_lazy_module_is_refused_until_it_has_been_called(transform, is_called):
+    """What is refused draws no random numbers; a call of the module itself gives it its parameters, and the jitted one has them."""
+    model, x = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d()), torch.ones(3, 2)
+    jitted = thunder.jit((lambda x: model(x)) if is_called else model, transforms=[transform()])
+    state = torch.get_rng_state()
+    with pytest.raises(UnsupportedOpError, match="lazy module(.|\n)*call the module itself once"):
+        jitted(x)
+    assert torch.equal(torch.get_rng_state(), state) and isinstance(model[0], torch.nn.LazyLinear)
+    model(x)
+    model.eval()
+    torch.testing.assert_close(jitted(x), model(x))

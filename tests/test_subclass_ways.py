@@ -182,7 +182,6 @@ def of_another_shape(x):
         (of_a_result, False, r"requires_grad_\(True\) of a tensor made in the program"),
         (of_another_shape, False, "of other shapes"),
         (lambda x: x if x._is_view() else x * 2, False, "_is_view"),
-        (lambda x: x if x._base is None else x * 2, False, "_base"),
     ],
 )
 def test_what_would_change_what_an_input_is_is_refused(program: Callable, requires_grad: bool, text: str):

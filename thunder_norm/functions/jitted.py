@@ -26,6 +26,7 @@ from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate, has_tape
+from thunder_norm.subclass.hooks_of_backward import check_hooks_of_inputs
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.opaque_traces import check_computation
 from thunder_norm.subclass.random_ops import check_random
@@ -105,6 +106,7 @@ class SubclassTransform(interception.Interpreting):
         traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
         traces = returning_recorded(acquisition, traces)
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
+        check_hooks_of_inputs(acquisition, traces[1])
         if joint is not None:
             joint.tape = tape_of(acquisition, traces[1], joint)
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])

@@ -87,7 +87,7 @@ class NormAcquisition(Acquisition):
     @property
     def _has_norms(self) -> bool:
         """Whether operations on parameters give norms: in a normed call, or where there are NormedTensors."""
-        return self.is_normed_call or self.meets_wrappers
+        return self.is_normed_call or (self.meets_wrappers and not self.is_followed_alone)
 
     def begin(self, args: tuple, kwargs: dict) -> None:
         """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""

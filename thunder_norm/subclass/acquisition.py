@@ -6,6 +6,7 @@ An acquisition has the fakes and wrappers met (`fakes`), what torch's autograd f
 
 from __future__ import annotations
 
+import collections
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ class Acquisition:
     def __init__(self) -> None:
         self.phase = Phase.WAITING
         self.presence = Presence.UNKNOWN
+        self.is_followed_alone = False  # torch's autograd runs, for hooks, and there are no wrappers
         self.watches = False  # whether every call of the program must be looked at: there may be wrappers, or norms
         self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
@@ -108,6 +110,9 @@ class Acquisition:
         self.sizes = DataSizes(self.fakes)
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
+        self.hooks_of_inputs: collections.OrderedDict[int, Any] = collections.OrderedDict()  # see `tensor_hooks`
+        self.hooks_of_backward: list[Any] = []  # and of what it computes
+        self.retained: list[tuple[torch.Tensor, str | None]] = []  # fakes that are to keep their gradients, and where it is said
         self.tape = Tape()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired
         self.equality = Equality()
@@ -223,6 +228,7 @@ class Acquisition:
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
         self.wrappers.add(proxy, is_inside=self.num_levels > 0)
+        self.is_followed_alone = False
         self.note_presence(Presence.MET)
         return proxy
 
@@ -240,8 +246,16 @@ class Acquisition:
     def differentiate(self) -> None:
         """From now on torch's autograd runs on the fakes: there is a wrapper that requires grad."""
         if not (self.autograd.is_running or self.is_transformed):
+            self.is_followed_alone = not self.meets_wrappers
             self.note_presence(Presence.MET)
             self.autograd.start()
+
+    def note_writing(self, fn: Callable, args: tuple) -> None:
+        """Torch's autograd started from a tensor of the program's, and must not, if `fn` writes into that: it counts as a leaf."""
+        if self.autograd.is_running and args and isinstance(args[0], TensorProxy) and is_in_place(fn):
+            fake = self.fakes.known(args[0])
+            is_started_from = id(fake) in self.fakes.computed and id(fake) in self.autograd.sources
+            self.autograd.starts_late = self.autograd.starts_late or is_started_from
 
     def requires_grad(self, fake: torch.Tensor) -> bool:
         """Whether what a fake stands for requires grad where it is, as far as the trace knows it by now."""

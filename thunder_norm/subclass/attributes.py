@@ -13,27 +13,20 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
-from thunder_norm.subclass import trace
+from thunder_norm.subclass import given_attributes, tensor_hooks, trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.operations import call
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import (
-    ProvenanceRecord,
-    PseudoInst,
     WrappedValue,
     do_raise,
     get_interpreterruntimectx,
     unwrap,
-    wrap,
 )
-
-
-def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
-    """A value as the interpreter takes it from what is called instead of a function."""
-    return wrap(value, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inst_inputs))
 
 
 def from_user() -> bool:
@@ -53,6 +46,9 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
     """Called for ``getattr(x, name)`` with a wrapper x."""
     proxy, attribute = obj.value, unwrap(name)
     try:
+        found = None if overrides_torch_function(type(proxy.fake)) else given_attributes.of_wrapper(acquisition, obj, attribute)
+        if found is not None:
+            return found
         value = attribute_of(acquisition, proxy, attribute)
     except AttributeError as e:
         return default[0] if default else do_raise(e)
@@ -84,7 +80,9 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
     if name == "data_ptr" and cls.data_ptr is torch.Tensor.data_ptr:
         raise address_refused(name)
     if name == "_is_view" and cls._is_view is torch.Tensor._is_view:
-        raise UnsupportedOpError(f"._is_view() of a {cls.__name__} is not available while tracing")
+        raise UnsupportedOpError(
+            with_details(f"._is_view() of a {cls.__name__}", at=location_of_user(), instead="x._base is not None")
+        )
     if name == "__dict__":
         raise UnsupportedOpError(f"__dict__ of a {cls.__name__} is not available while tracing; read the attributes by name")
     if cls.__getattribute__ is not object.__getattribute__:
@@ -103,19 +101,38 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
 
 def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: str, owner: type, found: Any) -> Any:
     """The value of a property or of an attribute that torch computes, found in class `owner`."""
+    if name == "retains_grad" and not overrides_torch_function(type(proxy.fake)):
+        return tensor_hooks.is_retained(acquisition, proxy)
     if isinstance(found, property) and owner is not torch.Tensor:
         return call(acquisition, found.fget, (proxy,), {})
     if isinstance(found, types.MemberDescriptorType) or (
-        name in METADATA_ATTRIBUTES and not _overrides_torch_function(type(proxy.fake))
+        name in METADATA_ATTRIBUTES and not overrides_torch_function(type(proxy.fake))
     ):
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
             value = getattr(proxy.fake, name)
         return to_value(acquisition, value)
-    if name == "data" and not _overrides_torch_function(type(proxy.fake)):  # torch asks the class to detach it
+    if name == "data" and not overrides_torch_function(type(proxy.fake)):  # torch asks the class to detach it
         return call(acquisition, torch.Tensor.data.__get__, (proxy,), {})
+    if name == "grad" and not overrides_torch_function(type(proxy.fake)):
+        return None  # of what the program computes; see `given_attributes` for inputs
+    if name == "_base" and not overrides_torch_function(type(proxy.fake)):
+        return _base_of(acquisition, proxy)
     if name in ("data", "grad", "_base"):
         raise UnsupportedOpError(f".{name} of a {type(proxy.fake).__name__} is not available while tracing")
     return call(acquisition, found.__get__, (proxy,), {})
+
+
+def _base_of(acquisition: Acquisition, proxy: SubclassProxy) -> Any:
+    """What a wrapper that the program computes is a view of."""
+    with torch._C.DisableTorchFunctionSubclass():
+        base = proxy.fake._base
+    known = None if base is None else acquisition.wrappers.proxy_of(base)
+    real = None if known is None else acquisition.fakes.real_input(known)
+    if real is not None and real._base is not None:
+        raise UnsupportedOpError(
+            with_details("._base of a view of an input that is a view itself", at=location_of_user(), instead="ask the input")
+        )
+    return to_value(acquisition, base)
 
 
 def _class_attribute(acquisition: Acquisition, proxy: SubclassProxy, found: Any) -> Any:
@@ -139,7 +156,8 @@ METADATA_ATTRIBUTES = frozenset(
 )
 
 
-def _overrides_torch_function(cls: type) -> bool:
+def overrides_torch_function(cls: type) -> bool:
+    """Whether a class says itself what torch's functions do with it."""
     own = cls.__torch_function__
     return own is not torch._C._disabled_torch_function_impl and getattr(own, "__func__", None) is not _DEFAULT_TORCH_FUNCTION
 
@@ -150,7 +168,8 @@ _DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__
 def to_value(acquisition: Acquisition, value: Any) -> Any:
     """A value read from a fake wrapper, as the interpreter should see it."""
     if is_wrapper(value):
-        return acquisition.wrappers.proxy_of(value) or trace.open_inner_wrapper(acquisition, value)
+        known = acquisition.wrappers.proxy_of(value)
+        return trace.open_inner_wrapper(acquisition, value) if known is None else known
     if isinstance(value, FakeTensor):
         proxy = acquisition.fakes.proxy_of(value)
         if proxy is None:

@@ -64,6 +64,7 @@ class Autograd:
 
     def __init__(self, fakes: Fakes) -> None:
         self.is_running = False
+        self.starts_late = False  # what was computed before it ran should have gone through it
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
         self._starts: dict[int, _Start] = {}  # where gradients arrive that are for these as they were given
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites

@@ -27,6 +27,7 @@ from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.fallback import fallback
 from thunder_norm.subclass.followed import check_followed
 from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
+from thunder_norm.subclass.hooks_of_backward import check_hooks, check_retained
 from thunder_norm.subclass.joint_operations import computed_from, with_copies, with_outputs
 from thunder_norm.subclass.mutations import check_newest
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -279,6 +280,24 @@ def _carrier(fake: torch.Tensor) -> TensorProxy:
     return ltorch.expand(ltorch.full((), 0, device=device, dtype=dtype), tuple(fake.shape))
 
 
+def starts_late(acquisition: Acquisition, trace: TraceCtx) -> bool:
+    """Whether what Thunder computed before torch's autograd ran has a wrapper as gradient; `trace` has just been acquired."""
+    computed = [t for i, t in acquisition.autograd.sources.items() if i in acquisition.fakes.computed]
+    outputs = _outputs(trace.bound_symbols[-1].flat_proxy_args, acquisition.fakes.by_name()) if computed else []
+    if not outputs:
+        return False
+    try:
+        with recording(acquisition) as recorder, torch.no_grad():
+            tangents = [Structure.of(_tangent_like(acquisition, t), "a result").decoded() for t in outputs]
+            gradients = acquisition.run(
+                recorder, torch.autograd.grad, (outputs, computed, tangents), {"allow_unused": True, "retain_graph": True}
+            )
+            found = [Source(t, Structure.of(g, "an input")) for t, g in zip(computed, gradients, strict=True) if g is not None]
+    except Exception:  # noqa: BLE001 - `differentiate` meets it again, and says so
+        return False
+    return any(source.uses_carriers for source in found)
+
+
 def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     """Let torch's autograd run backwards on the fakes of an acquired program; None if no input gets a gradient.
 
@@ -287,12 +306,14 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     """
     fakes = acquisition.fakes.by_name()
     check_followed(acquisition, trace, fakes)
-    outputs = _outputs(trace, fakes)
+    outputs = _outputs(trace.bound_symbols[-1].args[0]["output"], fakes)
+    check_retained(acquisition, outputs)
     sources = list(acquisition.autograd.sources.values())
     if not outputs or not sources:
         return None
     structures = [Structure.of(_tangent_like(acquisition, t), f"a result of class {type(t).__name__}") for t in outputs]
     try:
+        check_hooks(acquisition, outputs)
         found, segments = _backward(acquisition, outputs, sources, structures)
     except Exception as e:  # noqa: BLE001 - the forward is right whatever the class says to an operation of the backward
         found, segments = refused_backward(acquisition, sources, structures, e)
@@ -330,10 +351,10 @@ def _backward(
     return found, segments
 
 
-def _outputs(trace: TraceCtx, fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def _outputs(returned: Sequence[Any], fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included."""
     found: dict[int, torch.Tensor] = {}
-    for p in trace.bound_symbols[-1].args[0]["output"]:
+    for p in returned:
         fake = fake_of(p, fakes)
         for t in () if fake is None else (fake, *leaves_of(fake)):
             if t.requires_grad:

@@ -19,9 +19,11 @@ from thunder_norm.subclass import (
     plain,
     plain_operations,
     side_effects,
+    tensor_hooks,
     values,
 )
 from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
+from thunder_norm.subclass.differentiation import starts_late
 from thunder_norm.subclass.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.jagged import is_jagged_class
 from thunder_norm.subclass.protocol import WrapperSpec, check_supported, outer_metadata
@@ -37,6 +39,7 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 _ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
+_FROM_THE_FIRST = "_thunder_norm_differentiates_from_the_first"
 
 
 class Watching(Participant):
@@ -69,10 +72,21 @@ class Interpreting(Watching):
         """The state for one acquisition."""
         return Acquisition()
 
+    def begins_again(self, found: Any | None) -> bool:
+        """Torch's autograd is to run from the first operation on, where it did from the first wrapper that meets a gradient."""
+        acquisition = finished_acquisition()
+        if acquisition is None or not torch.is_grad_enabled():
+            return False
+        late = acquisition.autograd.starts_late or (found is not None and starts_late(acquisition, found.computation_trace))
+        if late:
+            setattr(get_compile_data(), _FROM_THE_FIRST, True)
+        return late
+
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
         acquisition = _acquisition_of(self)
         ctx._constraints = fully_sharded.without_checks(acquisition, ctx._constraints)
+        tensor_hooks.write(acquisition, epilogue)
         side_effects.write(ctx, epilogue, acquisition, process)
 
     def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
@@ -114,6 +128,7 @@ class Interpreting(Watching):
         if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
             acquisition.note_presence(Presence.EXPECTED)
         hook = fully_sharded.hook(acquisition, fn) if type(fn) is types.FunctionType else None
+        hook = hook or tensor_hooks.lookaside(acquisition, fn, args)
         if hook is not None:
             return hook
         if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
@@ -190,7 +205,8 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
     if wrappers:
         _note_shared(acquisition, tensors)
         acquisition.note_presence(Presence.EXPECTED)
-    if torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers):
+    is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
+    if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):
         acquisition.differentiate()
     given = [a.value for a in args]
     if [type(v) for v in given] != [tuple, dict]:

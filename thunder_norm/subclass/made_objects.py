@@ -73,6 +73,20 @@ def _is_written_in_python(cls: type) -> bool:
     return True
 
 
+class OfEachCall:
+    """An object of ours that stands for one that torch makes in each call.
+
+    Attributes:
+        in_call: that of the call at hand.
+        is_made: whether there is one in each call.
+        described: what it is, for errors.
+    """
+
+    in_call: Any = None
+    is_made = True
+    described = ""
+
+
 class Recipe:
     """How to make values anew in each call.
 
@@ -106,6 +120,12 @@ class Recipe:
         elsewhere = self.outside(value)
         if elsewhere is not None:
             return self._argument(elsewhere)
+        if isinstance(value, OfEachCall):
+            if not value.is_made:
+                raise NotMakeableError(value)
+            self.objects.append(value)
+            self._steps[id(value)] = lambda call: value.in_call
+            return self._steps[id(value)]
         if isinstance(value, tuple):
             return self._tuple(value)
         if id(value) in self.known:
@@ -113,6 +133,11 @@ class Recipe:
         if isinstance(value, types.MethodType):
             owner = self.of(value.__self__)
             return lambda call: types.MethodType(value.__func__, owner(call))
+        if isinstance(value, functools.partial) and holds_proxies(value):
+            function, args, kwargs = self.of(value.func), self.of(value.args), self._named(value.keywords)
+            return lambda call: functools.partial(function(call), *args(call), **kwargs(call))
+        if isinstance(value, types.FunctionType) and holds_proxies(value):
+            return self.function(value)
         if is_made_by_class(value):
             return self._object(value)
         is_shared = isinstance(value, types.FunctionType | frozenset) or not self.is_strict
@@ -133,6 +158,31 @@ class Recipe:
         if base_of(cls) is not tuple:
             raise NotMakeableError(value)
         return lambda call: tuple.__new__(cls, [item(call) for item in items])
+
+    def function(self, value: types.FunctionType) -> Step:
+        """A function that the program defines: made with empty cells first, as what it closes over may be the function itself."""
+        cells, key = value.__closure__ or (), id(value)
+
+        def step(call: Call) -> Any:
+            if key not in call.made:
+                new = [(cell, id(cell) not in call.made) for cell in cells]
+                closure = tuple([call.made.setdefault(id(cell), types.CellType()) for cell in cells])
+                made = call.made[key] = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, closure)
+                made.__defaults__, made.__kwdefaults__ = defaults(call), by_name(call) or None
+                made.__dict__.update(value.__dict__)
+                for cell, is_new in new:
+                    if is_new and id(cell) in contents_of:
+                        call.made[id(cell)].cell_contents = contents_of[id(cell)](call)
+            return call.made[key]
+
+        self._steps[key] = step
+        contents_of = {id(cell): self.of(cell.cell_contents) for cell in cells if _is_filled(cell)}
+        defaults, by_name = self.of(value.__defaults__), self._named(value.__kwdefaults__ or {})
+        return step
+
+    def _named(self, values: dict[str, Any]) -> Step:
+        steps = {name: self.of(v) for name, v in values.items()}
+        return lambda call: {name: step(call) for name, step in steps.items()}
 
     def _object(self, value: Any) -> Step:
         """An instance, or a container: made empty first, so that what it holds may hold it."""
@@ -171,6 +221,14 @@ class Recipe:
         return lambda call: kind(item(call) for item in items)
 
 
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - reading an empty one is an error
+    except ValueError:
+        return False
+    return True
+
+
 def _fill(made: Any, parts: dict[str, Any]) -> None:
     if "contents" in parts:
         refill(made, parts["contents"])
@@ -200,7 +258,7 @@ class _Proxies(Reachable):
         super().__init__(roots)
 
     def _enter(self, value: Any) -> Any:
-        if isinstance(value, ProxyInterface | FakeTensor):
+        if isinstance(value, ProxyInterface | FakeTensor | OfEachCall):
             self.found.append(value)
             return ()
         if type(value).__module__ == "thunder.core.interpreter":  # what stands for an iterator
@@ -247,6 +305,8 @@ class MadeObjects:
         """Whether a value is an instance that the program has made."""
         if isinstance(value, (ProxyInterface, type, torch.Tensor, *_ATOMS)) or id(value) in self.known:
             return False
+        if isinstance(value, OfEachCall):
+            return True
         return type(value) not in _CONTAINERS and not isinstance(value, tuple) and is_made_by_class(value)
 
     def is_handed_out(self, value: Any) -> bool:
@@ -310,9 +370,10 @@ class MadeObjects:
 def refusal(value: Any, what: str) -> UnsupportedOpError:
     """The error for a value that cannot be handed out."""
     cls = type(value)
+    described = value.described if isinstance(value, OfEachCall) else f"a {cls.__module__}.{cls.__qualname__}"
     return UnsupportedOpError(
         with_details(
-            f"{what} holds a {cls.__module__}.{cls.__qualname__}, which cannot be made anew in each call",
+            f"{what} holds {described}, which cannot be made anew in each call",
             why="a trace is used again, with other tensors",
             instead="return tensors, containers, or instances of classes written in Python that hold them",
         )

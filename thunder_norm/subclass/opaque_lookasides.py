@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import opaque_objects
 from thunder_norm.subclass.acquisition import Acquisition, value_of
-from thunder_norm.subclass.attributes import ASKS_FOR_OVERRIDES, METADATA_ATTRIBUTES, from_user, wrapped_result
+from thunder_norm.subclass.attributes import ASKS_FOR_OVERRIDES, METADATA_ATTRIBUTES, from_user
 from thunder_norm.subclass.opaque_objects import OpaqueProxy, is_opaque_class
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY, on_proxies, torch_callable
 from thunder_norm.subclass.plain_operations import written_out
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.wrapper_classes import is_wrapper_class
 from thunder.core.interpreter import WrappedValue, do_raise, get_interpreterruntimectx, unwrap
 from thunder.core.jit_ext import get_jit_ctx

@@ -195,6 +195,7 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         return args[0]
     if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
         acquisition.differentiate()
+    acquisition.note_writing(fn, args)
     plainly = acquisition.plain_call(fn, args, kwargs)
     if plainly is not None:
         return plainly()

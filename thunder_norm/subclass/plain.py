@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass import tensor_hooks
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.attributes import address_refused, from_user, wrapped_result
+from thunder_norm.subclass.attributes import address_refused, from_user
+from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     WrappedValue,
@@ -51,6 +54,13 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return functools.partial(_requires_grad, acquisition)
         if args[1].value == "is_leaf" and acquisition is not None and _is_written_in_order(acquisition):
             return functools.partial(_is_leaf, acquisition)
+        if args[1].value in tensor_hooks.NAMES and acquisition is None:
+            return tensor_hooks.refuse_unfollowed
+        if args[1].value == "retain_grad":
+            return tensor_hooks.retain_grad
+        if args[1].value == "_base" and from_user():
+            real = _real(acquisition, args[0])
+            return functools.partial(_without_base, real) if real is not None and real._base is None else None
         if args[1].value in _ADDRESSES and from_user():
             return lambda obj, name, *_: do_raise(address_refused(name.value))
         asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
@@ -152,7 +162,7 @@ def _is_leaf(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_
     real = _real(acquisition, obj)
     if real is None:
         return wrapped_result(not acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
-    return attribute_of_input(real, obj, name)
+    return attribute_of_input(real, obj, unwrap(name))
 
 
 # What says how a plain tensor is stored: of all that Thunder computes the same.
@@ -174,29 +184,15 @@ _STORED: dict[str, Callable[[TensorProxy], Any]] = {
 
 def _how_stored(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     real = _real(acquisition, obj)
+    if name.value == "retains_grad" and acquisition is not None and tensor_hooks.is_retained(acquisition, obj.value):
+        return wrapped_result(True, [obj.provenance, name.provenance])
     if real is None:
         return wrapped_result(_STORED[unwrap(name)](obj.value), [obj.provenance, name.provenance])
-    return attribute_of_input(real, obj, name)
+    return attribute_of_input(real, obj, unwrap(name))
 
 
-def attribute_of_input(real: torch.Tensor, obj: WrappedValue, name: WrappedValue) -> Any:
-    """An attribute of an input; the trace serves inputs of which it is the same."""
-    answer = getattr(real, unwrap(name))
-    if obj.value.history is not None:
-        get_jit_ctx().add_constraint((_check_of_attribute(unwrap(name), answer), obj.value))
-    return wrapped_result(answer, [obj.provenance, name.provenance])
-
-
-@functools.cache
-def _check_of_attribute(name: str, expected: Any) -> Callable[[TensorProxy], None]:
-    """What writes the check that an attribute of an input is what it was into a prologue."""
-
-    def check(t: torch.Tensor) -> None:
-        if getattr(t, name) != expected:
-            raise GuardError(f"expected {name} to be {expected}, got {getattr(t, name)}")
-
-    bind = bindable(f"check_{name}", check)
-    return lambda p: get_tracectx().bound_symbols.append(bind(p, output=None))
+def _without_base(real: torch.Tensor, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return attribute_of_input(real, obj, name.value)
 
 
 _ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage")

@@ -17,11 +17,11 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition, is_in_place
-from thunder_norm.subclass.attributes import wrapped_result
 from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.subclass.operations import operation_of, torch_callable
-from thunder_norm.subclass.plain import attribute_of_input
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
@@ -85,7 +85,7 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
     real = acquisition.fakes.real_input(obj.value)
     if real is not None and name.value in vars(real) and isinstance(vars(real)[name.value], bool | int | float | str | None):
         get_interpreterruntimectx().curexc = None
-        return attribute_of_input(real, obj, name)
+        return attribute_of_input(real, obj, name.value)
     if not hasattr(torch.Tensor, name.value):
         return result
     get_interpreterruntimectx().curexc = None

@@ -18,6 +18,7 @@ from thunder_norm.tracing.lookasides import instead_of, instead_of_named
 from thunder.core.interpreter import (
     WrappedValue,
     do_raise,
+    interpreter_needs_wrap,
     unwrap,
 )
 
@@ -127,3 +128,37 @@ def refuse_derivative(acquisition: Acquisition | None, *args: WrappedValue, **kw
 
 for _function in _DERIVATIVES:
     instead_of(_function)(functools.partial(refuse_derivative, None))
+
+
+@instead_of(torch.autograd.graph.register_multi_grad_hook)
+def refuse_hook_of_several(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """A hook is to be called once several gradients are there, in an order that a trace does not keep."""
+    return do_raise(
+        UnsupportedOpError(
+            with_details(
+                "register_multi_grad_hook in a jitted function",
+                at=location_of_user(),
+                instead="tensor.register_hook, or call it outside of the jitted function",
+            )
+        )
+    )
+
+
+@instead_of(torch._C._autograd._push_saved_tensors_default_hooks)
+@interpreter_needs_wrap
+def pack_saved_tensors(pack: Callable, unpack: Callable) -> Any:
+    """The program says how torch's autograd saves tensors; torch's own ways hand back what they are given.
+
+    Raises:
+        UnsupportedOpError: what the program's functions make of tensors would be lost.
+    """
+    if pack.__module__.partition(".")[0] != "torch":
+        raise UnsupportedOpError(
+            with_details(
+                "saved_tensors_hooks in a jitted function",
+                at=location_of_user(),
+                why="what the backward needs of the forward is chosen when the trace is compiled",
+                instead="enter the context around the call of the jitted function",
+            )
+        )
+    return torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)

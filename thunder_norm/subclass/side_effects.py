@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import enum
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.bindable import bindable, guard, guard_arguments
+from thunder_norm.tracing.provenances import provenance_of, walked
 from thunder_norm.tracing.translation import proxy_like
 from thunder.core import prims
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
@@ -62,6 +63,12 @@ def watched(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
         raise
     finally:
         _current.reset(token)
+
+
+def known_before() -> Container[int]:
+    """The identities of what was there before the program whose trace is being acquired."""
+    effects = _current.get()
+    return set() if effects is None else effects.made.known
 
 
 def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process: Callable[[], None]) -> None:
@@ -234,9 +241,9 @@ class SideEffects:
         if at is None or way is None:
             self.undo()
             raise escape(what, "value", place.owner)
-        owner, expected = AnyProxy(place.owner, history=_provenance(way)), _kind(looked_at(place), of=type)
+        owner, expected = AnyProxy(place.owner, history=provenance_of(way)), _kind(looked_at(place), of=type)
         self._write(epilogue, acquisition, [owner, *values], what, lambda new: put_at(at(new[0]), new[1:]), True)
-        guard_arguments(ctx, lambda *roots: _kind(looked_at(at(_walked(way, *roots))), of=type) == expected)
+        guard_arguments(ctx, lambda *roots: _kind(looked_at(at(walked(way, *roots))), of=type) == expected)
 
     @functools.cached_property
     def _ways(self) -> dict[int, tuple[tuple[str, Any], ...]]:
@@ -310,25 +317,6 @@ def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:
 
 
 _VALUES = int | float | complex | str | bytes | slice | range | set | None | enum.Enum | torch.dtype | torch.device
-
-
-def _provenance(way: tuple[tuple[str, Any], ...]) -> ProvenanceRecord:
-    """A way from the arguments as Thunder's prologue follows it."""
-    record = ProvenanceRecord(_ROOTS[way[0][0]], inputs=[])
-    for step, key in way[1:]:
-        inst = PseudoInst.LOAD_ATTR if step == "attribute" else PseudoInst.BINARY_SUBSCR
-        record = ProvenanceRecord(inst, inputs=[record, ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=key)])
-    return record
-
-
-_ROOTS = {"args": PseudoInst.INPUT_ARGS, "kwargs": PseudoInst.INPUT_KWARGS}
-
-
-def _walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
-    value: Any = args if way[0][0] == "args" else kwargs
-    for step, key in way[1:]:
-        value = getattr(value, key) if step == "attribute" else value[key]
-    return value
 
 
 def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:

@@ -49,6 +49,9 @@ def hand_on_inputs(traces: Traces, joint: Joint | None) -> Traces:
     returned = prologue.bound_symbols[-1].from_bsym(args=((to_computation, (*to_epilogue, *given)),))
     new_prologue.bound_symbols = [*prologue.bound_symbols[:-1], returned]
     new = from_trace(epilogue)
+    for p in epilogue.args:  # they may have names of the computation's
+        if not new.has_name(p.name):
+            new.add_name(p.name)
     with tracectx(new):
         inputs = [TensorProxy(like=p) for p in given]
     unpacks = [b for b in epilogue.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]

@@ -17,7 +17,29 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, interpreter_needs_wrap, unwrap, wrap_const
+from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace
+
+# What torch keeps of a module beside what a ThunderModule has of it.
+_KEPT = frozenset(vars(torch.nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
+
+
+def asking_users(prologue: TraceCtx) -> TraceCtx:
+    """A prologue that asks the user's module about its hooks: a ThunderModule has hooks of its own."""
+    users = {b.output.name: b.args[0] for b in prologue.bound_symbols if b.sym.id is PrimIDs.UNPACK_THUNDER_MODULE}
+    if not users:
+        return prologue
+    new = from_trace(prologue)
+    new.bound_symbols = [_asking(b, users) for b in prologue.bound_symbols]
+    return new
+
+
+def _asking(bsym: BoundSymbol, users: dict[str, Proxy]) -> BoundSymbol:
+    if bsym.sym.id is not PrimIDs.UNPACK_ATTR or bsym.args[1] not in _KEPT or bsym.args[0].name not in users:
+        return bsym
+    return bsym.from_bsym(args=(users[bsym.args[0].name], *bsym.args[1:]))
 
 
 @instead_of(torch.nn.Module._apply)

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.tracing import aliases, containers, guards, native, proxy_names, python, whereabouts
+from thunder_norm.tracing import aliases, containers, guards, modules, native, proxy_names, python, whereabouts
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import short_calls
 from thunder_norm.tracing.garbage import rarely_collected
@@ -20,7 +18,6 @@ from thunder_norm.tracing.random_numbers import keep_draws
 import thunder
 from thunder.core.compile_data import get_cache_option, get_compile_data
 from thunder.core.interpreter import InterpreterError
-from thunder.core.module import get_thunder_module
 from thunder.core.options import CACHE_OPTIONS, SHARP_EDGES_OPTIONS
 from thunder.core.trace import TraceCtx
 from thunder.transforms import autodiff
@@ -52,6 +49,20 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
     if not ours:
         return _original_acquire(fn, args, kwargs, **options)
     _check_cache_option()
+    asked = leading(ours)
+    try:
+        return _acquired(asked, fn, args, kwargs, options, may_begin_again=True)
+    except Exception as e:  # noqa: BLE001 - it failed for what is known only now, perhaps
+        if not isinstance(e, _Again) and not asked.begins_again(None):
+            raise
+    return _acquired(asked, fn, args, kwargs, options, may_begin_again=False)
+
+
+class _Again(Exception):
+    """What the program has done while it was acquired is undone, and it is acquired once more."""
+
+
+def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, options: dict, *, may_begin_again: bool) -> Any:
     with ExitStack() as stack:
         stack.enter_context(whereabouts.shown())
         stack.enter_context(guards.noted(fn, args, kwargs))
@@ -60,10 +71,8 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         stack.enter_context(proxy_names.noted())
         if options.get("sharp_edges") is SHARP_EDGES_OPTIONS.ALLOW:  # otherwise Thunder speaks of values of its own helpers too
             stack.enter_context(native.interpreter())
-        asked = leading(ours)
         stack.enter_context(asked.surrounding(fn, args, kwargs))
         stack.enter_context(aliases.noted())
-        _share_facts_of_hooks(fn)
         try:
             found = _original_acquire(fn, args, kwargs, **options)
         except NotImplementedError as e:
@@ -72,6 +81,9 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             if isinstance(e.__cause__, ThunderNormError):
                 raise e.__cause__ from None
             raise
+        if may_begin_again and asked.begins_again(found):
+            raise _Again
+        found.prologue_trace = modules.asking_users(found.prologue_trace)
         aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         if guards.is_of_one_call():
@@ -90,14 +102,6 @@ def _constant_tensor(error: NotImplementedError) -> Exception:
             instead="pass it as an argument; or default to None, and take the tensor from a global variable, a closure or a module",
         )
     )
-
-
-def _share_facts_of_hooks(fn: Any) -> None:
-    """Let Thunder's module say of the hooks of the user's what that says: a prologue asks it which of them take keywords."""
-    jitted = get_thunder_module(fn) if isinstance(fn, torch.nn.Module) else fn
-    for name in ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
-        if jitted is not fn:
-            setattr(jitted, name, getattr(fn, name))
 
 
 def _check_cache_option() -> None:

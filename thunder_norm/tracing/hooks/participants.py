@@ -7,11 +7,14 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import whereabouts
 from thunder_norm.tracing.freed_inputs import freeing_inputs
 from thunder_norm.tracing.hooks.lookups import lookaside_for
 from thunder_norm.tracing.hooks.replaced import install
+from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.saved_tensors import releasing_saved
 from thunder.core import jit_ext
 from thunder.core.compile_data import get_compile_data
@@ -61,6 +64,10 @@ class Participant(Transform):
 
     def acquired(self, found: Any) -> None:
         """Called with the traces just acquired, before any transform."""
+
+    def begins_again(self, found: Any | None) -> bool:
+        """Whether the program is to be acquired once more, with what is known by now; `found` are the traces, None if there was an error."""
+        return False
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """The program that runs, forward or backward, which lets go of tensors as soon as nobody needs them."""
@@ -141,5 +148,18 @@ def has_part() -> bool:
 
 
 def thunders_proxy(x: Any, name: str | None, history: Any) -> Any:
-    """What Thunder has for an input."""
+    """What Thunder has for an input.
+
+    Raises:
+        UnsupportedOpError: it has no shape yet.
+    """
+    if is_lazy(x):
+        raise UnsupportedOpError(
+            with_details(
+                "a parameter or buffer of a lazy module, which gets its shape in the first call",
+                at=location_of_user(),
+                why="a module has its parameters before a trace is acquired, and keeps them",
+                instead="call the module itself once, with an input like those to come",
+            )
+        )
     return _original_proxy(x, name=name, history=history)
