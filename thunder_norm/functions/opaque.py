@@ -103,6 +103,9 @@ def symbol_for(operation: Operation) -> Symbol:
 
 def views_of(bsym: BoundSymbol) -> dict[str, str]:
     """The results of an operation that share memory with an argument in torch, and the names of both."""
+    tensors = flat_proxies((bsym.args, bsym.kwargs))
+    if not tensors:  # entering and leaving autocast among them: it is not to be tried out
+        return {}
     own = _operations.get(bsym.sym.id)
     function = getattr(bsym.sym.meta, "__torchfn", None) or _torch_function(bsym.sym)
     if own is not None:
@@ -114,7 +117,7 @@ def views_of(bsym: BoundSymbol) -> dict[str, str]:
             return {}
     else:
         return {}
-    outs, tensors = flat_proxies(bsym.output), flat_proxies((bsym.args, bsym.kwargs))
+    outs = flat_proxies(bsym.output)
     return {outs[i].name: tensors[k].name for i, k in views if i < len(outs)}
 
 

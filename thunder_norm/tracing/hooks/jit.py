@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.tracing import aliases, containers, guards, native, proxy_names, python, whereabouts
+from thunder_norm.tracing import aliases, autocast, containers, guards, native, proxy_names, python, whereabouts
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import short_calls
 from thunder_norm.tracing.garbage import rarely_collected
@@ -52,6 +52,7 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
     if not ours:
         return _original_acquire(fn, args, kwargs, **options)
     _check_cache_option()
+    autocast.begin()
     with ExitStack() as stack:
         stack.enter_context(whereabouts.shown())
         stack.enter_context(guards.noted(fn, args, kwargs))
