@@ -98,7 +98,9 @@ def _restore(modes: list[Any]) -> None:
 def _gradients(call: Call, like: Call, leaves: list[torch.Tensor]) -> list[Any]:
     """With respect to the leaves, of a sum of the results; twice where it is the same tensor twice."""
     found, wanted = (tree_leaves((c.result, c.given)) for c in (call, like))
-    results = [t for t, u in zip(found, wanted, strict=False) if isinstance(u, torch.Tensor) and u.requires_grad and not u.is_leaf]
+    results = [
+        t for t, u in zip(found, wanted, strict=False) if isinstance(u, torch.Tensor) and u.requires_grad and not u.is_leaf
+    ]
     results = [t for t in results if isinstance(t, torch.Tensor)]
     if not results:
         return []
@@ -145,7 +147,9 @@ def _of_leaves(tolerance: float, a: Any, b: Any) -> str:
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     largest = float(b.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if b.numel() and b.dtype != torch.bool else 1.0
-    if not torch.allclose(a.detach().double(), b.detach().double(), rtol=tolerance, atol=tolerance * max(largest, 1.0), equal_nan=True):
+    if not torch.allclose(
+        a.detach().double(), b.detach().double(), rtol=tolerance, atol=tolerance * max(largest, 1.0), equal_nan=True
+    ):
         return f"{_shown(a.tolist())}, not {_shown(b.tolist())}"
     return ""
 

@@ -25,6 +25,7 @@ def _indented(lines: str) -> str:
 CONTEXTS = statements(
     *(f"with {c}:\n{_indented(inside)}" for n, c in enumerate(CONTEXT) for inside in INSIDE),
     *(f"with {a}:\n    with {b}:\n{_indented(_indented(INSIDE[(3 * n + m) % len(INSIDE)]))}\n    r.append(x @ x.t())" for n, a in enumerate(CONTEXT) for m, b in enumerate(CONTEXT) if a != b),
+    "with torch.no_grad():\n    u = without(x)\n    x = x * 2", "with torch.no_grad():\n    u = with_grad(x)\n    r.append(x * 2)\nr.append(u)", "with torch.no_grad():\n    u = inferred(x)\n    x = x + u",
     "torch.set_grad_enabled(False)\nx = x * 2", "torch.set_grad_enabled(False)\nx = x * 2\ntorch.set_grad_enabled(True)\nx = x + 1", "p = torch.is_grad_enabled()\ntorch.set_grad_enabled(False)\nu = x * 2\ntorch.set_grad_enabled(p)\nr.append(u)",
     "torch.set_default_dtype(torch.float64)\nr.append(torch.zeros(2))\ntorch.set_default_dtype(torch.float32)", "torch.set_default_dtype(torch.float64)\nr.append(torch.tensor(1.5))\nr.append(i / 2)\ntorch.set_default_dtype(torch.float32)", "torch.set_default_device('cpu')\nr.append(torch.zeros(2))\ntorch.set_default_device(None)",
     "p = torch.are_deterministic_algorithms_enabled()\ntorch.use_deterministic_algorithms(True)\nx = x.cumsum(0)\ntorch.use_deterministic_algorithms(p)", "torch.manual_seed(3)\nr.append(torch.rand(2))", "with torch.random.fork_rng(devices=[]):\n    torch.manual_seed(3)\n    r.append(torch.rand(2))\nr.append(torch.rand(2))",

@@ -9,7 +9,7 @@ they are (``is_autocast_eligible``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,12 +25,13 @@ from thunder.core.symbol import Symbol
 from thunder.core.trace import get_tracectx
 from thunder.core.utils import AutocastStack
 
-_LOW = frozenset(
+_LOW = frozenset(  # with what torch writes as matrix products
     """
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc bmm mm vecdot baddbmm addmm addbmm linear matmul prelu
+    einsum tensordot inner chain_matmul multi_dot
     """.split()
 )
-_LOW_ON = {"cpu": _LOW, "cuda": _LOW | frozenset("addmv addr mv einsum chain_matmul multi_dot".split())}
+_LOW_ON = {"cpu": _LOW, "cuda": _LOW | frozenset("addmv addr mv".split())}
 _LOSSES = """
     mse_loss cosine_embedding_loss nll_loss hinge_embedding_loss poisson_nll_loss smooth_l1_loss cross_entropy l1_loss huber_loss
     margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss kl_div multilabel_margin_loss binary_cross_entropy_with_logits
@@ -62,15 +63,15 @@ _FULL_ON = {
 
 
 def rule_for(sym: Symbol) -> Callable | None:
-    """What to call in place of a symbol where autocast is on: with its arguments in the precision that torch gives them; None for most."""
+    """What to call in place of a symbol where autocast is on, with the dtype of the autocast, and the arguments; None for most symbols."""
     name = sym.id.rpartition(".")[2] if isinstance(sym.id, str) and sym.id.startswith("torch.") else ""
     if not any(name in t[device] for t in (_LOW_ON, _FULL_ON) for device in t):
         return None
     is_whole = len(get_tracectx().scopes) == 1  # not a step of Thunder's for another operation
 
-    def called(*args: Any, dtype: Any, **kwargs: Any) -> Any:
+    def called(dtype: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         device = device_of((args, kwargs))
-        if name in _LOW_ON[device]:
+        if name in _LOW_ON[device] and (device == "cuda" or _is_product(name, args, kwargs)):
             args, kwargs = _converted((args, kwargs), dtypes.to_dtype(dtype))
         elif name in _FULL_ON[device] and is_whole:
             args, kwargs = _converted((args, kwargs), dtypes.float32)
@@ -102,15 +103,37 @@ def begin() -> None:
     Thunder adds it to what it has from earlier calls, which never goes; a program would be acquired under the autocast of another call, and
     under one that it left by an error.
     """
-    stack = get_compile_data().autocast_stack = AutocastStack()
+    end()
     for device in _LOW_ON:
         if torch.is_autocast_enabled(device):
-            stack.push(device, torch.get_autocast_dtype(device), True)
+            get_compile_data().autocast_stack.push(device, torch.get_autocast_dtype(device), True)
+
+
+def end() -> None:
+    """End an acquisition: derivatives have the dtypes of what they are of, under no autocast."""
+    get_compile_data().autocast_stack = AutocastStack()
+
+
+def _is_product(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether torch writes an operation as a matrix product: einsum if it sums over an index of two operands, tensordot if any is left."""
+    if name == "tensordot":
+        dims = kwargs.get("dims", args[2] if len(args) > 2 else 2)
+        count = dims if isinstance(dims, int) else len(dims[0]) if isinstance(dims[0], Sequence) else len(dims)
+        return not all(a.ndim == count for a in args[:2])
+    equation = args[0] if name == "einsum" else None
+    if not isinstance(equation, str):
+        return True
+    operands, _, result = equation.replace(" ", "").partition("->")
+    once = {c for c in operands if operands.count(c) == 1}
+    summed = set(operands) - (set(result) if "->" in equation else once)
+    return any(c.isalpha() and sum(c in o for o in operands.split(",")) > 1 for c in summed)
 
 
 def _converted(given: Any, dtype: dtypes.dtype) -> Any:
     def convert(x: Any) -> Any:
-        is_eligible = isinstance(x, TensorProxy) and dtypes.is_float_dtype(x.dtype) and dtypes.to_strong_dtype(x.dtype) != dtypes.float64
+        is_eligible = (
+            isinstance(x, TensorProxy) and dtypes.is_float_dtype(x.dtype) and dtypes.to_strong_dtype(x.dtype) != dtypes.float64
+        )
         return ltorch.to(x, dtype) if is_eligible and dtypes.to_strong_dtype(x.dtype) != dtype else x
 
     return tree_map(convert, given)

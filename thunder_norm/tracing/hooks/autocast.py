@@ -57,6 +57,6 @@ def _rule(sym: Symbol) -> Callable | None:
     def called(*args: Any, **kwargs: Any) -> Any:
         dtype = precision.dtype_for((args, kwargs))
         with disable_autocast():
-            return sym(*args, **kwargs) if dtype is None else own(*args, dtype=dtype, **kwargs)
+            return sym(*args, **kwargs) if dtype is None else own(dtype, args, kwargs)
 
     return called

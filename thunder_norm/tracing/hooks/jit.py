@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.tracing import aliases, autocast, containers, guards, native, proxy_names, python, whereabouts
+from thunder_norm.tracing import aliases, autocast, containers, contexts, guards, native, proxy_names, python, whereabouts
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import short_calls
 from thunder_norm.tracing.garbage import rarely_collected
@@ -53,6 +53,7 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         return _original_acquire(fn, args, kwargs, **options)
     _check_cache_option()
     autocast.begin()
+    contexts.begin()
     with ExitStack() as stack:
         stack.enter_context(whereabouts.shown())
         stack.enter_context(guards.noted(fn, args, kwargs))
@@ -73,6 +74,8 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             if isinstance(e.__cause__, ThunderNormError):
                 raise e.__cause__ from None
             raise
+        finally:
+            autocast.end()
         aliases.guard(found.prologue_trace, found.computation_trace)
         asked.acquired(found)
         if guards.is_of_one_call():
