@@ -45,7 +45,7 @@ VIEWS = frozenset(
 # They return views whatever the strides of their argument, and no element twice: a change of the view is one of the argument.
 _EXACT = frozenset(
     "H T adjoint diagonal getitem imag mH mT moveaxis movedim narrow permute ravel_view real select squeeze swapaxes "
-    "swapdims t transpose unsqueeze view view_as view_as_real __getitem__ "
+    "swapdims t transpose unsqueeze view view_as view_as_real view_as_complex __getitem__ "
     "Tensor_H Tensor_T Tensor_imag Tensor_mH Tensor_mT Tensor_real".split()
 )
 
@@ -164,6 +164,8 @@ class _Memory:
             if self._root(target) not in self.moved:
                 if is_recorded(copy):
                     self.recorded.add(self._root(target))
+                    if copy.args[0].name in self.active:
+                        raise without_history(bsym, "an input, of what is differentiated")
                     is_assigned = copy.output.name in self.assigned  # y[0] += x: the whole of y is written next
                     if target.name in self.views and copy.args[0].name in self.active and not is_assigned:
                         raise without_history(bsym, "a view of an input, of what is differentiated")
@@ -285,12 +287,21 @@ class _Memory:
             )
 
 
-# As torch calls what Thunder has as primitives, in the attributes of its tensors
-_PRIMITIVES = {prims.PrimIDs.TRANSPOSE: torch.permute, prims.PrimIDs.SQUEEZE: torch.squeeze}
+def _squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
+    return tensor.squeeze() if dim is None else tensor.squeeze(dim)
+
+
+# As torch calls what Thunder has with other arguments: primitives in the attributes of its tensors, and operations
+_WITH_ITS_ARGUMENTS = {
+    prims.PrimIDs.TRANSPOSE: torch.permute,
+    prims.PrimIDs.SQUEEZE: torch.squeeze,
+    "torch.permute": torch.Tensor.permute,
+    "torch.squeeze": _squeeze,
+}
 
 
 def _operation(bsym: BoundSymbol) -> Operation | None:
-    function = _PRIMITIVES.get(bsym.sym.id)
+    function = _WITH_ITS_ARGUMENTS.get(bsym.sym.id)
     return operation_of(bsym) if function is None else Operation(bsym.sym.name, function, bsym.sym.meta)
 
 

@@ -77,7 +77,9 @@ def _set_grad_enabled(is_enabled: WrappedValue) -> Any:
     """Inside inference mode nothing is recorded, whatever the grad mode."""
     entered = _entered()
     if not (entered and entered[-1].is_on):
-        return thunders_lookaside(torch._C._set_grad_enabled, is_enabled)(is_enabled)
+        thunders = thunders_lookaside(torch._C._set_grad_enabled, is_enabled)
+        assert thunders is not None
+        return thunders(is_enabled)
     entered[-1].is_grad_enabled = bool(is_enabled.value)
     return wrap_const(None)
 

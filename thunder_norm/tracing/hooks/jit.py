@@ -77,6 +77,7 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         finally:
             autocast.end()
         aliases.guard(found.prologue_trace, found.computation_trace)
+        aliases.check_written_once(found.computation_trace)
         asked.acquired(found)
         if guards.is_of_one_call():
             setattr(get_compile_data(), _IS_OF_ONE_CALL, True)
