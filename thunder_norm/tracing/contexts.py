@@ -56,9 +56,8 @@ def _is_inference_mode_enabled() -> Any:
 def _enter_inference_mode(mode: WrappedValue) -> Any:
     """Gradients are recorded where inference mode is off, as torch does it."""
     cd = get_compile_data()
-    is_on = _interpret_call(
-        getattr, mode, wrap_const("mode")
-    ).value  # the program may have made the object: it has no attributes of its own
+    # asked as the program would: an object that it has made has no attributes of its own here
+    is_on = _interpret_call(getattr, mode, wrap_const("mode")).value
     entered, before = _entered(), cd.is_grad_enabled
     entered.append(_InferenceMode(False, before, not is_on))
     result = _interpret_call(torch._C._set_grad_enabled, wrap_const(not is_on))
