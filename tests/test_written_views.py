@@ -139,3 +139,92 @@ def test_an_input_that_would_get_a_history_is_refused(write):
         jitted(y, x, False)
         f(expected, x, False)
     assert torch.equal(y, expected)
+
+
+def _twice(y, x):
+    y.add_(x)
+    y.mul_(x)
+
+
+def _parts(y, x):
+    y[1:] *= x[1:]
+    y[:2] *= x[:2]
+
+
+_FOLLOWED = {
+    "added": lambda y, x: y.add_(x),
+    "assigned": lambda y, x: y.__setitem__(torch.tensor([1, 3]), x[:2] * x[2:]),
+    "twice": _twice,
+    "parts": _parts,
+    "overwritten": lambda y, x: (y.mul_(x), y.zero_()),
+    "behind autograd": lambda y, x: (y.mul_(x), y.detach().mul_(2)),
+}
+
+
+@pytest.mark.parametrize("write", _FOLLOWED)
+def test_gradients_follow_what_is_written_into_an_input(write):
+    def f(y, x):
+        before = y[1:3]
+        _FOLLOWED[write](y, x)
+        return (y * x).sum() + (before.square() * x[1:3]).sum() + y[2:].prod()
+
+    def run(f):
+        torch.manual_seed(seeded(0))
+        x, y = torch.randn(4).requires_grad_(), torch.randn(4)
+        loss = f(y, x)
+        return loss, y.detach(), torch.autograd.grad(loss, x)
+
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[NormTransform()])), run(f))
+
+
+def test_what_the_backward_keeps_of_an_input_is_not_what_is_written_later():
+    """Eager mode has an error in the backward."""
+
+    def f(y, x, rows):
+        loss = (x * y).sum() + (rows * y[:2]).sin().sum()
+        y.add_(1)
+        return loss
+
+    torch.manual_seed(seeded(0))
+    x, rows, y = torch.randn(4).requires_grad_(), torch.randn(3, 2).requires_grad_(), torch.randn(4)
+    expected = torch.autograd.grad((x * y).sum() + (rows * y[:2]).sin().sum(), (x, rows))
+    loss = thunder.jit(f, transforms=[NormTransform()])(y, x, rows)
+    torch.testing.assert_close(torch.autograd.grad(loss, (x, rows)), expected)
+
+
+@pytest.mark.parametrize("norm", [torch.nn.functional.batch_norm, torch.nn.functional.instance_norm])
+def test_running_statistics_have_no_history(norm):
+    def f(x, mean, var):
+        first = norm(x, mean, var, None, None, True)
+        return (first * norm(x.sin(), mean, var, None, None, True)).sum() + (mean * x.mean((0, 2)) + var).sum()
+
+    def run(f):
+        torch.manual_seed(seeded(0))
+        x, mean, var = torch.randn(3, 2, 4).requires_grad_(), torch.randn(2), torch.rand(2)
+        loss = f(x, mean, var)
+        return loss, mean, var, torch.autograd.grad(loss, x)
+
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[NormTransform()])), run(f), rtol=1e-4, atol=1e-5)
+
+
+def _without_autograd(y, x):
+    y.add_(x)
+    with torch.no_grad():
+        y.mul_(2)
+
+
+def _a_view_overwritten(y, x):
+    y.add_(x)
+    y[1:].zero_()
+
+
+@pytest.mark.parametrize("write", [_without_autograd, _a_view_overwritten])
+def test_writes_that_gradients_are_not_followed_through_are_refused(write):
+    def f(y, x):
+        write(y, x)
+        return (y * x).sum()
+
+    x, y = torch.ones(4).requires_grad_(), torch.ones(4)
+    with pytest.raises(ThunderNormError, match="in-place(.|\n)*test_written_views.py"):
+        thunder.jit(f, transforms=[NormTransform()])(y, x)
+    assert torch.equal(y, torch.ones(4))

@@ -199,10 +199,10 @@ def check_written_once(trace: TraceCtx) -> None:
     for i, bsym in enumerate(trace.bound_symbols):
         name = next((p.name for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)), "")
         if _is_inplace_op(bsym):
-            read_later = {p.name for b in trace.bound_symbols[i + 1 :] for p in b.flat_proxy_args}
             if name in unlike:
                 raise _without_place(bsym, unlike[name])
-            if any(base == name and view in read_later for base, view in conjugates):
+            of_it = {view for base, view in conjugates if base == name}
+            if of_it and any(p.name in of_it for b in trace.bound_symbols[i + 1 :] for p in b.flat_proxy_args):
                 raise _without_place(bsym, "conj")
         made = bsym.sym.name.rpartition(".")[2]
         if made == "conj":
@@ -232,8 +232,8 @@ def _is_unlike(bsym: BoundSymbol, made: str) -> bool:
     if given is None:
         return False
     if made == "unfold":
-        size, step = next((b.args[2:] for b in (bsym, *bsym.subsymbols) if len(b.args) == 4), (0, 0))
-        return size > step
+        dim, size, step = next((b.args[1:] for b in (bsym, *bsym.subsymbols) if len(b.args) == 4), (0, 0, 0))
+        return size > step and bsym.flat_proxy_outs[0].shape[dim % max(given.ndim, 1)] > 1
     if made == "conj":
         return dtypes.is_complex_dtype(given.dtype)
     is_larger = any(isinstance(p, TensorProxy) and math.prod(p.shape) > math.prod(given.shape) for p in bsym.flat_proxy_outs)
