@@ -228,3 +228,89 @@ def test_writes_that_gradients_are_not_followed_through_are_refused(write):
     with pytest.raises(ThunderNormError, match="in-place(.|\n)*test_written_views.py"):
         thunder.jit(f, transforms=[NormTransform()])(y, x)
     assert torch.equal(y, torch.ones(4))
+
+
+def _truncated(x):
+    h, total = x.detach() * 0, 0
+    for step in range(3):
+        h = (h + x).tanh()
+        total = total + h.sum()
+        if step == 1:
+            assert h.requires_grad
+            h.detach_()
+            assert not h.requires_grad
+    return total * h
+
+
+def _detached_and_written(x):
+    z = x * 2
+    w = z * 3
+    torch.detach_(z)
+    z += x.sin()
+    return z * x + w
+
+
+def _detached_without_autograd(x):
+    z = x * 2
+    with torch.no_grad():
+        z.detach_()
+    return z[1:] * x[1:]
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+@pytest.mark.parametrize("f", [_truncated, _detached_and_written, _detached_without_autograd])
+def test_what_is_detached_in_place_has_no_gradient(f, transform):
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4).requires_grad_()
+    found, expected = (run(x) for run in (thunder.jit(f, transforms=[transform()]), f))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(r.sum(), x) for r in (found, expected)))
+
+
+def test_an_input_that_is_detached_in_place_is_read_without_a_gradient():
+    def f(y, x):
+        y.detach_().add_(x)
+        total = y.sum()
+        y.detach_()
+        return total * (y * x).sum(), y
+
+    def run(f):
+        torch.manual_seed(seeded(0))
+        x, y = torch.randn(4).requires_grad_(), torch.randn(4)
+        loss, returned = f(y, x)
+        assert returned is y and not y.requires_grad
+        return loss, y, torch.autograd.grad(loss, x)
+
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[NormTransform()])), run(f))
+
+
+def _a_view_of_before(x):
+    z = x * 2
+    view = z[1:]
+    z.detach_()
+    return view * x[1:]
+
+
+def _a_view(x):
+    z = x * 2
+    z[0].detach_()
+    return z
+
+
+def _an_input(x):
+    return x.detach_() * 2
+
+
+@pytest.mark.parametrize(
+    ("f", "error", "says"),
+    [
+        (_a_view_of_before, ThunderNormError, "detached in place(.|\n)*test_written_views.py"),
+        (_a_view, RuntimeError, "Can't detach views in-place"),
+        (_an_input, ThunderNormError, "detach_(.|\n)*test_written_views.py"),
+    ],
+)
+def test_a_tensor_that_cannot_be_detached_in_place_is_refused(f, error, says):
+    x = torch.ones(4).requires_grad_()
+    with pytest.raises(error, match=says):
+        thunder.jit(f, transforms=[NormTransform()])(x)
+    assert x.requires_grad

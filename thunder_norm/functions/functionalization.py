@@ -104,6 +104,9 @@ class _Memory:
     unclear: dict[str, tuple[_View, BoundSymbol]] = field(default_factory=dict)  # tensors that may have been changed, and by what
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
+    detached: dict[str, int] = field(
+        default_factory=dict
+    )  # the version that began with `detach_`, which views from before do not have
     recorded: set[str] = field(default_factory=set)  # what is foreign, and not differentiated, and autograd has seen a change of
     histories: dict[str, TensorProxy] = field(default_factory=dict)  # of what was written without autograd: where gradients go
 
@@ -125,8 +128,11 @@ class _Memory:
         )
         for copy in copies:
             source, target = copy.args[:2]
-            value = self.now(source)
-            self.write(target, prims.clone(value) if self.is_of_another(source) else self.kept(value), bsym)
+            value, is_detached = self.now(source), self._is_detaching(copy)
+            is_of_another = self.is_of_another(source) and not is_detached
+            self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
+            if is_detached:
+                self.detached[self._root(target)] = self.versions[self._root(target)]
             self.same[copy.output.name] = self.tensor(target)
         return []
 
@@ -159,6 +165,8 @@ class _Memory:
                 continue
             if plain.write(bsym, copy):
                 self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
+                if self._is_detaching(copy):
+                    self.detached[root] = self.versions[root]
             if is_recorded(copy):
                 self.recorded.add(root)
             if self.tensor(target).name == root:
@@ -188,6 +196,12 @@ class _Memory:
     def _is_detached(self, p: TensorProxy) -> bool:
         view = self.views.get(self.tensor(p).name)
         return view is not None and (view.bsym.sym.name == "detach" or self._is_detached(view.base))
+
+    def _is_detaching(self, copy: BoundSymbol) -> bool:
+        """Whether a copy is what `detach_` is written as: of what the tensor holds already, detached."""
+        source, target = (self.tensor(p) for p in copy.args[:2])
+        view = self.views.get(source.name)
+        return view is not None and view.bsym.sym.name == "detach" and self.tensor(view.base).name == target.name
 
     def note_views(self, bsym: BoundSymbol, found: dict[str, str]) -> None:
         """Remember which results of an operation share memory with its arguments."""
@@ -220,6 +234,8 @@ class _Memory:
 
     def _take_again(self, p: TensorProxy, root: str) -> None:
         view = self.views[p.name]
+        if self.seen[p.name] < self.detached.get(root, 0) and not self._is_detached(p):
+            raise _read_of_before(view, self.writers[root])
         if not _is_exact(view) and view.bsym.sym.name != "detach":
             raise _unclear(view, self.writers.get(root, view.bsym))
         outs = flat_proxies(_again(view, self.now(view.base)))
@@ -311,6 +327,17 @@ def _unclear(view: _View, writer: BoundSymbol) -> TransformError:
             at=location_of(writer),
             why="whether the change is one of both depends on strides, which a program that is differentiated or transformed does not know",
             instead="use the operation that returns a new tensor, or clone first",
+        )
+    )
+
+
+def _read_of_before(view: _View, writer: BoundSymbol) -> TransformError:
+    return TransformError(
+        with_details(
+            f"a result of {view.bsym.sym.name} is used after the tensor that it is a view of was detached in place",
+            at=location_of(writer),
+            why="it has a gradient, and what it is a view of has none any more",
+            instead="x = x.detach() in place of x.detach_(), or take the view again",
         )
     )
 

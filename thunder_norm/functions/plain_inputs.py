@@ -90,6 +90,9 @@ class PlainInputs:
         if is_view and copy.output.name not in self._assigned:
             raise without_history(bsym, "a view of an input, of what is differentiated")
         self._writers[root] = bsym
+        if source in self._detached and self._root(source) == root:  # y.detach_()
+            del self._writers[root]
+            self._active = {name for name in self._active if self._root(name) != root}
         return True
 
     def is_kept(self, p: TensorProxy, bsym: BoundSymbol) -> bool:

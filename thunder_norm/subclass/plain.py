@@ -16,6 +16,7 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import address_refused, from_user, wrapped_result
+from thunder_norm.subclass.flags import detached_in_place
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
@@ -57,6 +58,8 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         return functools.partial(asked, acquisition) if asked is not None and from_user() else None
     if fn is torch.Tensor.requires_grad_:
         return functools.partial(_require_grad, acquisition)
+    if fn is torch.Tensor.detach_ or fn is torch.detach_:
+        return functools.partial(detached_in_place, acquisition)
     if fn is hasattr and from_user():
         return functools.partial(_has_attribute, acquisition)
     if fn is type and len(args) == 1 and from_user():

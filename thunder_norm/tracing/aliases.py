@@ -27,6 +27,7 @@ from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx, tracectx
 from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.torch import _syms_returning_views
 
 _MOST_ELEMENTS = 2**26  # of a storage whose elements are compared one by one
 
@@ -184,6 +185,17 @@ def written_tensor(proxy: TensorProxy) -> TensorProxy:
         if _is_inplace_op(bsym) and any(p.name == proxy.name for p in bsym.flat_proxy_outs):
             proxy = bsym.flat_proxy_args[0]
     return proxy
+
+
+def is_written(proxy: TensorProxy) -> bool:
+    """Whether the program has written into a tensor so far."""
+    return any(_is_inplace_op(b) and b.flat_proxy_args[0].name == proxy.name for b in get_tracectx().bound_symbols)
+
+
+def is_view(proxy: TensorProxy) -> bool:
+    """Whether a tensor was made as a view of another, whatever the strides of that."""
+    makers = (b for b in get_tracectx().bound_symbols if any(p.name == proxy.name for p in b.flat_proxy_outs))
+    return any(b.sym in _syms_returning_views and not any(p.name == proxy.name for p in b.flat_proxy_args) for b in makers)
 
 
 def check_written_once(trace: TraceCtx) -> None:
