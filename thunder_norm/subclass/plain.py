@@ -59,7 +59,8 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
     if fn is torch.Tensor.requires_grad_:
         return functools.partial(_require_grad, acquisition)
     if fn is torch.Tensor.detach_ or fn is torch.detach_:
-        return functools.partial(detached_in_place, acquisition)
+        is_torchs = acquisition is not None and acquisition.autograd.is_running  # which detaches what stands for the tensor
+        return None if is_torchs else functools.partial(detached_in_place, acquisition)
     if fn is hasattr and from_user():
         return functools.partial(_has_attribute, acquisition)
     if fn is type and len(args) == 1 and from_user():
