@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
@@ -12,6 +13,7 @@ from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 TRANSFORMS = (NormTransform, SubclassTransform)
+_LSTM = torch.nn.LSTM(4, 4)
 LOW = torch.bfloat16
 _OPERATIONS = {
     "addmm": lambda x: torch.addmm(x[0], x, x),
@@ -29,6 +31,12 @@ _OPERATIONS = {
     "float64": lambda x: x.double() @ x.double(),
     "asked": lambda x: x * (2 if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is LOW else 3),
     "written": lambda x: x.clone().mul_(2) @ x,
+    "mm": lambda x: (x.mm(x), torch.mm(x, mat2=x), torch.mv(x, x[0])),
+    "inner": lambda x: (torch.inner(x[0], x[1]), torch.inner(x, x[0]), torch.inner(x, x[0, 0])),
+    "powers": lambda x: tuple(torch.linalg.matrix_power(x + 3 * torch.eye(4), n) for n in (-2, -1, 1, 2)),
+    "inverse": lambda x: (torch.linalg.pinv(x + 3 * torch.eye(4)), torch.linalg.inv((x + 3 * torch.eye(4)).to(LOW))),
+    "checkpointed": lambda x: checkpoint(lambda y: (F.mse_loss(y @ y, y.to(LOW)), y @ y), x, use_reentrant=False),
+    "recurrent": lambda x: _LSTM(x)[0],
 }
 
 
@@ -65,6 +73,9 @@ def test_autocast_of_a_call_is_not_that_of_the_next():
     assert _in_autocast(jitted, x).dtype == LOW
     assert jitted(x[:2, :2]).dtype == torch.float32  # another shape: acquired after the one above
     assert jitted(x).dtype == torch.float32
+
+    asking = thunder.jit(lambda x: x * (2 if torch.is_autocast_enabled("cpu") else 3), transforms=[NormTransform()])
+    assert torch.equal(_in_autocast(asking, x), x * 2) and torch.equal(asking(x), x * 3)
 
     def fails(x):
         with torch.autocast("cpu", dtype=LOW):

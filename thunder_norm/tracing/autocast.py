@@ -9,7 +9,8 @@ they are (``is_autocast_eligible``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -28,10 +29,12 @@ from thunder.core.utils import AutocastStack
 _LOW = frozenset(  # with what torch writes as matrix products
     """
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc bmm mm vecdot baddbmm addmm addbmm linear matmul prelu
-    einsum tensordot inner chain_matmul multi_dot
+    einsum tensordot inner chain_matmul multi_dot spmm matrix_power multi_head_attention_forward lstm rnn_tanh rnn_relu
     """.split()
 )
-_LOW_ON = {"cpu": _LOW, "cuda": _LOW | frozenset("addmv addr mv".split())}
+_LOW_ON = {"cpu": _LOW, "cuda": _LOW | frozenset("addmv addr mv gru".split())}
+_SCOPES = "_thunder_norm_scopes_of_program"  # of compile data: how many there were at the last call of the program's
+_AS_SUMS = frozenset({"einsum", "tensordot"})  # on a GPU they are products, whatever they sum over
 _LOSSES = """
     mse_loss cosine_embedding_loss nll_loss hinge_embedding_loss poisson_nll_loss smooth_l1_loss cross_entropy l1_loss huber_loss
     margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss kl_div multilabel_margin_loss binary_cross_entropy_with_logits
@@ -65,17 +68,18 @@ _FULL_ON = {
 def rule_for(sym: Symbol) -> Callable | None:
     """What to call in place of a symbol where autocast is on, with the dtype of the autocast, and the arguments; None for most symbols."""
     name = sym.id.rpartition(".")[2] if isinstance(sym.id, str) and sym.id.startswith("torch.") else ""
-    if not any(name in t[device] for t in (_LOW_ON, _FULL_ON) for device in t):
+    if name != "pinv" and not any(name in t[device] for t in (_LOW_ON, _FULL_ON) for device in t):
         return None
-    is_whole = len(get_tracectx().scopes) == 1  # not a step of Thunder's for another operation
+    is_whole = len(get_tracectx().scopes) == getattr(get_compile_data(), _SCOPES)  # not a step of Thunder's for another operation
 
     def called(dtype: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         device = device_of((args, kwargs))
-        if name in _LOW_ON[device] and (device == "cuda" or _is_product(name, args, kwargs)):
+        if name in _LOW_ON[device] and ((device == "cuda" and name in _AS_SUMS) or _is_product(name, args, kwargs)):
             args, kwargs = _converted((args, kwargs), dtypes.to_dtype(dtype))
         elif name in _FULL_ON[device] and is_whole:
             args, kwargs = _converted((args, kwargs), dtypes.float32)
-        return sym(*args, **kwargs)
+        result = sym(*args, **kwargs)
+        return _converted(result, dtypes.to_dtype(dtype)) if _ends_in_product(name, args, kwargs) else result
 
     return called
 
@@ -97,16 +101,29 @@ def is_on_somewhere() -> bool:
     return cd is not None and not cd.autocast_stack.is_empty()
 
 
-def begin() -> None:
-    """Begin an acquisition with the autocast that is on where the program is called.
+def note_call() -> None:
+    """Note that the program calls a function: what is written from there on, in scopes as deep, are operations of its own.
+
+    In a region, or a function that is transformed, they are in another scope than that of the trace.
+    """
+    if is_on_somewhere():
+        setattr(get_compile_data(), _SCOPES, len(get_tracectx().scopes))
+
+
+@contextmanager
+def acquiring() -> Iterator[None]:
+    """Acquire a program under the autocast that is on where it is called, which is off for what torch runs meanwhile.
 
     Thunder adds it to what it has from earlier calls, which never goes; a program would be acquired under the autocast of another call, and
-    under one that it left by an error.
+    under one that it left by an error.  Torch would say of operations that a trace has as a whole that their results are of another dtype.
     """
     end()
-    for device in _LOW_ON:
-        if torch.is_autocast_enabled(device):
+    setattr(get_compile_data(), _SCOPES, 1)
+    with ExitStack() as stack:
+        for device in filter(torch.is_autocast_enabled, _LOW_ON):
             get_compile_data().autocast_stack.push(device, torch.get_autocast_dtype(device), True)
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def end() -> None:
@@ -115,7 +132,15 @@ def end() -> None:
 
 
 def _is_product(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether torch writes an operation as a matrix product: einsum if it sums over an index of two operands, tensordot if any is left."""
+    """Whether torch writes an operation as a matrix product.
+
+    It does einsum if that sums over an index of two operands, tensordot if an index is left, inner of a matrix, powers of matrices from 2.
+    """
+    if name == "inner":
+        dims = [a.ndim for a in (*args, *kwargs.values()) if isinstance(a, TensorProxy)]
+        return max(dims) > 1 and min(dims) > 0
+    if name == "matrix_power":
+        return kwargs.get("n", args[1] if len(args) > 1 else 0) > 1
     if name == "tensordot":
         dims = kwargs.get("dims", args[2] if len(args) > 2 else 2)
         count = dims if isinstance(dims, int) else len(dims[0]) if isinstance(dims[0], Sequence) else len(dims)
@@ -127,6 +152,12 @@ def _is_product(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
     once = {c for c in operands if operands.count(c) == 1}
     summed = set(operands) - (set(result) if "->" in equation else once)
     return any(c.isalpha() and sum(c in o for o in operands.split(",")) > 1 for c in summed)
+
+
+def _ends_in_product(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether torch inverts in the precision of the operand, and multiplies inverses as matrices."""
+    exponent = kwargs.get("n", args[1] if name == "matrix_power" and len(args) > 1 else 0)
+    return name == "pinv" or (name == "matrix_power" and exponent < -1)
 
 
 def _converted(given: Any, dtype: dtypes.dtype) -> Any:

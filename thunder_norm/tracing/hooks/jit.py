@@ -52,9 +52,9 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
     if not ours:
         return _original_acquire(fn, args, kwargs, **options)
     _check_cache_option()
-    autocast.begin()
     contexts.begin()
     with ExitStack() as stack:
+        stack.enter_context(autocast.acquiring())
         stack.enter_context(whereabouts.shown())
         stack.enter_context(guards.noted(fn, args, kwargs))
         stack.enter_context(containers.KEPT.in_place())
