@@ -23,7 +23,15 @@ from .results import add, kept, write
 from .runner import SUBJECTS, Job, everything, indices_of, of_ranges, run_job, run_many
 
 # How many random programs of each subject have to be right; the others are lists, and are run whole.
-PROGRAMS = {"derivatives": 4000, "wrappers": 1000, "modules": 20_000, "changes": 5000, "writes": 5000, "bounds": 5000}
+PROGRAMS = {
+    "derivatives": 4000,
+    "wrappers": 1000,
+    "modules": 20_000,
+    "changes": 5000,
+    "writes": 5000,
+    "bounds": 5000,
+    "real": 5000,
+}
 
 
 def main() -> int:
