@@ -155,11 +155,8 @@ def test_labels_of_a_profile_do_not_matter():
     torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(f(x).sum(), x))
 
 
-_SEED = seeded(3)
-
-
 def _seeds(x):
-    torch.manual_seed(_SEED)
+    torch.manual_seed(seeded(3))
     return x
 
 

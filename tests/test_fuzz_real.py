@@ -12,12 +12,13 @@ from fuzz.real import FORMS, HOW, Real, draw
 from fuzz.real_contexts import CONTEXTS
 from fuzz.real_parts import PARTS
 
-from tests.seeds import SHIFT
+from tests.seeds import named_seed
 
 
 def test_statements_are_different_and_drawn():
     assert len({p.name for p in PARTS}) > 10_000
-    drawn = [draw(random.Random(f"real {SHIFT} {i}")) for i in range(200)]
+    numbers = random.Random(named_seed("real"))
+    drawn = [draw(numbers) for _ in range(200)]
     assert {p.how for p in drawn} == set(HOW) and {p.form for p in drawn} == set(FORMS)
 
 
