@@ -13,7 +13,7 @@ import torch
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.acquisition import Call
-from thunder_norm.functions.functionalization import parts_of_copies
+from thunder_norm.functions.aliasing import parts_of_copies
 from thunder_norm.functions.programs import flat_program, is_bookkeeping, is_differentiable, replayed
 from thunder_norm.functions.transformed import Transformed
 from thunder_norm.subclass.differentiation import has_tape

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Container, Sequence, Set
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.opaque import Operation, operation_of, symbol_for, views_of
+from thunder_norm.functions.aliasing import copies_in, parts_of_copies, views_in
+from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
+from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.written_inputs import history_of, is_recorded, rewritten, without_history
-from thunder_norm.subclass.activity import depending
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.trees import flat_tensors
@@ -29,23 +30,10 @@ from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variabl
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx
 
-VIEWS = frozenset(
-    {
-        prims.PrimIDs.BROADCAST_IN_DIM,
-        prims.PrimIDs.RESHAPE,
-        prims.PrimIDs.SLICE,
-        prims.PrimIDs.SQUEEZE,
-        prims.PrimIDs.TRANSPOSE,
-        prims.PrimIDs.VIEW,
-        prims.PrimIDs.SHALLOW_COPY,
-        prims.PrimIDs.UNFOLD,
-    }
-)
-
 # They return views whatever the strides of their argument, and no element twice: a change of the view is one of the argument.
 _EXACT = frozenset(
     "H T adjoint diagonal getitem imag mH mT moveaxis movedim narrow permute ravel_view real select squeeze swapaxes "
-    "swapdims t transpose unsqueeze view view_as view_as_real __getitem__ "
+    "swapdims t transpose unsqueeze view view_as view_as_real view_as_complex __getitem__ "
     "Tensor_H Tensor_T Tensor_imag Tensor_mH Tensor_mT Tensor_real".split()
 )
 
@@ -62,23 +50,23 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
             memory with another.
         UnsupportedOpError: autograd records a change of an argument that the backward could not follow.
     """
-    if not any(_copies(b) for b in trace.bound_symbols):
+    if not any(copies_in(b) for b in trace.bound_symbols):
         return trace
     moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set()
+    views = [views_in(b) for b in trace.bound_symbols]
+    assigned = {p.name for b in trace.bound_symbols if b.sym.name == "setitem_" for p in flat_proxies(b.args[2:])}
     memory = _Memory(
         foreign={p.name for p in trace.args if isinstance(p, Proxy)},
         moved=moved,
-        active=depending(trace, moved),
-        ways=_ways_of_writing(trace) if keeps_foreign else set(),
+        plain=PlainInputs(trace, views, moved, assigned) if keeps_foreign else None,
+        ways=_ways_of_writing(trace, views) if keeps_foreign else set(),
         uses=Counter(name for b in trace.bound_symbols for name in {p.name for p in b.flat_proxy_args}),
-        assigned={p.name for b in trace.bound_symbols if b.sym.name == "setitem_" for p in flat_proxies(b.args[2:])},
-        rewritten={c.args[1].name for b in trace.bound_symbols for c in _copies(b)},
-        keeps_foreign=keeps_foreign,
+        rewritten={c.args[1].name for b in trace.bound_symbols for c in copies_in(b)},
     )
     with scope(get_tracectx()) as kept:  # its names are different from those of the program's surroundings
-        for bsym in trace.bound_symbols:
+        for bsym, found in zip(trace.bound_symbols, views, strict=True):
             with at_line_of(get_tracectx(), bsym):
-                kept.extend(memory.without_copies(bsym))
+                kept.extend(memory.without_copies(bsym, found))
     new = from_trace(trace)
     new.bound_symbols = kept
     new.names.update(p.name for b in kept for p in b.flat_proxy_outs)
@@ -105,12 +93,10 @@ class _Memory:
 
     foreign: set[str]  # what the program did not make
     moved: set[str]  # what of that is differentiated
-    active: Set[str]  # what depends on that
+    plain: PlainInputs | None  # the rest of it, if copies into it stay
     ways: set[str]  # what the program writes into, and what that is a view of
     uses: Counter[str]  # how many operations take a tensor
-    assigned: set[str]  # what is assigned to a part of a tensor
     rewritten: set[str]  # names of tensors that are written somewhere
-    keeps_foreign: bool  # whether copies into what the program did not make stay
     views: dict[str, _View] = field(default_factory=dict)
     same: dict[str, TensorProxy] = field(default_factory=dict)  # results of copies, and the tensors that they are
     values: dict[str, TensorProxy] = field(default_factory=dict)  # of tensors that were written, or taken again
@@ -118,16 +104,21 @@ class _Memory:
     unclear: dict[str, tuple[_View, BoundSymbol]] = field(default_factory=dict)  # tensors that may have been changed, and by what
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
+    detached: dict[str, int] = field(
+        default_factory=dict
+    )  # the version that began with `detach_`, which views from before do not have
     recorded: set[str] = field(default_factory=set)  # what is foreign, and not differentiated, and autograd has seen a change of
     histories: dict[str, TensorProxy] = field(default_factory=dict)  # of what was written without autograd: where gradients go
 
-    def without_copies(self, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
+    def without_copies(self, bsym: BoundSymbol, views: dict[str, str]) -> Sequence[BoundSymbol]:
         """An operation, or what is left of one that copies into tensors; what it depends on is written first."""
+        if self.plain is not None:
+            self.plain.enter(bsym)
         self.note_inputs(bsym)
-        self.note_views(bsym)
-        copies = _copies(bsym)
-        if self.keeps_foreign and all(self._root(c.args[1]) in self.foreign for c in copies):
-            return self.left_in_place(bsym, copies)
+        self.note_views(bsym, views)
+        copies = copies_in(bsym)
+        if self.plain is not None and all(self._root(c.args[1]) in self.foreign for c in copies):
+            return self.left_in_place(self.plain, bsym, copies)
         renamed = self.renamed(bsym)
         for copy in copies:
             self.check_own(copy.args[1], bsym)
@@ -137,8 +128,11 @@ class _Memory:
         )
         for copy in copies:
             source, target = copy.args[:2]
-            value = self.now(source)
-            self.write(target, prims.clone(value) if self.is_of_another(source) else self.kept(value), bsym)
+            value, is_detached = self.now(source), self._is_detaching(copy)
+            is_of_another = self.is_of_another(source) and not is_detached
+            self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
+            if is_detached:
+                self.detached[self._root(target)] = self.versions[self._root(target)]
             self.same[copy.output.name] = self.tensor(target)
         return []
 
@@ -153,26 +147,30 @@ class _Memory:
                 self.histories[p.name] = history_of(p)
                 self.values[p.name] = rewritten(self.histories[p.name], p)
 
-    def left_in_place(self, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
+    def left_in_place(self, plain: PlainInputs, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
         """An operation that writes into nothing but what the program did not make, if it writes.
 
         In torch what is written without autograd keeps its gradients; Thunder's copies have none.
         """
+        is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs)
+        left = self.renamed(bsym, but=self.histories.keys() if copies or is_way else ())
+        get_tracectx().peek_scope().append(plain.written_of_copies(left))
         unrecorded: dict[str, TensorProxy] = {}
         for copy in copies:
-            target = copy.args[1]
-            if self._root(target) not in self.moved:
-                if is_recorded(copy):
-                    self.recorded.add(self._root(target))
-                    is_assigned = copy.output.name in self.assigned  # y[0] += x: the whole of y is written next
-                    if target.name in self.views and copy.args[0].name in self.active and not is_assigned:
-                        raise without_history(bsym, "a view of an input, of what is differentiated")
+            target, root = copy.args[1], self._root(copy.args[1])
+            if root in self.moved:
+                if is_recorded(copy) and not self._is_detached(target):
+                    raise without_history(bsym, "an input that requires grad")
+                unrecorded[root] = target
                 continue
-            if is_recorded(copy) and not self._is_detached(target):
-                raise without_history(bsym, "an input that requires grad")
-            unrecorded[self._root(target)] = target
-        is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs)
-        get_tracectx().peek_scope().append(self.renamed(bsym, but=self.histories.keys() if copies or is_way else ()))
+            if plain.write(bsym, copy):
+                self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
+                if self._is_detaching(copy):
+                    self.detached[root] = self.versions[root]
+            if is_recorded(copy):
+                self.recorded.add(root)
+            if self.tensor(target).name == root:
+                self.same[copy.output.name] = self.tensor(target)
         for p in bsym.flat_proxy_outs if is_way and not copies else ():
             if p.name in self.views and self._root(p) in self.foreign - self.recorded:
                 # otherwise Thunder takes it apart for its gradient, and it may be a copy: a diagonal
@@ -199,11 +197,16 @@ class _Memory:
         view = self.views.get(self.tensor(p).name)
         return view is not None and (view.bsym.sym.name == "detach" or self._is_detached(view.base))
 
-    def note_views(self, bsym: BoundSymbol) -> None:
+    def _is_detaching(self, copy: BoundSymbol) -> bool:
+        """Whether a copy is what `detach_` is written as: of what the tensor holds already, detached."""
+        source, target = (self.tensor(p) for p in copy.args[:2])
+        view = self.views.get(source.name)
+        return view is not None and view.bsym.sym.name == "detach" and self.tensor(view.base).name == target.name
+
+    def note_views(self, bsym: BoundSymbol, found: dict[str, str]) -> None:
         """Remember which results of an operation share memory with its arguments."""
         args = {p.name: p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)}
         outs = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)]
-        found = _views(bsym)
         for i, out in enumerate(outs):
             base = args.get(found.get(out.name, ""))
             if base is not None and out.name not in args:
@@ -231,6 +234,8 @@ class _Memory:
 
     def _take_again(self, p: TensorProxy, root: str) -> None:
         view = self.views[p.name]
+        if self.seen[p.name] < self.detached.get(root, 0) and not self._is_detached(p):
+            raise _read_of_before(view, self.writers[root])
         if not _is_exact(view) and view.bsym.sym.name != "detach":
             raise _unclear(view, self.writers.get(root, view.bsym))
         outs = flat_proxies(_again(view, self.now(view.base)))
@@ -264,11 +269,17 @@ class _Memory:
         """An operation of what its arguments stand for; those that share memory with what is among `but` stay."""
         swaps: dict[Variable, Proxy] = {}
         is_return = bsym.sym.id is prims.PrimIDs.RETURN
+        targets = {c.args[1].name for c in copies_in(bsym)}
         for p in bsym.flat_proxy_args:
             if not isinstance(p, TensorProxy) or self._root(p) in but:
                 continue
+            if p.name in targets and self._root(p) in self.foreign:
+                continue
             is_input = is_return and self.tensor(p).name in self.histories  # the caller gets the very object back
-            if (now := self.tensor(p) if is_input else self.now(p)) is not p:
+            now = self.tensor(p) if is_input else self.now(p)
+            if not is_return and self.plain is not None and self.plain.is_kept(p, bsym):
+                now = prims.clone(now)
+            if now is not p:
                 swaps[variableify(p)] = now
         return bsym.from_bsym_swap_proxies(swaps, skip_output=not is_return)
 
@@ -285,12 +296,21 @@ class _Memory:
             )
 
 
-# As torch calls what Thunder has as primitives, in the attributes of its tensors
-_PRIMITIVES = {prims.PrimIDs.TRANSPOSE: torch.permute, prims.PrimIDs.SQUEEZE: torch.squeeze}
+def _squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
+    return tensor.squeeze() if dim is None else tensor.squeeze(dim)
+
+
+# As torch calls what Thunder has with other arguments: primitives in the attributes of its tensors, and operations
+_WITH_ITS_ARGUMENTS = {
+    prims.PrimIDs.TRANSPOSE: torch.permute,
+    prims.PrimIDs.SQUEEZE: torch.squeeze,
+    "torch.permute": torch.Tensor.permute,
+    "torch.squeeze": _squeeze,
+}
 
 
 def _operation(bsym: BoundSymbol) -> Operation | None:
-    function = _PRIMITIVES.get(bsym.sym.id)
+    function = _WITH_ITS_ARGUMENTS.get(bsym.sym.id)
     return operation_of(bsym) if function is None else Operation(bsym.sym.name, function, bsym.sym.meta)
 
 
@@ -307,6 +327,17 @@ def _unclear(view: _View, writer: BoundSymbol) -> TransformError:
             at=location_of(writer),
             why="whether the change is one of both depends on strides, which a program that is differentiated or transformed does not know",
             instead="use the operation that returns a new tensor, or clone first",
+        )
+    )
+
+
+def _read_of_before(view: _View, writer: BoundSymbol) -> TransformError:
+    return TransformError(
+        with_details(
+            f"a result of {view.bsym.sym.name} is used after the tensor that it is a view of was detached in place",
+            at=location_of(writer),
+            why="it has a gradient, and what it is a view of has none any more",
+            instead="x = x.detach() in place of x.detach_(), or take the view again",
         )
     )
 
@@ -339,44 +370,15 @@ def _writer(operation: Operation, index: int) -> Symbol:
     return symbol_for(Operation(f"write_{operation.name}", run, meta))
 
 
-def _ways_of_writing(trace: TraceCtx) -> set[str]:
+def _ways_of_writing(trace: TraceCtx, views: Sequence[dict[str, str]]) -> set[str]:
     """The tensors that a program writes into, and those that they are views of."""
     base: dict[str, str] = {}
     found: set[str] = set()
-    for bsym in trace.bound_symbols:
-        base |= _views(bsym)
-        for copy in _copies(bsym):
+    for bsym, views_of_it in zip(trace.bound_symbols, views, strict=True):
+        base |= views_of_it
+        for copy in copies_in(bsym):
             base[copy.output.name] = name = copy.args[1].name
             while name not in found:
                 found.add(name)
                 name = base.get(name, name)
     return found
-
-
-def _copies(bsym: BoundSymbol) -> list[BoundSymbol]:
-    if bsym.sym.id is prims.PrimIDs.COPY_:
-        return [bsym]
-    return [c for s in bsym.subsymbols for c in _copies(s)]
-
-
-def parts_of_copies(bsym: BoundSymbol) -> Sequence[BoundSymbol]:
-    """The parts of an operation that holds a copy; the operations without one stay whole."""
-    if not _copies(bsym) or not bsym.subsymbols:
-        return [bsym]
-    return [b for s in bsym.subsymbols for b in parts_of_copies(s)]
-
-
-def _views(bsym: BoundSymbol) -> dict[str, str]:
-    """The results of an operation that share memory with an argument, and with which."""
-    if bsym.sym.id in VIEWS:
-        return {o.name: a.name for o in bsym.flat_proxy_outs for a in bsym.flat_proxy_args[:1] if isinstance(a, TensorProxy)}
-    inside = views_of(bsym)
-    for sub in bsym.subsymbols:
-        inside |= _views(sub)
-    return {o.name: root for o in bsym.flat_proxy_outs if (root := _end(o.name, inside)) != o.name}
-
-
-def _end(name: str, base: dict[str, str]) -> str:
-    while name in base:
-        name = base[name]
-    return name

@@ -21,6 +21,7 @@ from thunder_norm.functions.programs import flat_proxies, is_complex, is_differe
 from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_calls import Forward, try_out
+from thunder_norm.subclass.fallback import made_for
 from thunder_norm.tracing import random_numbers
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.translation import for_torch
@@ -103,10 +104,17 @@ def symbol_for(operation: Operation) -> Symbol:
 
 def views_of(bsym: BoundSymbol) -> dict[str, str]:
     """The results of an operation that share memory with an argument in torch, and the names of both."""
+    tensors = flat_proxies((bsym.args, bsym.kwargs))
+    if not tensors:  # entering and leaving autocast among them: it is not to be tried out
+        return {}
     own = _operations.get(bsym.sym.id)
     function = getattr(bsym.sym.meta, "__torchfn", None) or _torch_function(bsym.sym)
+    made = made_for(bsym.sym)
     if own is not None:
         views = own.views
+    elif made is not None and made.form != "gradient" and _may_return_view(made.function):
+        kept = [i for i, is_used in enumerate(made.used) if is_used]
+        views = [(kept.index(i), k) for i, k in try_out(made.function, bsym.args, bsym.kwargs).views if i in kept]
     elif function is not None:
         try:
             views = try_out(function, bsym.args, bsym.kwargs).views
@@ -114,8 +122,14 @@ def views_of(bsym: BoundSymbol) -> dict[str, str]:
             return {}
     else:
         return {}
-    outs, tensors = flat_proxies(bsym.output), flat_proxies((bsym.args, bsym.kwargs))
+    outs = flat_proxies(bsym.output)
     return {outs[i].name: tensors[k].name for i, k in views if i < len(outs)}
+
+
+def _may_return_view(function: Callable) -> bool:
+    """Whether an operation says that a result lies in the memory of an argument."""
+    returns = function._schema.returns if isinstance(function, torch._ops.OpOverload) else ()
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def operation_of(bsym: BoundSymbol) -> Operation | None:

@@ -120,6 +120,11 @@ class Autograd:
         fake = self._fakes.known(proxy) if self.is_running else None
         return self._is_active(proxy) if fake is None else fake.requires_grad
 
+    def detached(self, proxy: TensorProxy) -> None:
+        """Note that the program has detached a plain tensor in place."""
+        if self._is_active(proxy):
+            self._active.discard(proxy.name)
+
     def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
         """Whether a plain tensor that requires grad meets wrappers without any: eager has a gradient, and it is the class's."""
         proxies = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, TensorProxy)]

@@ -6,14 +6,19 @@ A trace is made for what its inputs require, and what its results do is what aut
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.autograd import gradients_recorded
 from thunder_norm.subclass.protocol import outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing.aliases import is_view, is_written
 from thunder_norm.tracing.locations import location_of_user
+import thunder.torch as ltorch
+from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.proxies import TensorProxy
 
 _FLAGS = (torch.Tensor.requires_grad_, torch.Tensor.detach_)
@@ -57,3 +62,31 @@ def changes_nothing(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
             else "call it before the jitted function",
         )
     )
+
+
+def detached_in_place(acquisition: Acquisition | None, obj: WrappedValue) -> WrappedValue | Any:
+    """Called for ``t.detach_()`` of a plain tensor: what is read of it from now on has no gradient.
+
+    Thunder knows no such change of a tensor; a write into it of what it holds, detached, is one.
+    """
+    given = acquisition.fakes.real_input(obj.value) if acquisition is not None else None
+    if given is not None and given.requires_grad:
+        return do_raise(
+            UnsupportedOpError(
+                with_details(
+                    "detach_() of an input of the jitted function that requires grad",
+                    at=location_of_user(),
+                    why="what is differentiated is known before the program runs",
+                    instead="call it before the jitted function, or use detach()",
+                )
+            )
+        )
+    if given is not None and not is_written(obj.value):
+        return obj
+    if is_view(obj.value):
+        return do_raise(RuntimeError("Can't detach views in-place. Use detach() instead."))
+    with gradients_recorded(True):  # of this write there are none, wherever the program makes it
+        ltorch.copy_(obj.value, ltorch.detach(obj.value))
+    if acquisition is not None:
+        acquisition.autograd.detached(obj.value)
+    return obj

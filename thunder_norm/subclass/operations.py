@@ -107,9 +107,10 @@ def _overridable() -> frozenset:
 
 @functools.cache
 def _factories() -> frozenset:
-    """torch's functions that make a tensor from none; it does not count them as overridable."""
+    """torch's functions that make a tensor from none; it does not count them as overridable, nor those that set its state."""
     ignored = torch.overrides.get_ignored_functions()
-    return frozenset(f for f in ignored if getattr(torch, getattr(f, "__name__", ""), None) is f)
+    named = (f for f in ignored if getattr(torch, getattr(f, "__name__", ""), None) is f)
+    return frozenset(f for f in named if f.__module__ != "torch.random" and not f.__name__.startswith("set_"))
 
 
 @functools.cache

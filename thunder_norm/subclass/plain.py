@@ -17,6 +17,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import tensor_hooks
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import address_refused, from_user
+from thunder_norm.subclass.flags import detached_in_place
 from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
@@ -67,6 +68,9 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         return functools.partial(asked, acquisition) if asked is not None and from_user() else None
     if fn is torch.Tensor.requires_grad_:
         return functools.partial(_require_grad, acquisition)
+    if fn is torch.Tensor.detach_ or fn is torch.detach_:
+        is_torchs = acquisition is not None and acquisition.autograd.is_running  # which detaches what stands for the tensor
+        return None if is_torchs else functools.partial(detached_in_place, acquisition)
     if fn is hasattr and from_user():
         return functools.partial(_has_attribute, acquisition)
     if fn is type and len(args) == 1 and from_user():

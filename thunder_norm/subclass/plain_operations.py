@@ -28,14 +28,17 @@ from thunder.core.proxies import TensorProxy
 
 
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
-    """What Thunder calls for `fn`; where that raises, or Thunder knows nothing to call, torch's function runs and is recorded."""
+    """What Thunder calls for `fn`; where that raises, or Thunder knows nothing to call, torch's function runs and is recorded.
+
+    So does ``unfold``: what stands for it elsewhere is no view.
+    """
     if fn is getattr:
         return with_attributes(acquisition, found, args)
     torch_fn = torch_callable(fn)
     if torch_fn is None:
         return found
     is_unknown = found is None and isinstance(fn, _OPAQUE) and any(isinstance(a.value, TensorProxy) for a in args)
-    if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+    if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or torch_fn is torch.Tensor.unfold:
         return functools.partial(_recorded, acquisition, torch_fn)
     if found is None or not callable(found):
         return found

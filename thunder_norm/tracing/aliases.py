@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
-from thunder.core import prims
+from thunder_norm.tracing.locations import location_of
+from thunder.core import dtypes, prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx, tracectx
 from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.torch import _syms_returning_views
 
 _MOST_ELEMENTS = 2**26  # of a storage whose elements are compared one by one
 
@@ -183,6 +186,71 @@ def written_tensor(proxy: TensorProxy) -> TensorProxy:
         if _is_inplace_op(bsym) and any(p.name == proxy.name for p in bsym.flat_proxy_outs):
             proxy = bsym.flat_proxy_args[0]
     return proxy
+
+
+def is_written(proxy: TensorProxy) -> bool:
+    """Whether the program has written into a tensor so far."""
+    return any(_is_inplace_op(b) and b.flat_proxy_args[0].name == proxy.name for b in get_tracectx().bound_symbols)
+
+
+def is_view(proxy: TensorProxy) -> bool:
+    """Whether a tensor was made as a view of another, whatever the strides of that."""
+    makers = (b for b in get_tracectx().bound_symbols if any(p.name == proxy.name for p in b.flat_proxy_outs))
+    return any(b.sym in _syms_returning_views and not any(p.name == proxy.name for p in b.flat_proxy_args) for b in makers)
+
+
+def check_written_once(trace: TraceCtx) -> None:
+    """Refuse a write into a view that has an element twice (windows that overlap, what was expanded), or that is a copy in Thunder.
+
+    Torch refuses the first too, or lets the order of its loops decide.
+
+    Raises:
+        UnsupportedOpError: there is one.
+    """
+    unlike: dict[str, str] = {}  # such views, and what made them
+    conjugates: list[tuple[str, str]] = []  # of which tensor, and which
+    for i, bsym in enumerate(trace.bound_symbols):
+        name = next((p.name for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)), "")
+        if _is_inplace_op(bsym):
+            if name in unlike:
+                raise _without_place(bsym, unlike[name])
+            of_it = {view for base, view in conjugates if base == name}
+            if of_it and any(p.name in of_it for b in trace.bound_symbols[i + 1 :] for p in b.flat_proxy_args):
+                raise _without_place(bsym, "conj")
+        made = bsym.sym.name.rpartition(".")[2]
+        if made == "conj":
+            conjugates += [(name, p.name) for p in bsym.flat_proxy_outs if p.name != name]
+        source = made if _is_unlike(bsym, made) else unlike.get(name) if _is_view_creation_op(bsym) else None
+        if source is not None and made not in ("contiguous", "reshape", "flatten"):  # of such a view they are copies
+            unlike.update((p.name, source) for p in bsym.flat_proxy_outs)
+
+
+def _without_place(writer: BoundSymbol, source: str) -> UnsupportedOpError:
+    is_repeated = source != "conj"
+    return UnsupportedOpError(
+        with_details(
+            f"an in-place operation on a result of {source}"
+            + (", which has elements of a tensor more than once" if is_repeated else ", or on the tensor that it is a view of"),
+            at=location_of(writer),
+            why="what is written is computed first, and copied then: one element cannot have several values"
+            if is_repeated
+            else "in a trace it is a tensor of its own",
+            instead=f"write into a copy: x.{source}(...).clone()",
+        )
+    )
+
+
+def _is_unlike(bsym: BoundSymbol, made: str) -> bool:
+    given = next((p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)), None)
+    if given is None:
+        return False
+    if made == "unfold":
+        dim, size, step = next((b.args[1:] for b in (bsym, *bsym.subsymbols) if len(b.args) == 4), (0, 0, 0))
+        return size > step and bsym.flat_proxy_outs[0].shape[dim % max(given.ndim, 1)] > 1
+    if made == "conj":
+        return dtypes.is_complex_dtype(given.dtype)
+    is_larger = any(isinstance(p, TensorProxy) and math.prod(p.shape) > math.prod(given.shape) for p in bsym.flat_proxy_outs)
+    return made in ("expand", "expand_as", "broadcast_to") and is_larger
 
 
 def _written(trace: TraceCtx) -> set[str]:

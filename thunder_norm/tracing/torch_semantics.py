@@ -123,6 +123,17 @@ def _atleast_3d(*tensors: Any) -> Any:
     return _of_each(ltorch.atleast_3d, tensors)
 
 
+@_instead_of(torch.split)
+def _split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> tuple:
+    """Thunder's returns a list."""
+    return tuple(ltorch.split(tensor, split_size_or_sections, dim))
+
+
+@_instead_of(torch.Tensor.split)
+def _split_method(self: Any, split_size: Any, dim: int = 0) -> tuple:
+    return _split(self, split_size, dim)
+
+
 def _of_each(operation: Callable, tensors: tuple) -> Any:
     """Thunder's returns a list as it is; torch's returns a tuple of its tensors."""
     if len(tensors) == 1 and isinstance(tensors[0], TensorProxy):

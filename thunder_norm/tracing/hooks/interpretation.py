@@ -12,6 +12,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import (
     aliases,
     attributes,
+    autocast,
     guards,
     known_values,
     lookasides,
@@ -64,6 +65,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     asked = leader()
     if asked is not None:
         guards.note_call(fn, args)
+        autocast.note_call()
         about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
         about_python = (
             about_python

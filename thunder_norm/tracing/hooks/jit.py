@@ -8,7 +8,18 @@ from contextlib import ExitStack
 from typing import Any
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.tracing import aliases, containers, guards, modules, native, proxy_names, python, whereabouts
+from thunder_norm.tracing import (
+    aliases,
+    autocast,
+    containers,
+    contexts,
+    guards,
+    modules,
+    native,
+    proxy_names,
+    python,
+    whereabouts,
+)
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import short_calls
 from thunder_norm.tracing.garbage import rarely_collected
@@ -63,7 +74,9 @@ class _Again(Exception):
 
 
 def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, options: dict, *, may_begin_again: bool) -> Any:
+    contexts.begin()
     with ExitStack() as stack:
+        stack.enter_context(autocast.acquiring())
         stack.enter_context(whereabouts.shown())
         stack.enter_context(guards.noted(fn, args, kwargs))
         stack.enter_context(containers.KEPT.in_place())
@@ -81,10 +94,13 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
             if isinstance(e.__cause__, ThunderNormError):
                 raise e.__cause__ from None
             raise
+        finally:
+            autocast.end()
         if may_begin_again and asked.begins_again(found):
             raise _Again
         found.prologue_trace = modules.asking_users(found.prologue_trace)
         aliases.guard(found.prologue_trace, found.computation_trace)
+        aliases.check_written_once(found.computation_trace)
         asked.acquired(found)
         if guards.is_of_one_call():
             setattr(get_compile_data(), _IS_OF_ONE_CALL, True)

@@ -1,0 +1,54 @@
+"""Which proxies of a program lie in the memory of others, and where the program copies into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thunder_norm.functions.opaque import views_of
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+
+VIEWS = frozenset(
+    {
+        prims.PrimIDs.BROADCAST_IN_DIM,
+        prims.PrimIDs.RESHAPE,
+        prims.PrimIDs.SLICE,
+        prims.PrimIDs.SQUEEZE,
+        prims.PrimIDs.TRANSPOSE,
+        prims.PrimIDs.VIEW,
+        prims.PrimIDs.SHALLOW_COPY,
+        prims.PrimIDs.UNFOLD,
+    }
+)
+
+
+def copies_in(bsym: BoundSymbol) -> list[BoundSymbol]:
+    """The copies into tensors that an operation consists of."""
+    if bsym.sym.id is prims.PrimIDs.COPY_:
+        return [bsym]
+    return [c for s in bsym.subsymbols for c in copies_in(s)]
+
+
+def parts_of_copies(bsym: BoundSymbol) -> Sequence[BoundSymbol]:
+    """The parts of an operation that holds a copy; the operations without one stay whole."""
+    if not copies_in(bsym) or not bsym.subsymbols:
+        return [bsym]
+    return [b for s in bsym.subsymbols for b in parts_of_copies(s)]
+
+
+def views_in(bsym: BoundSymbol) -> dict[str, str]:
+    """The results of an operation that share memory with an argument, and with which."""
+    if bsym.sym.id in VIEWS:
+        return {o.name: a.name for o in bsym.flat_proxy_outs for a in bsym.flat_proxy_args[:1] if isinstance(a, TensorProxy)}
+    inside = views_of(bsym)
+    for sub in bsym.subsymbols:
+        inside |= views_in(sub)
+    return {o.name: root for o in bsym.flat_proxy_outs if (root := end_of(o.name, inside)) != o.name}
+
+
+def end_of(name: str, base: dict[str, str]) -> str:
+    """Where one comes to by `base` in the end."""
+    while name in base:
+        name = base[name]
+    return name

@@ -1,0 +1,114 @@
+"""Inputs without gradients that a differentiated program writes into, a cache or a buffer.
+
+Thunder follows gradients through what is written into a whole input.  It does not follow them through what is written into a view; a view
+that was made before is to it what it was; and what is kept for the backward lies in the memory that a later write changes.  In eager mode
+such an input has a history when the program is through.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence, Set
+
+import torch
+
+from thunder_norm.functions.aliasing import copies_in, end_of, parts_of_copies
+from thunder_norm.functions.written_inputs import is_recorded, without_history
+from thunder_norm.subclass.activity import propagate
+from thunder_norm.tracing.recording import scope
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, get_tracectx
+from thunder.torch import _torch_to_thunder_function_map
+
+# Running statistics have no history in torch, whatever they are computed of.
+_WITHOUT_HISTORY = frozenset(
+    _torch_to_thunder_function_map[f].id for f in (torch.nn.functional.batch_norm, torch.nn.functional.instance_norm)
+)
+# Their gradients are not computed of what they write into: it need not be kept.
+_KEEP_NOTHING = frozenset(
+    "add_ sub_ copy_ setitem_ fill_ zero_ index_copy_ index_add_ index_fill_ masked_fill_ scatter_ scatter_add_".split()
+)
+
+
+class PlainInputs:
+    """Which inputs without gradients have got a history so far, and which are written later; asked operation by operation."""
+
+    def __init__(self, trace: TraceCtx, views: Sequence[dict[str, str]], moved: Set[str], assigned: Set[str]) -> None:
+        self._inputs = {p.name for p in trace.args if isinstance(p, TensorProxy)} - moved
+        self._assigned = assigned  # what is assigned to a part of a tensor, as y[0] += x does when y[0] is written
+        self._same: dict[str, str] = {}  # results of copies, and what was copied into
+        self._views: set[str] = set()
+        self._bases: dict[str, str] = {}  # of views and results of copies
+        self._detached: set[str] = set()  # what autograd does not know to be of the memory of another
+        self._active = set(moved)
+        self._writers: dict[str, BoundSymbol] = {}  # by input: what gave it a history last
+        self._writes_to_come: Counter[str] = Counter()
+        for bsym, found in zip(trace.bound_symbols, views, strict=True):
+            self._views |= found.keys()
+            self._bases |= found
+            self._detached |= {out for out, of in found.items() if bsym.sym.name == "detach" or of in self._detached}
+            for copy in copies_in(bsym):
+                self._same[copy.output.name] = self._bases[copy.output.name] = copy.args[1].name
+                self._writes_to_come[self._root(copy.args[1].name)] += 1
+
+    def _root(self, name: str) -> str:
+        return end_of(name, self._bases)
+
+    def enter(self, bsym: BoundSymbol) -> None:
+        """Come to an operation.
+
+        Raises:
+            UnsupportedOpError: it returns an input that has a history in eager mode.
+        """
+        if bsym.sym.id is prims.PrimIDs.RETURN:
+            for p in bsym.flat_proxy_args:
+                if (name := end_of(p.name, self._same)) in self._writers:
+                    raise without_history(self._writers[name], "an input that is returned, of what is differentiated")
+            return
+        self._active |= {p.name for p in bsym.flat_proxy_args if self._root(p.name) in self._writers} - self._detached
+        propagate(bsym, self._active)
+
+    def write(self, bsym: BoundSymbol, copy: BoundSymbol) -> bool:
+        """Note that an operation copies into an input, or a view of it; whether autograd sees another tensor in it from now on.
+
+        Raises:
+            UnsupportedOpError: gradients could not be followed through it.
+        """
+        source, target = copy.args[0].name, copy.args[1].name
+        root = self._root(target)
+        self._writes_to_come[root] -= 1
+        is_active, has_history = source in self._active, root in self._writers
+        is_view = end_of(target, self._same) != root
+        if bsym.sym.id in _WITHOUT_HISTORY or not (is_active or has_history) or (target in self._detached and not is_active):
+            return False
+        if not is_recorded(copy):
+            if has_history and not is_view:
+                raise without_history(bsym, "an input without autograd, after what is differentiated was written into it")
+            return False
+        if is_view and copy.output.name not in self._assigned:
+            raise without_history(bsym, "a view of an input, of what is differentiated")
+        self._writers[root] = bsym
+        if source in self._detached and self._root(source) == root:  # y.detach_()
+            del self._writers[root]
+            self._active = {name for name in self._active if self._root(name) != root}
+        return True
+
+    def is_kept(self, p: TensorProxy, bsym: BoundSymbol) -> bool:
+        """Whether the backward may ask for an argument, which is written by then."""
+        if not self._writes_to_come[self._root(p.name)] or self._root(p.name) not in self._inputs:
+            return False
+        outs = {q.name for q in bsym.flat_proxy_outs}
+        return not outs.isdisjoint(self._active) and outs.isdisjoint(self._views)
+
+    def written_of_copies(self, bsym: BoundSymbol) -> BoundSymbol:
+        """An operation that writes into inputs; what it keeps of them is a copy."""
+        targets = {c.args[1].name: c.args[1] for c in copies_in(bsym)}
+        kept = [p for p in targets.values() if self.is_kept(p, bsym)]
+        if bsym.sym.id in _WITHOUT_HISTORY or bsym.sym.name in _KEEP_NOTHING or not kept:
+            return bsym
+        with scope(get_tracectx()) as made:
+            swaps = {variableify(p): prims.clone(p) for p in kept}
+        parts = [b if copies_in(b) else b.from_bsym_swap_proxies(swaps, skip_output=True) for b in parts_of_copies(bsym)]
+        return bsym.from_bsym(subsymbols=[*made, *parts])
