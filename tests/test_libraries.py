@@ -319,6 +319,13 @@ INVALID = {
 }
 
 
+@pytest.fixture
+def validating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile turns the checks of distributions off, for the process, and other tests use it."""
+    monkeypatch.setattr(D.Distribution, "_validate_args", True)
+
+
+@pytest.mark.usefixtures("validating")
 @pytest.mark.parametrize("name", INVALID)
 def test_a_call_with_an_invalid_distribution_raises_as_eager_pytorch_does(name):
     f, bad = INVALID[name]
@@ -331,6 +338,7 @@ def test_a_call_with_an_invalid_distribution_raises_as_eager_pytorch_does(name):
             jitted(bad)
 
 
+@pytest.mark.usefixtures("validating")
 def test_transforms_that_run_nothing_in_between_refuse_what_a_distribution_checks():
     f = DENSITIES["Normal"]
     with pytest.raises(DataDependentError, match="validate_args=False"):
