@@ -102,15 +102,14 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
     if result.backing is target.backing:
         return target
     new = None
-    at = _place_written(func, args)
     with contextlib.suppress(UnsupportedOpError):
-        new = _changed(target, aliases, result, run_rule, func in _functional, at)
+        new = _changed(target, aliases, result, run_rule, func, args)
     if new is None:
         if aliases and not target._is_leaf_value:  # a view that nobody holds any more may wait for the garbage collector
             del x, aliases
             gc.collect()
             aliases = target.aliases()
-        new = _changed(target, aliases, result, run_rule, func in _functional, at)
+        new = _changed(target, aliases, result, run_rule, func, args)
     for x in (target, *aliases):
         x._assign(new[id(x)])
         x._aliases = before
@@ -118,13 +117,14 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
 
 
 def _changed(
-    target: NormedTensor, aliases: list[NormedTensor], result: NormedTensor, run_rule: RunRule, is_written: bool, at: Layout
+    target: NormedTensor, aliases: list[NormedTensor], result: NormedTensor, run_rule: RunRule, func: Callable, args: tuple
 ) -> dict[int, NormedTensor]:
-    """What the target and those that share its storage are with `result` in the target's place, by identity; entries change at `at`.
+    """What the target and those that share its storage are with `result` of an in-place call in the target's place, by identity.
 
     Where some are parts of others, one has them all; what is written there, and what each becomes of that, goes on sharing a storage.
     """
     _check(target, aliases)
+    is_written = func in _functional
     tensors = [target, *aliases]
     layouts = [Layout.of(x.backing) for x in tensors]
     if all(is_reshaped(layout, layouts[0]) for layout in layouts):
@@ -137,7 +137,7 @@ def _changed(
     claims = {}
     for place, part in up:
         claims[id(tensors[place])] = written = _with_part(tensors[place], part, written)
-    is_apart = _apart_from(at, layouts)
+    is_apart = _apart_from(_place_written(func, args), layouts)
     new = {}
     for x, layout, down in zip(tensors, layouts, below, strict=True):
         if is_apart(layout):  # nothing but its storage is another one
@@ -167,7 +167,9 @@ def _operation(func: Callable, *args: Any) -> Any:
 def _place_written(func: Callable, args: tuple) -> Layout:
     """Where an in-place operation changes entries: everywhere, but for ``x[items] = v`` with slices."""
     whole = Layout.of(args[0].backing)
-    items = args[1] if func is torch.Tensor.__setitem__ else ...
+    if func is not torch.Tensor.__setitem__:
+        return whole
+    items = args[1]
     if not all(map(_is_plain_item, items if isinstance(items, tuple) else (items,))):
         return whole
     with unwatched():

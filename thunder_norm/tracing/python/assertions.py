@@ -22,7 +22,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 
 _handlers = thunders._default_opcode_handler_map
 _JUMP = re.compile(r"POP_JUMP_(FORWARD_)?IF_(TRUE|FALSE)")
-_NOTHING = ("NOP", "NOT_TAKEN", "PUSH_NULL", "PRECALL", "COPY_FREE_VARS", "EXTENDED_ARG")  # between what counts here
+_NOTHING = ("NOP", "NOT_TAKEN", "PUSH_NULL", "PRECALL", "EXTENDED_ARG")  # between what counts here
 _CALL = ("CALL", "CALL_FUNCTION")
 
 
