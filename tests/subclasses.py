@@ -11,6 +11,26 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 aten = torch.ops.aten
 
 
+class OneTensor(torch.Tensor):
+    """A wrapper of one inner tensor; what operations on it are, the classes that are made of it say."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, *args: Any):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner: torch.Tensor):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["inner"])
+
+
 class ScaleTensor(torch.Tensor):
     """``data * scale``: data of any dtype (int8 too), a 0-dim scale, a dtype to show and a label as context.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from subclasses import assert_same
+from subclasses import OneTensor, assert_same
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
@@ -36,25 +36,10 @@ def nothing_heard() -> Iterator[None]:
     yield
 
 
-class Telling(torch.Tensor):
+class Telling(OneTensor):
     """Says what it meets, from inside of its dispatch."""
 
-    inner: torch.Tensor
     writes = False  # with an operator that may write into what it meets
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: torch.Tensor):
-        self.inner = inner
-
-    def __tensor_flatten__(self):
-        return ["inner"], None
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner, context, size, stride):
-        return cls(inner["inner"])
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from subclasses import OneTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from tests.sizes import assert_same_size
@@ -15,22 +16,11 @@ import thunder
 aten = torch.ops.aten
 
 
-class Remembering(torch.Tensor):
+class Remembering(OneTensor):
     """A tensor that remembers the square of what it was multiplied with, which is no inner tensor of it, and adds it in `neg`."""
-
-    @staticmethod
-    def __new__(cls, inner, kept=None):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
 
     def __init__(self, inner, kept=None):
         self.inner, self.kept = inner, kept
-
-    def __tensor_flatten__(self):
-        return ["inner"], None
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner, context, size, stride):
-        return cls(inner["inner"])
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
