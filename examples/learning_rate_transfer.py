@@ -1,9 +1,9 @@
 """Does the best learning rate stay where it is when a model gets wider or deeper?
 
 Sweeps of learning rates at four widths and three depths, three seeds each, for ModularOptimizer (with noise adaptation, too), AdamW and
-torch.optim.Muon on four tasks (transfer_tasks.py).  Prints tables, in Markdown, writes all losses as JSON and draws them:
+torch.optim.Muon on six tasks (transfer_tasks.py).  Prints tables, in Markdown, writes all losses as JSON and draws them:
 
-    python examples/learning_rate_transfer.py [--quick] [--tasks small mlp conv text] [--results r.json] [--plot p.png]
+    python examples/learning_rate_transfer.py [--quick] [--tasks small mlp conv vit text gpt] [--results r.json] [--plot p.png]
 
 The model, its initialisation (`ModularNorm.initialize_`, biases at 0), its batches, momentum 0.9, no weight decay and a learning rate that
 falls linearly to 0 are the same for all.  ``--draw r.json`` draws and prints results of before; ``--variant`` changes one thing, on four models.
@@ -111,10 +111,11 @@ GRIDS = {
     "text": {"ModularOptimizer": range(-2, 4), "AdamW": range(-9, -2), "Muon": range(-6, 1)},
 }
 GRIDS["small"] = GRIDS["mlp"]
+GRIDS["gpt"] = GRIDS["vit"] = GRIDS["text"]
 for of_task in GRIDS.values():
     of_task[ADAPTED] = of_task["ModularOptimizer"]
 FAR = range(-3, 4)  # for variants
-DEFAULT = ("small", "mlp", "conv", "text")  # tasks
+DEFAULT = ("small", "mlp", "conv", "vit", "text", "gpt")  # tasks
 
 
 @lru_cache(maxsize=2)

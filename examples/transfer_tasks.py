@@ -1,4 +1,4 @@
-"""Three learning tasks on data that comes with Python and scikit-learn, for models of any width and depth.
+"""Learning tasks on data that comes with Python and scikit-learn, for models of any width and depth.
 
 Residual branches are scaled by 1 / depth and attention by 1 / channels of a head, unless a `Form` says otherwise.
 """
@@ -81,16 +81,16 @@ class ConvNet(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention and an MLP, each after a layer norm."""
 
-    def __init__(self, width: int, scale: float, head_power: float):
+    def __init__(self, width: int, scale: float, head_power: float, is_causal: bool = True):
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.scale, self.attention_scale = scale, HEAD**-head_power
+        self.scale, self.attention_scale, self.is_causal = scale, HEAD**-head_power, is_causal
 
     def attention(self, x):
         q, k, v = (f(x).unflatten(-1, (-1, HEAD)).transpose(-3, -2) for f in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.attention_scale)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal, scale=self.attention_scale)
         return self.out(y.transpose(-3, -2).flatten(-2))
 
     def forward(self, x):
@@ -110,6 +110,24 @@ class CharTransformer(nn.Module):
     def forward(self, ids):
         x = self.characters(ids) + self.positions(torch.arange(ids.shape[-1]))
         return self.head(self.norm(self.blocks(x)))
+
+
+class VisionTransformer(nn.Module):
+    """Images of 8 x 8 as 16 patches of 2 x 2, whose places are parameters; the head has their mean."""
+
+    def __init__(self, width: int, depth: int, form: Form):
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, 2, stride=2)
+        self.places = nn.Parameter(torch.randn(1, 16, width))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, depth**-form.depth_power, form.head_power, is_causal=False) for _ in range(depth))
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        x = self.patches(x.view(-1, 1, 8, 8)).flatten(-2).mT + self.places
+        return self.head(self.norm(self.blocks(x)).mean(-2))
 
 
 @functools.cache
@@ -215,6 +233,18 @@ TASKS = {
         classes=len(ALPHABET),
         blocks_mass=5.0,
     ),
+    "gpt": replace(
+        _MLP,
+        title="text, GPT of 4 layers",
+        model=CharTransformer,
+        batch=some_text,
+        judged=text_apart,
+        classes=len(ALPHABET),
+        widths=(32, 64, 128, 256),
+        depths=(4,),
+        blocks_mass=5.0,
+    ),
+    "vit": replace(_MLP, title="digits, ViT", model=VisionTransformer, depths=(2,), blocks_mass=5.0),
     # the inputs are no more than the narrowest model is wide
     "small": replace(
         _MLP,
