@@ -3,7 +3,7 @@
 The parameters, gradients and buffers are those of GPT-2 from transformers.  Muon moves the matrices of the blocks, AdamW the rest, as
 the documentation of Muon wants it.  Muon calculates in bfloat16, which few CPUs have instructions for: besides torch's own there is one
 whose products are in float32.  "the products alone" are all matrix products that `dualize` calls, replayed on operands of the same
-shapes and strides with nothing in between; "plain products alone" those of the six steps without savings.
+shapes and strides with nothing in between; "plain products alone" those of the five steps without savings.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _replay(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _plain_products(norm: ModularNorm, model: nn.Module) -> Callable[[], Any]:
-    """Three for each of six steps and each matrix: x x^T, its square, and that times x."""
+    """Three for each of five steps and each matrix: x x^T, its square, and that times x."""
     parts = []
     for name, p in model.named_parameters():
         if isinstance(norm.balls[name], OperatorBall) and norm.targets[name] > 0:
@@ -196,7 +196,7 @@ def _plain_products(norm: ModularNorm, model: nn.Module) -> Callable[[], Any]:
 
     def products() -> None:
         for x, square, of_squares, of_x in parts:
-            for _ in range(6):
+            for _ in range(5):
                 torch.mm(x, x.T, out=of_squares)
                 torch.mm(square, square, out=of_squares)
                 torch.mm(square, x, out=of_x)

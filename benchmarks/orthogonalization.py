@@ -1,4 +1,4 @@
-"""Orthogonalizing one matrix: our six steps, five of them on the Gram matrix of a wide matrix, against Muon's five in float32."""
+"""Orthogonalizing one matrix: our five steps, four of them on the Gram matrix of a wide matrix, against Muon's five in float32."""
 
 from __future__ import annotations
 

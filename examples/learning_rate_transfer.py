@@ -71,10 +71,13 @@ class Run:
 
 
 class _InFloat32(TorchFunctionMode):
-    """Leaves out ``.bfloat16()``: Muon's products in bfloat16 take up to 20 times longer on processors without units for it."""
+    """Leaves out conversions to bfloat16: Muon's products in it take up to 20 times longer on processors without units for it."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return args[0] if func is torch.Tensor.bfloat16 else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is torch.Tensor.to and kwargs.get("dtype") is torch.bfloat16:
+            kwargs = kwargs | {"dtype": torch.float32}
+        return args[0] if func is torch.Tensor.bfloat16 else func(*args, **kwargs)
 
 
 class Muon:

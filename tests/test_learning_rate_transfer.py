@@ -71,7 +71,7 @@ def test_muon_in_float32_is_torchs_up_to_the_rounding_of_bfloat16(example):
     ours.step()
     torchs.step()
     step, wanted = model["blocks"].weight - before, alone - before
-    assert (step - wanted).norm() < 0.02 * wanted.norm()
+    assert 1e-5 * wanted.norm() < (step - wanted).norm() < 0.02 * wanted.norm()  # torch's is rounded to bfloat16
     assert [len(g["params"]) for g in ours.param_groups] == [1, 3]
 
 

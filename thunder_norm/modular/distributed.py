@@ -347,10 +347,10 @@ def _part(name: str, of_kind: Ball, pieces: dict[Box, tuple[int, ...]]) -> Part:
 
 
 def _cost(of_kind: Ball, shape: tuple[int, ...]) -> float:
-    """Operations of a duality map, about: Newton-Schulz for matrices m x n multiplies 18 times, each 2 m^2 n or less."""
+    """Operations of a duality map, about: Newton-Schulz for matrices m x n multiplies 15 times, each 2 m^2 n or less."""
     entries = math.prod(shape)
     return (
-        36.0 * entries * min(shape[d] for d in of_kind.elem_dims) if isinstance(of_kind.single, OperatorBall) else 10.0 * entries
+        30.0 * entries * min(shape[d] for d in of_kind.elem_dims) if isinstance(of_kind.single, OperatorBall) else 10.0 * entries
     )
 
 

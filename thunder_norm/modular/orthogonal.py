@@ -2,9 +2,9 @@
 
 A step of Newton-Schulz is ``x <- P x`` with a polynomial ``P = a + b G + c G^2`` of the Gram matrix ``G = x x^T``.  All of these matrices
 are polynomials of the first Gram matrix, so they commute: the Gram matrix after a step is ``P^2 G``, and the steps together are one
-matrix ``Q = P_6 ... P_1``.  For x [m, n] with m much smaller than n it is cheaper to find Q by products [m, m], and Q x at the end.  A Gram
+matrix ``Q = P_5 ... P_1``.  For x [m, n] with m much smaller than n it is cheaper to find Q by products [m, m], and Q x at the end.  A Gram
 matrix has the squares of singular values, though, and in float32 those below 0.003 drown in its rounding: the first step, which
-makes small ones 4 times as large, is taken on x itself.
+makes small ones 8 times as large, is taken on x itself.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from thunder_norm.errors import NormMismatchError
 
 Method = Literal["newton_schulz", "newton_schulz_bf16", "svd"]
 
-# Quintic steps x (a + b x^2 + c x^4) for singular values in (0, 1]: after all six, those above 0.003 are within 0.45 % of 1, and none
-# exceeds 0.99934.  The steps and their coefficients are those of Modula's `orthogonalize`.
-_QUINTICS = tuple(
-    (a / 1024, b / 1024, c / 1024)
-    for a, b, c in (
-        (3955, -8306, 5008),
-        (3735, -6681, 3463),
-        (3799, -6499, 3211),
-        (4019, -6385, 2906),
-        (2677, -3029, 1162),
-        (2172, -1833, 682),
-    )
+# Quintic steps a x + b x^3 + c x^5 for singular values in (0, 1]: each is the best uniform approximation of 1, of its degree, on what the
+# step before makes of [0.004, 1], so that the five together are the best five (Amsel, Persson, Musco and Gower, The Polar Express, 2025,
+# arXiv 2505.16932, theorem 3.1).  All but the last take what is 1.02 times as large, as there: beyond these intervals they grow fast, and rounding
+# to bfloat16 leads there.  The last is scaled to exceed 0.9995 nowhere.  Above 0.004 they end within 0.46 % of 1.
+_QUINTICS = (
+    (8.17743203, -23.1786491, 16.5051551),
+    (3.90622537, -2.80049387, 0.512282929),
+    (3.29209962, -2.37874867, 0.46763014),
+    (2.30846941, -1.62969428, 0.391071522),
+    (1.90558185, -1.29680374, 0.388660776),
 )
 
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
-_BLOCK = 192  # rows of a block that is worth a product of its own, on a CPU
+_BLOCK = 64  # rows of a block that is worth a product of its own, on a CPU
 
 
 def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
@@ -40,7 +38,7 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
 
     Args:
         matrices: any number of them, real or complex; computed in float32 at least, returned in their own dtype.
-        method: "newton_schulz": matrix products alone; singular values come out up to 0.5 % too small, less if they were below 0.003 of
+        method: "newton_schulz": matrix products alone; singular values come out up to 0.5 % too small, more if they were below 0.004 of
             the Frobenius norm; differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
             devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01; complex matrices, which
             bfloat16 has none of, as "newton_schulz".  "svd": exact.
@@ -60,9 +58,9 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     x = x.mH if is_tall else x  # the Gram matrix is the smaller one
     shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x
     if method == "newton_schulz_bf16" and not x.is_complex():
-        x = _in_six_steps(x, torch.bfloat16).to(x.dtype) * size
+        x = _on_itself(x, torch.bfloat16).to(x.dtype) * size
     elif torch.is_grad_enabled() and x.requires_grad:
-        x = _in_six_steps(x, x.dtype) * size
+        x = _on_itself(x, x.dtype) * size
     elif x.ndim > 2 and goes_alone(x):
         x = torch.stack([_by_products(one, size) for one in x])
     else:
@@ -89,7 +87,7 @@ def at_least_float32(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.dtype.itemsize < 4 else t
 
 
-def _in_six_steps(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _on_itself(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Each on x itself, three products; wide matrices, differentiable."""
     x = (x / _positive(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True))).to(dtype)
     product_and_sum = torch.addmm if x.ndim == 2 else torch.baddbmm
@@ -123,10 +121,11 @@ def _by_products(x: torch.Tensor, size: float) -> torch.Tensor:
 
 
 def _steps_on_x(m: int, n: int) -> int:
-    """1 or 6, whichever has fewer multiplications, in units of m^3."""
-    all_on_x = 6 * (2 * n / m + 1)
-    gram_alone = 4 * n / m + 18
-    return 6 if all_on_x <= gram_alone else 1
+    """1 or all, whichever has fewer multiplications, in units of m^3."""
+    steps = len(_QUINTICS)
+    all_on_x = steps * (2 * n / m + 1)
+    gram_alone = 4 * n / m + 4 * steps - 6
+    return steps if all_on_x <= gram_alone else 1
 
 
 def _polynomial(gram: torch.Tensor, k: int) -> torch.Tensor:
