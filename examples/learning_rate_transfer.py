@@ -114,7 +114,8 @@ GRIDS = {
     "text": {"ModularOptimizer": range(-2, 4), "AdamW": range(-9, -2), "Muon": range(-6, 1)},
 }
 GRIDS["small"] = GRIDS["mlp"]
-GRIDS["gpt"] = GRIDS["vit"] = GRIDS["text"]
+GRIDS["vit"] = GRIDS["text"]
+GRIDS["gpt"] = {"ModularOptimizer": range(-1, 3), "AdamW": range(-9, -4), "Muon": range(-5, 0)}
 for of_task in GRIDS.values():
     of_task[ADAPTED] = of_task["ModularOptimizer"]
 FAR = range(-3, 4)  # for variants

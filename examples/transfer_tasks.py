@@ -240,7 +240,7 @@ TASKS = {
         batch=some_text,
         judged=text_apart,
         classes=len(ALPHABET),
-        widths=(32, 64, 128, 256),
+        widths=(64, 128, 256),
         depths=(4,),
         blocks_mass=5.0,
     ),
