@@ -1,7 +1,8 @@
-"""Parameters whose names would be one name in a trace, or none in Python, are computed with each in its place."""
+"""Inputs whose names would be one name in a trace, the prologue's own, or none in Python, are computed with each in its place."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -51,3 +52,59 @@ def test_other_names_are_thunder_s():
     jm(torch.randn(4, 3))
     names = {p.name for p in thunder.last_traces(jm)[0].args}
     assert {"t_0_weight", "t_0_bias", "t_1_weight", "t_1_bias"} <= names
+
+
+def of_args(args, y):
+    return args.sin() + y
+
+
+def of_kwargs(x, kwargs):
+    return x.sin() + kwargs
+
+
+def of_cache_info(cache_info, cache_info_default_dtype):
+    return cache_info.sin() + cache_info_default_dtype
+
+
+def of_modules(module, thunder):
+    return module.sin() + thunder
+
+
+def of_checks(check_tensor_metadata, check_plain_tensors):
+    return check_tensor_metadata.sin() + check_plain_tensors
+
+
+@pytest.mark.parametrize("f", [of_args, of_kwargs, of_cache_info, of_modules, of_checks])
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_arguments_may_have_the_names_of_a_prologue_s_own(f, transform):
+    x, y = torch.randn(3), torch.randn(3, requires_grad=True)
+    jf = thunder.jit(f, transforms=[transform()])
+    torch.testing.assert_close(jf(x, y), f(x, y))
+    torch.testing.assert_close(jf(RMSTensor.of(x), RMSTensor.of(y)).norm_size, f(RMSTensor.of(x), RMSTensor.of(y)).norm_size)
+
+
+class CalledWithParameters(nn.Module):
+    """torch's loops over them have each in a variable ``module``."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x, y):
+        def loss(parameters):
+            return (torch.func.functional_call(self.net, parameters, (x,)) - y).square().mean()
+
+        parameters = dict(self.net.named_parameters())
+        for _ in range(2):  # of MAML
+            gradients = torch.func.grad(loss)(parameters)
+            parameters = {name: p - 0.1 * gradients[name] for name, p in parameters.items()}
+        return loss(parameters)
+
+
+def test_a_module_that_calls_another_with_its_parameters():
+    model, x, y = CalledWithParameters().double(), torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
+    found, expected = thunder.jit(model, transforms=[NormTransform()])(x, y), model(x, y)
+    torch.testing.assert_close(found, expected)
+    parameters = list(model.parameters())
+    for a, b in zip(torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,7 +1,9 @@
 """Names of the tensors that a program is given: each has one of its own, and it is a name in Python.
 
 Thunder names the parameter ``weight`` of ``block.0`` `t_block_0_weight`, that of a module ``block_0`` as well, and one of the two is then
-computed with in the place of both; that of ``block-0`` it names `t_block-0_weight`, which Python cannot read.
+computed with in the place of both; that of ``block-0`` it names `t_block-0_weight`, which Python cannot read.  Then it names a tensor
+as the first variable that it is stored in, and in the prologue an argument ``args``, or a parameter that a loop of torch's has in ``module``,
+would stand where the prologue's own is meant.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ import torch
 from thunder.core.trace import TraceCtx
 
 _named: contextvars.ContextVar[dict[str, torch.Tensor] | None] = contextvars.ContextVar("thunder_norm_named", default=None)
+
+
+_OF_PROLOGUES = ("args", "kwargs", "fn", "obj", "module", "cache_info", "thunder")
 
 
 @contextlib.contextmanager
@@ -38,6 +43,11 @@ def own_name(wanted: str | None, x: torch.Tensor, trace: TraceCtx) -> str | None
     name = next(n for n in _numbered(base) if named.setdefault(n, x) is x)
     trace.names.discard(name)  # of a tensor that is met again
     return name
+
+
+def is_of_prologues(name: str) -> bool:
+    """Whether a prologue has the name for something of its own."""
+    return name in _OF_PROLOGUES or name.startswith(("cache_info_", "check_"))
 
 
 def _numbered(name: str) -> Iterator[str]:

@@ -24,9 +24,9 @@ from thunder_norm.tracing import (
 )
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
-from thunder_norm.tracing.hooks.participants import functions_inside, leader, thunders_proxy
+from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder_norm.tracing.proxy_names import own_name
+from thunder_norm.tracing.proxy_names import is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks
 from thunder.core import jit_ext
 from thunder.core.interpreter import WrappedValue
@@ -34,6 +34,7 @@ from thunder.core.trace import TraceCtx
 
 _original_process = jit_ext.process_recorded_modifications
 _original_value = jit_ext.build_value_from_wrapped
+_original_available = jit_ext.is_proxy_name_available
 
 
 @replaces(jit_ext, "proxy", "x", "name", "history", lines="JitCtx.proxify: p = proxy(uvalue, name=...)")
@@ -44,6 +45,12 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
         return thunders_proxy(x, name, history)
     aliases.note(x, history)
     return asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
+
+
+@replaces(jit_ext, "is_proxy_name_available", "name", lines="_maybe_update_proxy_name: and is_proxy_name_available(name)")
+def _is_available(name: str | None = None) -> bool:
+    """Whether a tensor may have the name of the variable that it is stored in."""
+    return _original_available(name) and not (name is not None and is_of_prologues(name) and has_part())
 
 
 @replaces(
