@@ -13,7 +13,7 @@ import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same, float64
 from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map
 from thunder_norm.errors import TransformError, TransformTypeError
-from thunder_norm.transforms import SubclassTransform
+from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 
@@ -101,10 +101,45 @@ def test_a_loss_may_be_a_wrapper() -> None:
     t = TwoTensor(A, B)
     found, expected = T.grad(loss)(t), torch.func.grad(loss)(t)
     assert_same((found.a, found.b), (expected.a, expected.b))
-    normed = T.grad(lambda x: torch.tanh(x).mean())(RMSTensor(0.25, backing=A))
-    assert_same(normed.backing, torch.func.grad(lambda x: torch.tanh(x).mean())(A))
     with pytest.raises(TransformTypeError, match=r"a TwoTensor of torch.float64 \(3, 4\)"):
         T.grad(lambda t: t * 2)(t)
+
+
+DERIVATIVES = {
+    "grad": lambda f, x: T.grad(lambda x: f(x).sum())(x),
+    "torch.func.grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "value_and_grad": lambda f, x: T.value_and_grad(lambda x: f(x).sum())(x),
+    "vjp": lambda f, x: T.vjp(f, x)[1](x),
+    "jvp": lambda f, x: T.jvp(f, (x,), (x,)),
+    "jacrev": lambda f, x: T.jacrev(f)(x),
+    "jacfwd": lambda f, x: T.jacfwd(f)(x),
+    "hessian": lambda f, x: T.hessian(lambda x: f(x).sum())(x),
+    "of another argument": lambda f, x: T.grad(lambda w: f(x * w).sum())(W[0]),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_a_derivative_of_a_norm_is_no_norm_of_the_derivative(derivative) -> None:
+    """At 0 the slope of tanh is 1, that of its norm at 3 is 0.04: a result that says so would be wrong."""
+    x = RMSTensor(3.0, backing=torch.zeros(1, 4, dtype=torch.float64))
+    jitted = thunder.jit(lambda x: DERIVATIVES[derivative](torch.tanh, x), transforms=[NormTransform()])
+    with pytest.raises(TransformTypeError, match="a function that returns a (RMS|Linf)Tensor(.|\n)*no rule says them"):
+        jitted(x)
+
+
+def test_derivatives_of_a_backing_and_of_a_norm_beside_norms() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple:
+        y, (by_backing, aux) = x @ w, T.grad(lambda w: ((x @ w).backing.sin().sum(), x @ w), has_aux=True)(w)
+        return y, by_backing, aux, T.grad(lambda w: (x @ w).norm_size)(w)
+
+    x = RMSTensor(2.0, backing=A)
+    y, by_backing, aux, by_norm = thunder.jit(f, transforms=[NormTransform()])(x, W)
+    assert_same(by_backing, torch.func.grad(lambda w: (A @ w).sin().sum())(W))
+    assert_same(aux.norm_size, y.norm_size)
+    w = W.clone().requires_grad_()
+    assert_same(by_norm, torch.autograd.grad((x @ w).norm_size, w)[0])
+    with pytest.raises(TransformTypeError, match="with respect to the values of a RMSTensor"):
+        thunder.jit(T.grad(lambda x: x.backing.sum()), transforms=[NormTransform()])(x)
 
 
 def test_wrappers_around_a_transformed_function_in_a_jitted_one() -> None:

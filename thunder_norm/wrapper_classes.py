@@ -28,6 +28,11 @@ class _Registered(NamedTuple):
 _registered: dict[type, _Registered] = {}
 
 
+def undifferentiated(cls: type) -> str | None:
+    """The inner tensor whose derivatives a wrapper of the class cannot hold: it says something of that tensor alone."""
+    return getattr(cls, "_undifferentiated", None)
+
+
 def register_flatten(cls: type, flatten: Flatten, unflatten: Unflatten, *, override: bool = False) -> None:
     """Say how instances of a wrapper subclass without ``__tensor_flatten__`` are taken apart, so that `SubclassTransform` interprets it.
 

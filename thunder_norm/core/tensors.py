@@ -66,6 +66,7 @@ class NormedTensor(torch.Tensor):
     _spread: Any
 
     norm_formula: ClassVar[str] = ""
+    _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
 
     @staticmethod
     def __new__(

@@ -225,6 +225,7 @@ def check_result(result: Any, name: str, *, is_floating: bool = False) -> None:
     Raises:
         TransformTypeError: it has, or, where they are to be, they are not floating point.
     """
+    check_has_derivative(result, name)
     for path, v in tree_flatten_with_path(result)[0]:
         if not isinstance(v, TensorProxy) or (is_floating and not is_differentiable(v)):
             got = f"a tensor of {described(v)}" if isinstance(v, TensorProxy) else f"a {type(v).__name__}"
@@ -235,6 +236,30 @@ def check_result(result: Any, name: str, *, is_floating: bool = False) -> None:
                     instead="has_aux=True if it returns (tensors, aux)",
                 )
             )
+
+
+def check_has_derivative(result: Any, name: str) -> None:
+    """Refuse to differentiate a wrapper that says something of its inner tensor which does not hold for the derivative.
+
+    Raises:
+        TransformTypeError: there is one in `result`.
+    """
+    for v in tree_flatten(result, is_leaf=is_open)[0]:
+        if is_open(v) and v.undifferentiated is not None:
+            raise without_derivative(
+                f"{name} of a function that returns a {v.class_name}", "return its backing (.backing), or the norm (.norm_size)"
+            )
+
+
+def without_derivative(what: str, instead: str) -> TransformTypeError:
+    """The error for a derivative that no wrapper can hold."""
+    return TransformTypeError(
+        with_details(
+            what,
+            why="a derivative is another function, with norms of its own, and no rule says them",
+            instead=instead,
+        )
+    )
 
 
 def split_aux(result: Any, has_aux: bool, name: str) -> tuple[Any, Any]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
-from thunder_norm.functions.calls import check_differentiable, check_fits, check_result, constructor, split_aux
-from thunder_norm.functions.interpreted import OpenWrapper
-from thunder_norm.functions.programs import anew, is_complex, outputs_of, program_of, replayed
+from thunder_norm.functions.calls import (
+    check_differentiable,
+    check_fits,
+    check_has_derivative,
+    check_result,
+    constructor,
+    split_aux,
+    without_derivative,
+)
+from thunder_norm.functions.interpreted import OpenWrapper, is_open, proxies_of
+from thunder_norm.functions.programs import anew, is_complex, outputs_of, program_of, reaches, replayed
 from thunder_norm.functions.reverse import Pullback as ProgramPullback
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Call, Transformed, shared
@@ -39,6 +47,7 @@ class Grad(Transformed):
         program = call.acquire()
         known = outputs_of(program.trace)
         num_losses = _num_losses(split_aux(program.result(known), self.has_aux, self.name)[0], self.name)
+        inputs.check(program, num_losses)
         outs, pullback = inputs.evaluated(program)
         value, aux = split_aux(program.result(outs), self.has_aux, self.name)
         losses, others = outs[:num_losses], outs[num_losses:]  # the loss is the first of the results
@@ -66,7 +75,30 @@ class Differentiated:
                 what = f"{call.name}: argument {i}{keystr(path)}"
                 check_differentiable(v, what, "be differentiated", "name the arguments to differentiate in argnums")
         wanted = {j for r in self._indices.values() for j in r}
-        self.wrt = [j in wanted for j in range(len(call.tensors))]
+        self._without = {j: v for i in chosen for j, v in self._without_derivative(i)}
+        self.wrt = [j in wanted and j not in self._without for j in range(len(call.tensors))]
+
+    def _without_derivative(self, i: int) -> Iterator[tuple[int, OpenWrapper]]:
+        """The tensors of an argument that have no gradient in the wrapper they are of."""
+        j = self._indices[i].start
+        for v in tree_flatten(self.call.args[i], is_leaf=is_open)[0]:
+            if is_open(v) and v.undifferentiated is not None:
+                yield j + v.undifferentiated, v
+            j += len(proxies_of(v))
+
+    def check(self, program: Program, num_results: int) -> None:
+        """Refuse a program whose first results depend on what has no gradient.
+
+        Raises:
+            TransformTypeError: they do.
+        """
+        outs = outputs_of(program.trace)[:num_results]
+        for j, v in self._without.items():
+            if reaches(program.trace, program.trace.args[j], outs):
+                raise without_derivative(
+                    f"{self.call.name}: the gradient with respect to the values of a {v.class_name}",
+                    "give the function its backing (.backing), a plain tensor, as the argument",
+                )
 
     def evaluated(self, program: Program) -> tuple[tuple[Any, ...], ProgramPullback]:
         """Write the function's program; its results, and what pulls their cotangents back to the tensors of the call."""
@@ -119,6 +151,7 @@ def _position(n: int, num_args: int, name: str) -> int:
 
 def _num_losses(loss: Any, name: str) -> int:
     """How many tensors a loss is: one, or the inner tensors of a wrapper, each with a cotangent of 1."""
+    check_has_derivative(loss, name)
     if isinstance(loss, OpenWrapper):
         if all(isinstance(p, TensorProxy) and p.ndim == 0 and dtypes.is_inexact_dtype(p.dtype) for p in loss.leaves):
             return len(loss.leaves)
@@ -248,7 +281,9 @@ class _Forward(Transformed):
             raise TransformError(with_details("vjp needs at least one primal", instead="vjp(f, x)"))
         inputs = Differentiated(call, tuple(range(len(call.args))))
         program = call.acquire()
-        check_result(split_aux(program.result(outputs_of(program.trace)), self.has_aux, self.name)[0], self.name)
+        known, _ = split_aux(program.result(outputs_of(program.trace)), self.has_aux, self.name)
+        check_result(known, self.name)
+        inputs.check(program, len(tree_flatten(known)[0]))
         outs, pullback = inputs.evaluated(program)
         result, aux = split_aux(program.result(outs), self.has_aux, self.name)
         leaves, out_spec = tree_flatten(result)

@@ -23,6 +23,7 @@ from thunder_norm.subclass.trace import UNFLATTEN, leaf_proxies
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.translation import empty_for
+from thunder_norm.wrapper_classes import undifferentiated
 import thunder.torch as ltorch
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, do_raise, interpreter_needs_wrap, wrap
 from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
@@ -173,6 +174,13 @@ class OpenWrapper:
         """Whether the wrapper itself does."""
         return self.structure.spec.requires_grad
 
+    @property
+    def undifferentiated(self) -> int | None:
+        """The position among `leaves` of an inner tensor whose derivatives no wrapper of this class holds."""
+        name = undifferentiated(self.structure.spec.cls)
+        names = self.structure.spec.leaf_names()
+        return names.index(name) if name in names else None
+
     def gradient(self, of_leaves: Sequence[TensorProxy | None]) -> OpenWrapper | None:
         """The gradient of the wrapper, if it requires one; zeros where an inner tensor has none."""
         if not self.requires_grad:
@@ -270,20 +278,25 @@ def values_of(args: Sequence[WrappedValue], kwargs: dict[str, WrappedValue]) -> 
     return tuple(value_of(a) for a in args), {k: value_of(v) for k, v in kwargs.items()}
 
 
-def value_of(w: WrappedValue) -> Any:
-    """A value with the proxies that Thunder has for its tensors; numbers on the way are guarded as Thunder does it."""
+def value_of(w: WrappedValue, leaf: Callable[[Any], Any] = opened) -> Any:
+    """A value with the proxies that Thunder has for its tensors, `leaf` of each; numbers on the way are guarded as Thunder does it."""
     value = w.value
     if isinstance(value, list | tuple):
         w.track_items()
-        items = [value_of(i) for i in w.item_wrappers]
+        items = [value_of(i, leaf) for i in w.item_wrappers]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         w.track_items()
         new = copy.copy(value)
         for k, item in w.item_wrappers.items():
-            new[k] = value_of(item)
+            new[k] = value_of(item, leaf)
         return new
-    return opened(value)
+    return leaf(value)
+
+
+def as_it_is(value: Any) -> Any:
+    """A value of the interpreted program, wrappers as they are: as `leaf` of `value_of`."""
+    return value
 
 
 def wrapped(value: Any, like: WrappedValue | None = None) -> WrappedValue:

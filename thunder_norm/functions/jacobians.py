@@ -46,6 +46,7 @@ class _Jacobian(Transformed):
         check_result(result, self.name, is_floating=True)
         _check_real(tree_flatten(result)[0], self.name, "result")
         num_results = len(tree_flatten(result)[0])
+        inputs.check(program, num_results)
         outs, blocks = self.blocks(call, inputs, program, num_results)
         _, aux = split_aux(program.result(outs), self.has_aux, self.name)
         rows = [inputs.collected(row) for row in blocks]

@@ -110,6 +110,21 @@ def operations_of(trace: TraceCtx) -> list[BoundSymbol]:
     return list(trace.bound_symbols[:-1])
 
 
+def reaches(trace: TraceCtx, source: Proxy, outs: Iterable[Any]) -> bool:
+    """Whether any of `outs` is computed from `source`, by the steps that the operations of the program consist of."""
+    found = {source.name}
+
+    def follow(bsyms: Iterable[BoundSymbol]) -> None:
+        for bsym in bsyms:
+            if bsym.subsymbols:
+                follow(bsym.subsymbols)
+            elif any(p.name in found for p in bsym.flat_proxy_args):
+                found.update(p.name for p in bsym.flat_proxy_outs)
+
+    follow(operations_of(trace))
+    return any(isinstance(v, Proxy) and v.name in found for v in outs)
+
+
 def anew(proxies: Iterable[TensorProxy]) -> list[TensorProxy]:
     """Proxies like these, for the arguments of a program."""
     return [TensorProxy(like=p, history=None) for p in proxies]

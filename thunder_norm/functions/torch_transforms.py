@@ -16,7 +16,7 @@ from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
 from thunder_norm.functions.custom import CustomOperation
 from thunder_norm.functions.forward import jvp
 from thunder_norm.functions.gradients import grad, value_and_grad, vjp
-from thunder_norm.functions.interpreted import Levels, active_level, value_of, wrapped
+from thunder_norm.functions.interpreted import Levels, active_level, as_it_is, value_of, wrapped
 from thunder_norm.functions.jacobians import hessian, jacfwd, jacrev
 from thunder_norm.functions.programs import program_of
 from thunder_norm.functions.vmap import vmap
@@ -128,7 +128,7 @@ def _functional_call(
     tie_weights: WrappedValue | None = None,
     strict: WrappedValue | None = None,
 ) -> Any:
-    given = value_of(parameter_and_buffer_dicts)
+    given = value_of(parameter_and_buffer_dicts, as_it_is)
     tensors: dict[str, Any] = {}
     for mapping in given if isinstance(given, tuple | list) else (given,):
         tensors.update(mapping)
@@ -149,9 +149,9 @@ def _functional_call(
             if slot is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
                 return slot
             slots.append((slot, proxy))
-    positional = () if args is None or args.value is None else value_of(args)
+    positional = () if args is None or args.value is None else value_of(args, as_it_is)
     positional = positional if isinstance(positional, tuple) else (positional,)
-    keyword = {} if kwargs is None or kwargs.value is None else value_of(kwargs)
+    keyword = {} if kwargs is None or kwargs.value is None else value_of(kwargs, as_it_is)
     Levels.of(get_jit_ctx()).replaced.update(slot.value.name for slot, _ in slots if isinstance(slot.value, TensorProxy))
     with _standing_for(slots):
         result = _interpret_call(
@@ -159,7 +159,7 @@ def _functional_call(
         )
         if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not _holds_any(result, [slot for slot, _ in slots]):
             return result
-        value = value_of(result)
+        value = value_of(result, as_it_is)
     return wrapped(value, module)  # a parameter that the module returns is what was given for it
 
 
