@@ -148,11 +148,13 @@ def write(
     """
     mutated = [x for x, leaves in before.values() if _leaf_ids(x) != tuple(i for i, _ in leaves)]
     returned = [x for x in flat_tensors(result) if id(x) not in before or not is_wrapper(x)]
-    outputs = _unique(leaf for x in [*returned, *mutated, *(x for x, _ in before.values())] for leaf in _leaves(x))
+    outputs = _unique(leaf for x in [*returned, *mutated] for leaf in _leaves(x))
+    may_change = [leaf for x, _ in before.values() for leaf in _leaves(x)]
     outputs += [t for r in log if r.is_in_place for t in r.outputs if acquisition.fakes.proxy_of(t) is not None]
     if any(is_effect(r.func) for r in log):
         outputs.append(acquisition.turn)
-    emit_composite(acquisition, operation, log, _unique(outputs), [t for x in flat_tensors(arguments) for t in _leaves(x)])
+    given = [t for x in flat_tensors(arguments) for t in _leaves(x)]
+    emit_composite(acquisition, operation, log, _unique(outputs), given, may_change)
     if mutated or any(r.is_in_place for r in log):
         _rebind(acquisition)
     return _to_proxies(acquisition, result)
@@ -178,16 +180,19 @@ def emit_composite(
     log: Sequence[Recorded],
     outputs: Sequence[torch.Tensor],
     arguments: Sequence[torch.Tensor] = (),
+    may_change: Sequence[torch.Tensor] = (),
 ) -> None:
     """Write the recorded operations as one composite bound symbol and bind the fakes in `outputs` to its results.
 
-    It takes what the operations use of `arguments` in this order, then what else they use.  Outputs the log did not produce (an
+    It takes what the operations use of `arguments` in this order, then what else they use.  So are those of `may_change` that the
+    operations made.  Outputs the log did not produce (an
     input returned as it is) keep their proxies.  What an earlier operation computed on the way and a wrapper kept, although it is
     none of its leaves (a norm that a later rule asks for, or hands on as it is), is computed again.
     """
-    everything = log = [*_made_before(acquisition, log, outputs), *log]
+    earlier = _made_before(acquisition, log, outputs)
+    everything = log = [*earlier, *log]
     produced = {id(t) for r in log for t in r.outputs}
-    outputs = [t for t in outputs if id(t) in produced]
+    outputs = _unique(t for t in (*outputs, *may_change) if id(t) in produced)
     if not outputs and not any(is_kept(r.func) for r in log):
         return
     if not acquisition.autograd.is_running:  # the backward may use everything
@@ -207,11 +212,20 @@ def emit_composite(
         results = symbol(*(acquisition.fakes.proxy_of(t) for t in inputs))
     for t, p in zip(outputs, results, strict=True):
         acquisition.fakes.bind(t, p)
+    _note_bound(acquisition, earlier, outputs)
     for t in (t for r in log for t in r.outputs if acquisition.autograd.is_running):
         acquisition.autograd.intermediates[id(t)] = (t, made[id(t)])
     for recorded in everything:
         used_now = {id(t): acquisition.fakes.proxy_of(t) for t in recorded.inputs}
         acquisition.autograd.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs}
+
+
+def _note_bound(acquisition: Acquisition, earlier: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> None:
+    """What was made inside of an earlier composite and has a proxy only now did not change meanwhile."""
+    again = {id(t) for r in earlier for t in r.outputs}
+    bound = {id(t): acquisition.fakes.proxy_of(t) for t in outputs if id(t) in again}
+    for _, used in acquisition.autograd.made_by.values() if bound else ():
+        used.update({i: p for i, p in bound.items() if i in used and used[i] is None})
 
 
 def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> list[Recorded]:
