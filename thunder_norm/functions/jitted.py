@@ -119,7 +119,7 @@ class SubclassTransform(interception.Interpreting):
                 computation = _with_gradients_of_given(with_missing_gradients(computation, executors_list[0]))
             traces = prologue, broadcast_scalars(computation), epilogue
             if torch.is_grad_enabled() and not acquisition.is_transformed:
-                traces = boundary_passes.detach_inactive(traces)
+                traces = boundary_passes.without_inactive(traces)
             traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
             return returning_inputs(acquisition, traces) if self.hands_back_inputs else traces
         moved = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
@@ -127,6 +127,8 @@ class SubclassTransform(interception.Interpreting):
             moving = depending(computation, moved)
             computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0], moving))
             computation = _with_gradients_of_given(computation)
+            if not acquisition.is_transformed:
+                prologue, computation, epilogue = boundary_passes.without_inactive((prologue, computation, epilogue))
         return boundary_passes.check_what_leaves((prologue, computation, epilogue))
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:

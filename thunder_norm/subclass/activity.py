@@ -33,6 +33,23 @@ def depending(trace: TraceCtx, names: set[str]) -> set[str]:
     return active
 
 
+def depended_on(trace: TraceCtx, names: set[str]) -> set[str]:
+    """The names in a trace of what these depend on, perhaps differentiably: an operation of torch's counts as a whole."""
+    found = set(names)
+    for bsym in reversed(trace.bound_symbols[:-1]):
+        _go_back(bsym, found)
+    return found
+
+
+def _go_back(bsym: BoundSymbol, found: set[str]) -> None:
+    if bsym.sym.name == "detach" or _makes_new(bsym.sym.name) or found.isdisjoint(p.name for p in bsym.flat_proxy_outs):
+        return
+    if not bsym.subsymbols or _has_own_gradient(bsym) or _is_torchs(bsym):
+        found.update(p.name for p in bsym.flat_proxy_args)
+    for sub in reversed(bsym.subsymbols):
+        _go_back(sub, found)
+
+
 def _decided_inside(bsym: BoundSymbol) -> set[str]:
     """The names of what is differentiable only if an operation that `bsym` consists of says so.
 

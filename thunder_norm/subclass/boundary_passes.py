@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.subclass.activity import depending
+from thunder_norm.subclass.activity import depended_on, depending
 from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tracing.bindable import bindable
@@ -58,25 +58,64 @@ def computing_only(trace: TraceCtx, outputs: Sequence[TensorProxy]) -> TraceCtx:
     return new
 
 
+def without_inactive(traces: Traces) -> Traces:
+    """Have only those inputs and results take part in autograd that torch's autograd would connect."""
+    return detach_inactive(_with_fewer_gradients(traces))
+
+
+def _with_fewer_gradients(traces: Traces) -> Traces:
+    """Ask for no gradient of inputs that no result depends on: torch has none, Thunder has zeros."""
+    prologue, computation, epilogue = traces
+    inputs = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
+    returned = computation.bound_symbols[-1]
+    results = [p.name for p in returned.flat_proxy_args if isinstance(p, TensorProxy)]
+    given = {p.name for p in computation.args}
+    handed_back = {p.name for p in tree_flatten(returned.args[0]["output"])[0] if isinstance(p, Proxy)}
+    active = depending(computation, inputs)
+    used = depended_on(computation, {name for name in results if name in active and (name not in given or name in handed_back)})
+    idle = inputs - used
+    if not idle:
+        return traces
+
+    with tracectx(TraceCtx()):  # in the computation itself the names are taken
+        idle = {p.name: p.replace(requires_grad=False) for p in computation.args if p.name in idle}
+    new = from_trace(computation)
+    new.args = tuple([idle.get(p.name, p) for p in computation.args])
+    flat_args = [idle.get(p.name, p) if isinstance(p, Proxy) else p for p in returned.args[0]["flat_args"]]
+    new.bound_symbols = [
+        *computation.bound_symbols[:-1],
+        returned.from_bsym(args=({**returned.args[0], "flat_args": flat_args},)),
+    ]
+    return prologue, new, epilogue
+
+
 def detach_inactive(traces: Traces) -> Traces:
-    """Let results that depend on inputs, but not differentiably, come out without gradient: Thunder connects all that it returns."""
+    """Let results that depend on inputs, but not differentiably, come out without gradient: Thunder connects all that it returns.
+
+    Inputs that are handed back come out as they are, be it by an operation that has nothing to do (``x.contiguous()``).
+    """
     _, computation, epilogue = traces
     inputs = [p for p in computation.args if isinstance(p, TensorProxy)]
     active = depending(computation, {p.name for p in inputs if p.requires_grad})
     if epilogue is None or not any(p.requires_grad for p in inputs):
         return traces
-    dependent = {p.name for p in inputs}
+    given = {p.name for p in inputs}
+    dependent = set(given)
     for bsym in computation.bound_symbols:
         if any(p.name in dependent for p in bsym.flat_proxy_args):
             dependent.update(p.name for p in bsym.flat_proxy_outs)
     constant = tuple(
         q
         for p, q in results_and_received(computation, epilogue)
-        if isinstance(p, TensorProxy) and p.name in dependent - active and dtypes.is_inexact_dtype(p.dtype)
+        if isinstance(p, TensorProxy) and p.name in dependent - active - given and dtypes.is_inexact_dtype(p.dtype)
     )
     if not constant:
         return traces
-    return pass_through_epilogue(traces, constant, (), _DETACHED, lambda *tensors: tuple([t.detach() for t in tensors]))
+    return pass_through_epilogue(traces, constant, (), _DETACHED, _detached)
+
+
+def _detached(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple([t.detach() if t.requires_grad else t for t in tensors])
 
 
 _DETACHED = "detached"

@@ -1,8 +1,9 @@
-"""What of a program torch's autograd has followed on the fakes: what it has not would lose gradients without a word."""
+"""What of a program torch's autograd has followed on the fakes, and which of its results have gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.gradients import leaves_of
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import FLATTEN, OperationId
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.trace import TraceCtx
@@ -59,3 +61,26 @@ def check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str
 
 def _is_tracked(acquisition: Acquisition, fake: torch.Tensor | None) -> bool:
     return fake is not None and fake.requires_grad and id(fake) not in acquisition.autograd.sources
+
+
+def outputs_of(acquisition: Acquisition, returned: Sequence[Any], fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included.
+
+    An input that is handed back is none of these: it comes out as the very object, and what arrives there is its own.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for p in returned:
+        fake = fake_of(p, fakes)
+        if fake is None:
+            continue
+        results = () if is_handed_back(acquisition, fake) else (fake,)
+        for t in (*results, *(leaves_of(fake) if is_wrapper(fake) else ())):
+            if t.requires_grad:
+                found[id(t)] = t
+    return list(found.values())
+
+
+def is_handed_back(acquisition: Acquisition, fake: torch.Tensor) -> bool:
+    """Whether what the program returns is an input that requires grad, with the history that it was given with."""
+    is_input = id(fake) in acquisition.autograd.sources and id(fake) not in acquisition.fakes.computed
+    return is_input and not acquisition.autograd.has_recorded(fake)
