@@ -60,7 +60,7 @@ def computing_only(trace: TraceCtx, outputs: Sequence[TensorProxy]) -> TraceCtx:
 
 def without_inactive(traces: Traces) -> Traces:
     """Have only those inputs and results take part in autograd that torch's autograd would connect."""
-    return detach_inactive(_with_fewer_gradients(traces))
+    return _with_fewer_gradients(detach_inactive(traces))
 
 
 def _with_fewer_gradients(traces: Traces) -> Traces:
