@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -165,17 +163,3 @@ def is_grad_enabled() -> bool:
     """Whether the program being traced is in a region that records gradients."""
     cd = get_compile_data()
     return torch.is_grad_enabled() if cd is None else cd.is_grad_enabled
-
-
-@contextlib.contextmanager
-def gradients_recorded(is_recorded: bool) -> Iterator[None]:
-    """What is written into the trace inside the block has derivatives, or has none, whatever the program says there."""
-    cd = get_compile_data()
-    if cd is None:
-        yield
-        return
-    was_enabled, cd.is_grad_enabled = cd.is_grad_enabled, is_recorded
-    try:
-        yield
-    finally:
-        cd.is_grad_enabled = was_enabled

@@ -44,6 +44,11 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         return interpreter_needs_wrap(torch.device) if from_user() else None
     if not args or type(args[0].value) is not TensorProxy:
         return None
+    changed = None if acquisition is None else _of_another_shape(acquisition, args[0].value)
+    if changed is not None and fn is len:
+        return lambda obj: wrapped_result(len(changed), [obj.provenance])
+    if changed is not None and fn is getattr and args[1].value in _SHAPE:
+        return functools.partial(_as_it_is, changed)
     if fn is getattr and len(args) >= 2:
         answer = _METADATA.get(args[1].value)
         if answer is not None:
@@ -78,6 +83,22 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
     if fn is isinstance and args[1].value is not torch.Tensor and from_user():
         return functools.partial(_is_instance, acquisition)
     return None
+
+
+_SHAPE = frozenset({"shape", "ndim", "size", "dim", "__len__"})
+
+
+def _of_another_shape(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor | None:
+    """The fake of a tensor that became another view of its memory in place, while torch's autograd followed it."""
+    if proxy.name not in acquisition.fakes.replaced:
+        return None
+    fake = acquisition.fakes.known(proxy)
+    return None if fake is None or tuple(fake.shape) == tuple(proxy.shape) else fake
+
+
+def _as_it_is(fake: torch.Tensor, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    found = getattr(fake, name.value)
+    return wrapped_result(make_opaque(found) if callable(found) else found, [obj.provenance, name.provenance])
 
 
 def _dtype(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:

@@ -20,7 +20,7 @@ from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.op_names import op_key
 from thunder_norm.subclass import aten
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.autograd import gradients_recorded, is_grad_enabled
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import is_effect
 from thunder_norm.subclass.fallback import is_kept
 from thunder_norm.subclass.functional_forms import rewritten, without_history
@@ -28,7 +28,7 @@ from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, needed
 from thunder_norm.tracing.hooks import disable_autocast
-from thunder_norm.tracing.recording import print_without_module
+from thunder_norm.tracing.recording import gradients_recorded, print_without_module
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
 from thunder_norm.wrapper_classes import is_wrapper

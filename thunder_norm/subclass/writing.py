@@ -223,7 +223,8 @@ class Writing(TorchDispatchMode):
             elif fakes.is_held(t) and not self.acquisition.may_replace():
                 why = "the program also holds it as a plain tensor"
             elif torch.Tag.inplace_view in func.tags and id(t) in fakes.inputs:
-                why = "it changes the shape or the strides of an input of the jitted function"
+                whose = "an input of the jitted function" if fakes.is_given(t) else "a tensor that the program goes on with"
+                why = f"it changes the shape or the strides of {whose}"
             elif self.acquisition.has_view(t):
                 why = "another tensor is a view of it, or it is a view of another tensor"
         if (
