@@ -290,7 +290,9 @@ def without_gradients(x: torch.Tensor, p: torch.Tensor) -> Any:
 
 
 def within_an_operation(x: torch.Tensor, p: torch.Tensor) -> Any:
-    return torch.layer_norm(p, (3,), x.detach()[0], x[1].detach()), torch.zeros_like(x) + p
+    made = torch.zeros_like(x), x.new_ones(3), x.new_full((3,), 2.0), torch.full_like(x, 3.0), x.new_tensor([1.0, 2.0, 3.0])
+    assert not any(t.requires_grad for t in made)
+    return torch.layer_norm(p, (3,), x.detach()[0], x[1].detach()), sum(made) + p
 
 
 def nothing(x: torch.Tensor, p: torch.Tensor) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.activity import depended_on, depending
 from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
@@ -16,6 +17,7 @@ from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
+from thunder.core.update_aliases import _is_inplace_op
 
 Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
 
@@ -58,9 +60,65 @@ def computing_only(trace: TraceCtx, outputs: Sequence[TensorProxy]) -> TraceCtx:
     return new
 
 
-def without_inactive(traces: Traces) -> Traces:
-    """Have only those inputs and results take part in autograd that torch's autograd would connect."""
-    return _with_fewer_gradients(detach_inactive(traces))
+def without_inactive(traces: Traces, started: Mapping[str, bool]) -> Traces:
+    """Have those inputs and results take part in autograd that torch's autograd would connect, and no others.
+
+    Args:
+        traces: of a program that Thunder is going to differentiate.
+        started: the names of what has a history that starts in the program, and whether it starts there.
+
+    Raises:
+        UnsupportedOpError: one where it starts is returned, and another result depends on it.
+    """
+    return _with_fewer_gradients(detach_inactive(_with_histories(traces, started)))
+
+
+def _with_histories(traces: Traces, started: Mapping[str, bool]) -> Traces:
+    """Let results require grad that depend differentiably on nothing but what the program has started histories of, which lead nowhere."""
+    _, computation, epilogue = traces
+    if epilogue is None or not started:
+        return traces
+    moved = depending(computation, set(started))
+    active = depending(computation, {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad})
+    results = [(p, q) for p, q in results_and_received(computation, epilogue) if isinstance(p, TensorProxy) and p.name in moved]
+    leaves = {name for name, is_leaf in started.items() if is_leaf}
+    for p, _ in results:
+        others = {q.name for q, _ in results} - {p.name}
+        if p.name in leaves and not others.isdisjoint(depending(computation, {p.name})):
+            raise UnsupportedOpError(
+                with_details(
+                    "a tensor that the program made, and called requires_grad_() of, is returned beside what is computed from it",
+                    name=p.name,
+                    why="outside it has no gradients of that",
+                    instead="give it to the function as an argument",
+                )
+            )
+    unconnected = [(p.name in leaves, q) for p, q in results if p.name in leaves or p.name not in active]
+    if not unconnected:
+        return traces
+    are_leaves, outputs = zip(*unconnected, strict=True)
+
+    def connect(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            return tuple([_started(t, is_leaf) for t, is_leaf in zip(tensors, are_leaves, strict=True)])
+
+    return pass_through_epilogue(traces, outputs, (), "started", connect)
+
+
+def _started(t: torch.Tensor, is_leaf: bool) -> torch.Tensor:
+    return t.detach().requires_grad_() if is_leaf else _Started.apply(t.detach(), torch.empty((), requires_grad=True))
+
+
+class _Started(torch.autograd.Function):
+    """A history that starts here."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, None
 
 
 def _with_fewer_gradients(traces: Traces) -> Traces:
@@ -99,8 +157,8 @@ def detach_inactive(traces: Traces) -> Traces:
     active = depending(computation, {p.name for p in inputs if p.requires_grad})
     if epilogue is None or not any(p.requires_grad for p in inputs):
         return traces
-    given = {p.name for p in inputs}
-    dependent = set(given)
+    given = _names_of_inputs(computation, inputs)
+    dependent = {p.name for p in inputs}
     for bsym in computation.bound_symbols:
         if any(p.name in dependent for p in bsym.flat_proxy_args):
             dependent.update(p.name for p in bsym.flat_proxy_outs)
@@ -112,6 +170,17 @@ def detach_inactive(traces: Traces) -> Traces:
     if not constant:
         return traces
     return pass_through_epilogue(traces, constant, (), _DETACHED, _detached)
+
+
+def _names_of_inputs(computation: TraceCtx, inputs: Sequence[TensorProxy]) -> set[str]:
+    """What inputs are called, also after something was written into them."""
+    found = {p.name for p in inputs}
+    for bsym in computation.bound_symbols:
+        if bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES:
+            found |= {q.name for p, q in zip(bsym.flat_proxy_args, bsym.flat_proxy_outs, strict=True) if p.name in found}
+        elif _is_inplace_op(bsym) and bsym.flat_proxy_args[0].name in found:
+            found |= {q.name for q in bsym.flat_proxy_outs}
+    return found
 
 
 def _detached(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
