@@ -100,11 +100,18 @@ class SubclassTransform(interception.Interpreting):
         acquisition = interception.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
+        try:
+            return self._lowered(acquisition, (prologue_trace, computation_trace, epilogue_trace), executors_list)
+        finally:
+            acquisition.forget_inputs()
+
+    def _lowered(self, acquisition: Acquisition, acquired: boundary_passes.Traces, executors_list: Any) -> boundary_passes.Traces:
+        computation_trace = acquired[1]
         acquisition.phase, acquisition.finished_trace = Phase.FINISHED, computation_trace
         acquisition.refused.check(acquisition.has_wrappers)
         values.check_numbers(computation_trace)
         check_computation(acquisition, computation_trace)
-        traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
+        traces = returning_current(acquisition, acquired)
         traces = returning_recorded(acquisition, traces)
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         check_hooks_of_inputs(acquisition, traces[1])

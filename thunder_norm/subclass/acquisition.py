@@ -215,6 +215,13 @@ class Acquisition:
         """Whether its proxies mean nothing any more."""
         return self.phase is Phase.FINISHED
 
+    def forget_inputs(self) -> None:
+        """Let go of the tensors of the call at hand; what the backward knows of the acquisition lives as long as the trace."""
+        self.fakes.forget_inputs()
+        self.sizes.forget_inputs()
+        self.origins.clear()
+        self.hooks_of_inputs.update(dict.fromkeys(self.hooks_of_inputs))  # handles know them by their keys
+
     @property
     def has_wrappers(self) -> bool:
         """Whether there are wrappers in the program, by now."""
