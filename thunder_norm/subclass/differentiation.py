@@ -282,7 +282,7 @@ def _carrier(fake: torch.Tensor) -> TensorProxy:
 
 def starts_late(acquisition: Acquisition, trace: TraceCtx) -> bool:
     """Whether what Thunder computed before torch's autograd ran has a wrapper as gradient; `trace` has just been acquired."""
-    computed = [t for i, t in acquisition.autograd.sources.items() if i in acquisition.fakes.computed]
+    computed = [t for t in acquisition.autograd.sources.values() if not acquisition.is_input(t)]
     outputs = outputs_of(acquisition, trace.bound_symbols[-1].flat_proxy_args, acquisition.fakes.by_name()) if computed else []
     if not outputs:
         return False

@@ -83,8 +83,8 @@ def outputs_of(acquisition: Acquisition, returned: Sequence[Any], fakes: Mapping
 
 def is_handed_back(acquisition: Acquisition, fake: torch.Tensor) -> bool:
     """Whether what the program returns is an input that requires grad, with the history that it was given with."""
-    is_input = id(fake) in acquisition.autograd.sources and id(fake) not in acquisition.fakes.computed
-    return is_input and not acquisition.autograd.has_recorded(fake)
+    is_source = id(fake) in acquisition.autograd.sources and acquisition.is_input(fake)
+    return is_source and not acquisition.autograd.has_recorded(fake)
 
 
 def _is_started(acquisition: Acquisition, fake: torch.Tensor) -> bool:
