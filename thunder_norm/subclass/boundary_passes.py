@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from thunder_norm.subclass.activity import depended_on, depending
 from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.views_in_place import RETURNING_SELF
 from thunder.core import dtypes, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, TensorProxy, variableify
@@ -162,14 +164,16 @@ def detach_inactive(traces: Traces) -> Traces:
     for bsym in computation.bound_symbols:
         if any(p.name in dependent for p in bsym.flat_proxy_args):
             dependent.update(p.name for p in bsym.flat_proxy_outs)
-    constant = tuple(
-        q
+    constant = [
+        (p, q)
         for p, q in results_and_received(computation, epilogue)
         if isinstance(p, TensorProxy) and p.name in dependent - active - given and dtypes.is_inexact_dtype(p.dtype)
-    )
+    ]
     if not constant:
         return traces
-    return pass_through_epilogue(traces, constant, (), _DETACHED, _detached)
+    may_be_given = _handed_on(computation, given)
+    detach = functools.partial(_detached, [p.name in may_be_given for p, _ in constant])
+    return pass_through_epilogue(traces, tuple([q for _, q in constant]), (), _DETACHED, detach)
 
 
 def _names_of_inputs(computation: TraceCtx, inputs: Sequence[TensorProxy]) -> set[str]:
@@ -183,8 +187,17 @@ def _names_of_inputs(computation: TraceCtx, inputs: Sequence[TensorProxy]) -> se
     return found
 
 
-def _detached(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple([t.detach() if t.requires_grad else t for t in tensors])
+def _handed_on(computation: TraceCtx, names: set[str]) -> set[str]:
+    """These names, and those of what operations return that return these tensors themselves where there is nothing to do."""
+    found = set(names)
+    for bsym in computation.bound_symbols:
+        if bsym.sym.name in RETURNING_SELF and bsym.flat_proxy_args and bsym.flat_proxy_args[0].name in found:
+            found.update(p.name for p in bsym.flat_proxy_outs)
+    return found
+
+
+def _detached(may_be_given: Sequence[bool], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple([t if m and not t.requires_grad else t.detach() for t, m in zip(tensors, may_be_given, strict=True)])
 
 
 _DETACHED = "detached"

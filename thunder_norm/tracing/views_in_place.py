@@ -37,7 +37,7 @@ _VIEWS: dict[str, Callable] = {
 NAMES = frozenset(_VIEWS)
 
 # Operations that return the very tensor where there is nothing to do.
-_RETURNING_SELF = frozenset(
+RETURNING_SELF = frozenset(
     "bfloat16 bool byte char conj contiguous cpu cuda dequantize double dropout float half int long real resolve_conj resolve_neg short to "
     "type type_as".split()
 )
@@ -111,7 +111,7 @@ def _taken_and_returned(bsym: BoundSymbol) -> tuple[TensorProxy, TensorProxy] | 
     if _is_inplace_op(bsym):
         return taken, returned
     does_nothing = all(b.sym.id is prims.PrimIDs.SHALLOW_COPY for b in bsym.subsymbols)
-    is_same = bsym.sym.name in _RETURNING_SELF and (does_nothing or bsym.sym.name == "contiguous")
+    is_same = bsym.sym.name in RETURNING_SELF and (does_nothing or bsym.sym.name == "contiguous")
     return (taken, returned) if is_same else None
 
 
