@@ -265,3 +265,60 @@ def test_no_norms_in_real_mode_after_a_write() -> None:
     found = thunder.jit(twice, transforms=[NormTransform()])(x)
     assert type(found) is torch.Tensor
     torch.testing.assert_close(found, twice(x))
+
+
+def of_one(x: torch.Tensor, p: torch.Tensor) -> Any:
+    return p.sin(), x.sin().detach()
+
+
+def constructed(x: torch.Tensor, p: torch.Tensor) -> Any:
+    return x[None], TwoTensor(p.detach().sin(), p.detach()) * -1.5
+
+
+def detached_alone(x: torch.Tensor, p: torch.Tensor) -> Any:
+    return x.detach(), p.exp()
+
+
+def compared(x: torch.Tensor, p: torch.Tensor) -> Any:
+    return (x > p).to(x.dtype) * p, x.argmax()
+
+
+def without_gradients(x: torch.Tensor, p: torch.Tensor) -> Any:
+    with torch.no_grad():
+        y = x * p
+    return y, p * 2
+
+
+def within_an_operation(x: torch.Tensor, p: torch.Tensor) -> Any:
+    made = torch.zeros_like(x), x.new_ones(3), x.new_full((3,), 2.0), torch.full_like(x, 3.0), x.new_tensor([1.0, 2.0, 3.0])
+    assert not any(t.requires_grad for t in made)
+    return torch.layer_norm(p, (3,), x.detach()[0], x[1].detach()), sum(made) + p
+
+
+def nothing(x: torch.Tensor, p: torch.Tensor) -> Any:
+    return x.detach(), TwoTensor(p.detach(), (p.detach() * 2).detach())
+
+
+@pytest.mark.parametrize("make", [wrapped, MAKERS["plain"]], ids=["wrapper", "plain"])
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(
+    "f",
+    [nothing, of_one, constructed, detached_alone, compared, without_gradients, within_an_operation],
+    ids=lambda f: f.__name__,
+)
+def test_an_input_that_no_result_depends_on_has_no_gradient(f: Callable, transform: type, make: Callable) -> None:
+    torch.manual_seed(seeded(0))
+    data = torch.randn(2, 3, 3).unbind()
+
+    def gradients(call: Callable) -> list:
+        x, p = make(data[0]), data[1].clone().requires_grad_()
+        results = call(x, p)
+        moving = [t for t in results if t.requires_grad]
+        if moving:
+            torch.autograd.backward(moving, [torch.ones_like(t.detach()) for t in moving])
+        results += tuple(t for x in results if isinstance(x, TwoTensor) for t in (x.a, x.b))
+        return [[t.requires_grad for t in results], *[None if t.grad is None else getattr(t.grad, "a", t.grad) for t in (x, p)]]
+
+    expected = gradients(f)
+    assert None in expected[1:]
+    torch.testing.assert_close(gradients(thunder.jit(f, transforms=[transform()])), expected)

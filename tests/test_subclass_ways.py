@@ -13,6 +13,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 
+from tests.fuzz.wrapper_classes import Masked
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
@@ -101,6 +102,66 @@ def test_an_input_that_is_changed_and_handed_back_is_the_very_object():
     assert_same(old, before)
     norm = RMSTensor.of(torch.randn(2, 3))
     assert thunder.jit(lambda x: x, transforms=[NormTransform()])(norm) is norm
+
+
+class Handed(nn.Module):
+    """Hands parameters back, as they are and by operations that have nothing to do."""
+
+    def __init__(self, requires_grad: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3), requires_grad)
+        self.other = nn.Parameter(torch.randn(3), requires_grad)
+
+    def forward(self, x):
+        return (
+            self.weight,
+            self.weight.mean(),
+            self.weight.contiguous(),
+            self.weight.to(self.other),
+            x,
+            x.float(),
+            x.amin(),
+            self.other,
+            *((self.weight.view(3), self.weight[...], self.weight.data) if not self.weight.requires_grad else ()),
+        )
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_parameters_that_are_handed_back_are_the_very_objects(requires_grad: bool, is_frozen: bool):
+    torch.manual_seed(seeded(0))
+    model, inner = Handed(not is_frozen), torch.randn(2, 3)
+    found = []
+    for call in (jit(model), model):
+        model.zero_grad()
+        x = TwoTensor(inner[0].clone(), inner[1].clone()).requires_grad_(requires_grad)
+        results = call(x)
+        assert [x is t for t in results] == [t in (4, 5) for t in range(len(results))]
+        assert [model.weight is t for t in results] == [t in (0, 2, 3) for t in range(len(results))] and results[7] is model.other
+        moving = [t for t in results if t.requires_grad]
+        if moving:  # what arrives at an input that is a result is a gradient of its own
+            torch.autograd.backward(moving, [torch.full_like(t.detach(), 2.0) for t in moving])
+        gradients = [None if t.grad is None else getattr(t.grad, "a", t.grad) for t in (x, model.weight, model.other)]
+        found.append([[t.requires_grad for t in results], gradients])
+    torch.testing.assert_close(*found)
+
+
+def test_a_gradient_of_an_input_that_is_handed_back_is_not_added_to_zeros_of_its_class():
+    """Masked zeros are masked everywhere, and so would be the sum."""
+
+    def program(x):
+        return [x, x.amin(-1)]
+
+    torch.manual_seed(seeded(0))
+    values, mask = torch.randn(4, 4), torch.randn(4, 4) > -0.5
+    found = []
+    for call in (jit(program), program):
+        x = Masked(values.clone(), mask).requires_grad_()
+        same, least = call(x)
+        torch.autograd.backward([same, least], [torch.ones_like(same.detach()), torch.ones_like(least.detach())])
+        found.append([x.grad.values_, x.grad.mask])
+    assert found[1][1].any()
+    torch.testing.assert_close(*found)
 
 
 # -- what is written in place, and where it lies --------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate, has_tape
+from thunder_norm.subclass.followed import started_histories
 from thunder_norm.subclass.hooks_of_backward import check_hooks_of_inputs
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.opaque_traces import check_computation
@@ -99,14 +100,22 @@ class SubclassTransform(interception.Interpreting):
         acquisition = interception.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
+        try:
+            return self._lowered(acquisition, (prologue_trace, computation_trace, epilogue_trace), executors_list)
+        finally:
+            acquisition.forget_inputs()
+
+    def _lowered(self, acquisition: Acquisition, acquired: boundary_passes.Traces, executors_list: Any) -> boundary_passes.Traces:
+        computation_trace = acquired[1]
         acquisition.phase, acquisition.finished_trace = Phase.FINISHED, computation_trace
         acquisition.refused.check(acquisition.has_wrappers)
         values.check_numbers(computation_trace)
         check_computation(acquisition, computation_trace)
-        traces = returning_current(acquisition, (prologue_trace, computation_trace, epilogue_trace))
+        traces = returning_current(acquisition, acquired)
         traces = returning_recorded(acquisition, traces)
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         check_hooks_of_inputs(acquisition, traces[1])
+        started = started_histories(acquisition, traces[1], joint is not None)
         if joint is not None:
             joint.tape = tape_of(acquisition, traces[1], joint)
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
@@ -119,14 +128,16 @@ class SubclassTransform(interception.Interpreting):
                 computation = _with_gradients_of_given(with_missing_gradients(computation, executors_list[0]))
             traces = prologue, broadcast_scalars(computation), epilogue
             if torch.is_grad_enabled() and not acquisition.is_transformed:
-                traces = boundary_passes.detach_inactive(traces)
+                traces = boundary_passes.without_inactive(traces, started)
             traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
             return returning_inputs(acquisition, traces) if self.hands_back_inputs else traces
         moved = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
-        if torch.is_grad_enabled() and moved:
+        if torch.is_grad_enabled() and (moved or started):
             moving = depending(computation, moved)
             computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0], moving))
             computation = _with_gradients_of_given(computation)
+            if not acquisition.is_transformed:
+                prologue, computation, epilogue = boundary_passes.without_inactive((prologue, computation, epilogue), started)
         return boundary_passes.check_what_leaves((prologue, computation, epilogue))
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:

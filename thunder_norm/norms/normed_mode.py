@@ -77,6 +77,7 @@ class NormAcquisition(Acquisition):
         self.sensitivity = sensitivity
         self.is_normed_call = self.watches = is_normed_call()
         self._given_perturbations: set[int] = set()  # the fakes of those given for parameters
+        self._meets_norms = False  # there are NormedTensors, as far as can be known by now; other wrappers are none
         self._model = model
 
     @property
@@ -87,11 +88,19 @@ class NormAcquisition(Acquisition):
     @property
     def _has_norms(self) -> bool:
         """Whether operations on parameters give norms: in a normed call, or where there are NormedTensors."""
-        return self.is_normed_call or (self.meets_wrappers and not self.is_followed_alone)
+        return self.is_normed_call or self._meets_norms
+
+    def register(self, proxy: SubclassProxy) -> SubclassProxy:
+        """Notices NormedTensors besides."""
+        self._meets_norms = self._meets_norms or _is_normed(proxy.fake)
+        return super().register(proxy)
 
     def begin(self, args: tuple, kwargs: dict) -> None:
         """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""
-        if self._model is None or not (self.is_normed_call or any(map(_is_normed, _tensors((args, kwargs))))):
+        is_given_norms = any(map(_is_normed, _tensors((args, kwargs))))
+        of_model = () if self._model is None else (*self._model.parameters(), *self._model.buffers())
+        self._meets_norms = is_given_norms or any(map(_is_normed, of_model))
+        if self._model is None or not (self.is_normed_call or is_given_norms):
             return
         _refuse_spread(self._model)
         if not any(self.lifting.has_size_only(name) for name, p in self._model.named_parameters() if has_norm(p)):
@@ -203,7 +212,10 @@ class NormAcquisition(Acquisition):
         ):
             args, kwargs = environment.annotated((args, kwargs))
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-            if isinstance(fn, type) or any(is_wrapper(t) for t in tensors):  # a constructor says the norm itself
+            if isinstance(fn, type):  # which says the norm itself
+                return fn(*args, **kwargs)
+            if wrappers := [t for t in tensors if is_wrapper(t)]:
+                _refuse_mixture(fn, wrappers)
                 return fn(*args, **kwargs)
             carries_no_norm = not self._has_norms and not isinstance(fn, registry.NormedOp)
             if carries_no_norm:  # Thunder lacks the operation
@@ -285,12 +297,14 @@ class NormEnvironment(LiftingEnvironment):
     def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run `func` on plain fakes and record it as one operation.
 
-        In an autocast region of the program what is below autocast is recorded, its casts too: the trace runs without autocast.
+        In an autocast region of the program what is below autocast is recorded, its casts too: the trace runs without autocast.  Where
+        torch's autograd follows the program what is below that is recorded: a backward uses what an operation has kept for it.
         """
         is_torchs = not (getattr(func, "__module__", None) or "").startswith(
             "thunder_norm"
         )  # ours compute norms, in double precision
-        return func(*args, **kwargs) if is_torchs and in_autocast_region() else self.recorder.call(func, args, kwargs)
+        goes_below = in_autocast_region() or self.recorder.acquisition.autograd.is_running
+        return func(*args, **kwargs) if is_torchs and goes_below else self.recorder.call(func, args, kwargs)
 
     def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The normed tensor for a plain one, by the transform's policy."""
@@ -324,6 +338,20 @@ def _composite_body(fn: Callable) -> Callable | None:
 def _is_normed(fake: torch.Tensor) -> bool:
     """Whether a wrapper is, or holds, a NormedTensor."""
     return next(_normed_inside(fake), None) is not None
+
+
+def _refuse_mixture(fn: Callable, wrappers: Sequence[torch.Tensor]) -> None:
+    normed = next((t for t in wrappers if isinstance(t, NormedTensor)), None)
+    other = next((t for t in wrappers if not _is_normed(t)), None)
+    if normed is not None and other is not None:
+        raise UnsupportedOpError(
+            with_details(
+                f"{getattr(fn, '__name__', fn)} of a {type(normed).__name__} and a {type(other).__name__}",
+                at=location_of_user(),
+                why="norm rules know plain tensors and norms",
+                instead="make a plain tensor of the second, or leave norms out of this call",
+            )
+        )
 
 
 def _normed_inside(fake: torch.Tensor) -> Iterator[NormedTensor]:

@@ -215,6 +215,13 @@ class Acquisition:
         """Whether its proxies mean nothing any more."""
         return self.phase is Phase.FINISHED
 
+    def forget_inputs(self) -> None:
+        """Let go of the tensors of the call at hand; what the backward knows of the acquisition lives as long as the trace."""
+        self.fakes.forget_inputs()
+        self.sizes.forget_inputs()
+        self.origins.clear()
+        self.hooks_of_inputs.update(dict.fromkeys(self.hooks_of_inputs))  # handles know them by their keys
+
     @property
     def has_wrappers(self) -> bool:
         """Whether there are wrappers in the program, by now."""
@@ -254,7 +261,7 @@ class Acquisition:
         """Torch's autograd started from a tensor of the program's, and must not, if `fn` writes into that: it counts as a leaf."""
         if self.autograd.is_running and args and isinstance(args[0], TensorProxy) and is_in_place(fn):
             fake = self.fakes.known(args[0])
-            is_started_from = id(fake) in self.fakes.computed and id(fake) in self.autograd.sources
+            is_started_from = id(fake) in self.autograd.sources and not self.is_input(fake)
             self.autograd.starts_late = self.autograd.starts_late or is_started_from
 
     def requires_grad(self, fake: torch.Tensor) -> bool:
@@ -267,6 +274,10 @@ class Acquisition:
     def is_of_program(self, fake: torch.Tensor) -> bool:
         """Whether the program was given a fake or made it; the backward makes others."""
         return self.fakes.proxy_of(fake) is not None or id(fake) in self.autograd.intermediates
+
+    def is_input(self, fake: torch.Tensor) -> bool:
+        """Whether a fake stands for what the program was given, a wrapper or a plain tensor."""
+        return id(fake) in self.wrappers.specs if is_wrapper(fake) else self.fakes.is_given(fake)
 
     def may_write_back(self, fake: torch.Tensor) -> bool:
         """Whether `fake` stands for an input, or is inside of one, that is not differentiated by Thunder; see `write_back`."""

@@ -10,9 +10,11 @@ from thunder.core.trace import TraceCtx
 
 def propagate(bsym: BoundSymbol, active: set[str]) -> None:
     """Add to `active` the names of results of `bsym` that depend differentiably on a tensor in it."""
+    if _has_no_history(bsym):
+        return
     for sub in bsym.subsymbols:
         propagate(sub, active)
-    if bsym.sym.name == "detach" or active.isdisjoint(p.name for p in bsym.flat_proxy_args):
+    if active.isdisjoint(p.name for p in bsym.flat_proxy_args):
         return
     decided = set() if _has_own_gradient(bsym) else _decided_inside(bsym)
     for p in bsym.flat_proxy_outs:
@@ -33,11 +35,28 @@ def depending(trace: TraceCtx, names: set[str]) -> set[str]:
     return active
 
 
+def depended_on(trace: TraceCtx, names: set[str]) -> set[str]:
+    """The names in a trace of what these depend on, perhaps differentiably: an operation of torch's counts as a whole."""
+    found = set(names)
+    for bsym in reversed(trace.bound_symbols[:-1]):
+        _go_back(bsym, found)
+    return found
+
+
+def _go_back(bsym: BoundSymbol, found: set[str]) -> None:
+    if _has_no_history(bsym) or found.isdisjoint(p.name for p in bsym.flat_proxy_outs):
+        return
+    if not bsym.subsymbols or _has_own_gradient(bsym) or _is_torchs(bsym):
+        found.update(p.name for p in bsym.flat_proxy_args)
+    for sub in reversed(bsym.subsymbols):
+        _go_back(sub, found)
+
+
 def _decided_inside(bsym: BoundSymbol) -> set[str]:
     """The names of what is differentiable only if an operation that `bsym` consists of says so.
 
     Where Thunder writes a function of torch's without its arguments (`repeat` of nothing is `zeros`), none does: the result has a
-    gradient of zero in torch, unless the function makes a new tensor, as `zeros_like`.
+    gradient of zero in torch.
     """
     reached = {p.name for p in bsym.flat_proxy_args}
     made: set[str] = set()
@@ -46,11 +65,14 @@ def _decided_inside(bsym: BoundSymbol) -> set[str]:
         made |= names
         if not reached.isdisjoint(p.name for p in sub.flat_proxy_args):
             reached |= names
-    return made & reached if _is_torchs(bsym) and not _makes_new(bsym.sym.name) else made
+    return made & reached if _is_torchs(bsym) else made
 
 
-def _makes_new(name: str) -> bool:
-    return name.endswith("_like") or name.startswith("new_")
+def _has_no_history(bsym: BoundSymbol) -> bool:
+    """Whether what an operation returns depends differentiably on nothing: ``x.detach()``, ``torch.zeros_like(x)``, ``x.new_zeros(3)``."""
+    name = bsym.sym.name
+    makes_new = name.endswith("_like") or name.startswith("new_")
+    return name == "detach" or (makes_new and str(bsym.sym.id).startswith(("torch.", "Tensor.")))
 
 
 def _is_torchs(bsym: BoundSymbol) -> bool:

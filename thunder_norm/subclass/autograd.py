@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -70,6 +68,7 @@ class Autograd:
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
         # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
         self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
+        self.started: dict[str, TensorProxy] = {}  # plain tensors that the program made, and said that they require grad
         self._fakes = fakes
         self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
         self._num_scanned = 0
@@ -120,6 +119,16 @@ class Autograd:
         fake = self._fakes.known(proxy) if self.is_running else None
         return self._is_active(proxy) if fake is None else fake.requires_grad
 
+    def note_started(self, proxy: TensorProxy) -> None:
+        """Note that the program has a history start at a plain tensor that it made."""
+        if self.is_running:
+            fake = self._fakes.known(proxy)
+            with torch._C.DisableTorchFunctionSubclass():
+                (self._fakes.new_for(proxy) if fake is None else fake).requires_grad_()
+        self.requires_grad(proxy)  # what came before does not depend on it
+        self.started[proxy.name] = proxy
+        self._active.add(proxy.name)
+
     def detached(self, proxy: TensorProxy) -> None:
         """Note that the program has detached a plain tensor in place."""
         if self._is_active(proxy):
@@ -165,17 +174,3 @@ def is_grad_enabled() -> bool:
     """Whether the program being traced is in a region that records gradients."""
     cd = get_compile_data()
     return torch.is_grad_enabled() if cd is None else cd.is_grad_enabled
-
-
-@contextlib.contextmanager
-def gradients_recorded(is_recorded: bool) -> Iterator[None]:
-    """What is written into the trace inside the block has derivatives, or has none, whatever the program says there."""
-    cd = get_compile_data()
-    if cd is None:
-        yield
-        return
-    was_enabled, cd.is_grad_enabled = cd.is_grad_enabled, is_recorded
-    try:
-        yield
-    finally:
-        cd.is_grad_enabled = was_enabled

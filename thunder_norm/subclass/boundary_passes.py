@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from thunder_norm.subclass.activity import depending
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.activity import depended_on, depending
 from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.views_in_place import RETURNING_SELF
 from thunder.core import dtypes, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
+from thunder.core.update_aliases import _is_inplace_op
 
 Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
 
@@ -58,25 +62,142 @@ def computing_only(trace: TraceCtx, outputs: Sequence[TensorProxy]) -> TraceCtx:
     return new
 
 
+def without_inactive(traces: Traces, started: Mapping[str, bool]) -> Traces:
+    """Have those inputs and results take part in autograd that torch's autograd would connect, and no others.
+
+    Args:
+        traces: of a program that Thunder is going to differentiate.
+        started: the names of what has a history that starts in the program, and whether it starts there.
+
+    Raises:
+        UnsupportedOpError: one where it starts is returned, and another result depends on it.
+    """
+    return _with_fewer_gradients(detach_inactive(_with_histories(traces, started)))
+
+
+def _with_histories(traces: Traces, started: Mapping[str, bool]) -> Traces:
+    """Let results require grad that depend differentiably on nothing but what the program has started histories of, which lead nowhere."""
+    _, computation, epilogue = traces
+    if epilogue is None or not started:
+        return traces
+    moved = depending(computation, set(started))
+    active = depending(computation, {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad})
+    results = [(p, q) for p, q in results_and_received(computation, epilogue) if isinstance(p, TensorProxy) and p.name in moved]
+    leaves = {name for name, is_leaf in started.items() if is_leaf}
+    for p, _ in results:
+        others = {q.name for q, _ in results} - {p.name}
+        if p.name in leaves and not others.isdisjoint(depending(computation, {p.name})):
+            raise UnsupportedOpError(
+                with_details(
+                    "a tensor that the program made, and called requires_grad_() of, is returned beside what is computed from it",
+                    name=p.name,
+                    why="outside it has no gradients of that",
+                    instead="give it to the function as an argument",
+                )
+            )
+    unconnected = [(p.name in leaves, q) for p, q in results if p.name in leaves or p.name not in active]
+    if not unconnected:
+        return traces
+    are_leaves, outputs = zip(*unconnected, strict=True)
+
+    def connect(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            return tuple([_started(t, is_leaf) for t, is_leaf in zip(tensors, are_leaves, strict=True)])
+
+    return pass_through_epilogue(traces, outputs, (), "started", connect)
+
+
+def _started(t: torch.Tensor, is_leaf: bool) -> torch.Tensor:
+    return t.detach().requires_grad_() if is_leaf else _Started.apply(t.detach(), torch.empty((), requires_grad=True))
+
+
+class _Started(torch.autograd.Function):
+    """A history that starts here."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, None
+
+
+def _with_fewer_gradients(traces: Traces) -> Traces:
+    """Ask for no gradient of inputs that no result depends on: torch has none, Thunder has zeros."""
+    prologue, computation, epilogue = traces
+    inputs = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
+    returned = computation.bound_symbols[-1]
+    results = [p.name for p in returned.flat_proxy_args if isinstance(p, TensorProxy)]
+    given = {p.name for p in computation.args}
+    handed_back = {p.name for p in tree_flatten(returned.args[0]["output"])[0] if isinstance(p, Proxy)}
+    active = depending(computation, inputs)
+    used = depended_on(computation, {name for name in results if name in active and (name not in given or name in handed_back)})
+    idle = inputs - used
+    if not idle:
+        return traces
+
+    with tracectx(TraceCtx()):  # in the computation itself the names are taken
+        idle = {p.name: p.replace(requires_grad=False) for p in computation.args if p.name in idle}
+    new = from_trace(computation)
+    new.args = tuple([idle.get(p.name, p) for p in computation.args])
+    flat_args = [idle.get(p.name, p) if isinstance(p, Proxy) else p for p in returned.args[0]["flat_args"]]
+    new.bound_symbols = [
+        *computation.bound_symbols[:-1],
+        returned.from_bsym(args=({**returned.args[0], "flat_args": flat_args},)),
+    ]
+    return prologue, new, epilogue
+
+
 def detach_inactive(traces: Traces) -> Traces:
-    """Let results that depend on inputs, but not differentiably, come out without gradient: Thunder connects all that it returns."""
+    """Let results that depend on inputs, but not differentiably, come out without gradient: Thunder connects all that it returns.
+
+    Inputs that are handed back come out as they are, be it by an operation that has nothing to do (``x.contiguous()``).
+    """
     _, computation, epilogue = traces
     inputs = [p for p in computation.args if isinstance(p, TensorProxy)]
     active = depending(computation, {p.name for p in inputs if p.requires_grad})
     if epilogue is None or not any(p.requires_grad for p in inputs):
         return traces
+    given = _names_of_inputs(computation, inputs)
     dependent = {p.name for p in inputs}
     for bsym in computation.bound_symbols:
         if any(p.name in dependent for p in bsym.flat_proxy_args):
             dependent.update(p.name for p in bsym.flat_proxy_outs)
-    constant = tuple(
-        q
+    constant = [
+        (p, q)
         for p, q in results_and_received(computation, epilogue)
-        if isinstance(p, TensorProxy) and p.name in dependent - active and dtypes.is_inexact_dtype(p.dtype)
-    )
+        if isinstance(p, TensorProxy) and p.name in dependent - active - given and dtypes.is_inexact_dtype(p.dtype)
+    ]
     if not constant:
         return traces
-    return pass_through_epilogue(traces, constant, (), _DETACHED, lambda *tensors: tuple([t.detach() for t in tensors]))
+    may_be_given = _handed_on(computation, given)
+    detach = functools.partial(_detached, [p.name in may_be_given for p, _ in constant])
+    return pass_through_epilogue(traces, tuple([q for _, q in constant]), (), _DETACHED, detach)
+
+
+def _names_of_inputs(computation: TraceCtx, inputs: Sequence[TensorProxy]) -> set[str]:
+    """What inputs are called, also after something was written into them."""
+    found = {p.name for p in inputs}
+    for bsym in computation.bound_symbols:
+        if bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES:
+            found |= {q.name for p, q in zip(bsym.flat_proxy_args, bsym.flat_proxy_outs, strict=True) if p.name in found}
+        elif _is_inplace_op(bsym) and bsym.flat_proxy_args[0].name in found:
+            found |= {q.name for q in bsym.flat_proxy_outs}
+    return found
+
+
+def _handed_on(computation: TraceCtx, names: set[str]) -> set[str]:
+    """These names, and those of what operations return that return these tensors themselves where there is nothing to do."""
+    found = set(names)
+    for bsym in computation.bound_symbols:
+        if bsym.sym.name in RETURNING_SELF and bsym.flat_proxy_args and bsym.flat_proxy_args[0].name in found:
+            found.update(p.name for p in bsym.flat_proxy_outs)
+    return found
+
+
+def _detached(may_be_given: Sequence[bool], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple([t if m and not t.requires_grad else t.detach() for t, m in zip(tensors, may_be_given, strict=True)])
 
 
 _DETACHED = "detached"

@@ -111,6 +111,11 @@ class DataSizes:
         """An inner tensor of an input."""
         self._given[id(fake)] = _Given(proxy, real)
 
+    def forget_inputs(self) -> None:
+        """Let go of the inputs at hand, and of what was computed from them."""
+        for known in (self._given, self._plain, self._results):
+            known.clear()
+
     def note(self, func: Callable, args: tuple, kwargs: dict, outputs: Sequence[torch.Tensor]) -> None:
         """An operation was recorded; what it writes into is a result of its own from now on."""
         step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))

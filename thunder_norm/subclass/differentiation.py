@@ -25,7 +25,7 @@ from thunder_norm.subclass.aten import captured
 from thunder_norm.subclass.effects import is_effect
 from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.fallback import fallback
-from thunder_norm.subclass.followed import check_followed
+from thunder_norm.subclass.followed import check_followed, outputs_of
 from thunder_norm.subclass.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
 from thunder_norm.subclass.hooks_of_backward import check_hooks, check_retained
 from thunder_norm.subclass.joint_operations import computed_from, with_copies, with_outputs
@@ -282,8 +282,8 @@ def _carrier(fake: torch.Tensor) -> TensorProxy:
 
 def starts_late(acquisition: Acquisition, trace: TraceCtx) -> bool:
     """Whether what Thunder computed before torch's autograd ran has a wrapper as gradient; `trace` has just been acquired."""
-    computed = [t for i, t in acquisition.autograd.sources.items() if i in acquisition.fakes.computed]
-    outputs = _outputs(trace.bound_symbols[-1].flat_proxy_args, acquisition.fakes.by_name()) if computed else []
+    computed = [t for t in acquisition.autograd.sources.values() if not acquisition.is_input(t)]
+    outputs = outputs_of(acquisition, trace.bound_symbols[-1].flat_proxy_args, acquisition.fakes.by_name()) if computed else []
     if not outputs:
         return False
     try:
@@ -306,7 +306,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     """
     fakes = acquisition.fakes.by_name()
     check_followed(acquisition, trace, fakes)
-    outputs = _outputs(trace.bound_symbols[-1].args[0]["output"], fakes)
+    outputs = outputs_of(acquisition, trace.bound_symbols[-1].args[0]["output"], fakes)
     check_retained(acquisition, outputs)
     sources = list(acquisition.autograd.sources.values())
     if not outputs or not sources:
@@ -349,17 +349,6 @@ def _backward(
                 found.append(Source(fake, Structure.of(gradient, "an input", fake)))
         segments[-1:] = _closed(segments[-1:], recorder)
     return found, segments
-
-
-def _outputs(returned: Sequence[Any], fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included."""
-    found: dict[int, torch.Tensor] = {}
-    for p in returned:
-        fake = fake_of(p, fakes)
-        for t in () if fake is None else (fake, *leaves_of(fake)):
-            if t.requires_grad:
-                found[id(t)] = t
-    return list(found.values())
 
 
 def _tangent_like(acquisition: Acquisition, t: torch.Tensor) -> torch.Tensor:

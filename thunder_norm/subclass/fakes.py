@@ -189,6 +189,10 @@ class Fakes:
         key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
         return self._real_inputs.get(id(key))
 
+    def forget_inputs(self) -> None:
+        """Let go of the real tensors: the fakes may live as long as the trace."""
+        self._real_inputs.clear()
+
     def flag_given(self, proxy: TensorProxy) -> bool | None:
         """Whether the tensor of a plain proxy was given requiring grad, if it is an input, or inside of one, that has a fake."""
         fake = self.known(proxy)

@@ -12,11 +12,11 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.autograd import gradients_recorded
 from thunder_norm.subclass.protocol import outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.aliases import is_view, is_written
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.recording import gradients_recorded
 import thunder.torch as ltorch
 from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.proxies import TensorProxy

@@ -57,6 +57,14 @@ def rewritten(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return result.copy_(value)
 
 
+def is_view(func: Any) -> bool:
+    """Whether an overload returns its first argument as another view, as ``t``, of which ``t_`` is the form in place."""
+    if not isinstance(func, torch._ops.OpOverload) or len(func._schema.returns) != 1:
+        return False
+    alias = func._schema.returns[0].alias_info
+    return alias is not None and not alias.is_write
+
+
 def functional_variant(func: Any) -> Any | None:
     """The out-of-place overload of an in-place aten overload, if there is one with the same arguments."""
     if func is aten.normal_.default:

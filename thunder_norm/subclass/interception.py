@@ -142,6 +142,7 @@ class Interpreting(Watching):
         if not found:
             found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args)
             found = plain_operations.with_fallback(acquisition, fn, args, found)
+            found = plain.starting_history(acquisition, fn, kwargs, found)
         pending = acquisition.refused.take_pending()
         return found if pending is None else do_raise(pending)
 

@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import executors, flags, jagged_operations, lists, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
@@ -23,6 +23,8 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, in_autocast_region, recording
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.wrapper_classes import is_wrapper
 import thunder.torch as ltorch
 from thunder.core.interpreter import (
     WrappedValue,
@@ -212,6 +214,9 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
             result = acquisition.run(recorder, run, fake_args, fake_kwargs)
         else:
             result = acquisition.run(recorder, executors.run_with_rule, (rule, recorder, fn, fake_args, fake_kwargs), {})
+    if kwargs.get("requires_grad") is True and is_wrapper(result) and not isinstance(fn, type):
+        what = f"requires_grad=True of a {type(result).__name__} made in the program"
+        raise UnsupportedOpError(with_details(what, at=location_of_user(), instead="make it before the call, and give it"))
     if rule is not None or acquisition.num_levels or _in_autocast() or any(map(_is_of_one_run, recorder.log)):
         acquisition.tape.tear()
     acquisition.tape.note(fn, fake_args, fake_kwargs, result, is_grad_enabled())

@@ -19,6 +19,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import address_refused, from_user
 from thunder_norm.subclass.flags import detached_in_place
 from thunder_norm.subclass.given_attributes import attribute_of_input
+from thunder_norm.subclass.operations import torch_callable
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
@@ -44,6 +45,11 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         return interpreter_needs_wrap(torch.device) if from_user() else None
     if not args or type(args[0].value) is not TensorProxy:
         return None
+    changed = None if acquisition is None else _of_another_shape(acquisition, args[0].value)
+    if changed is not None and fn is len:
+        return lambda obj: wrapped_result(len(changed), [obj.provenance])
+    if changed is not None and fn is getattr and args[1].value in _SHAPE:
+        return functools.partial(_as_it_is, changed)
     if fn is getattr and len(args) >= 2:
         answer = _METADATA.get(args[1].value)
         if answer is not None:
@@ -78,6 +84,22 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
     if fn is isinstance and args[1].value is not torch.Tensor and from_user():
         return functools.partial(_is_instance, acquisition)
     return None
+
+
+_SHAPE = frozenset({"shape", "ndim", "size", "dim", "__len__"})
+
+
+def _of_another_shape(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor | None:
+    """The fake of a tensor that became another view of its memory in place, while torch's autograd followed it."""
+    if proxy.name not in acquisition.fakes.replaced:
+        return None
+    fake = acquisition.fakes.known(proxy)
+    return None if fake is None or tuple(fake.shape) == tuple(proxy.shape) else fake
+
+
+def _as_it_is(fake: torch.Tensor, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    found = getattr(fake, name.value)
+    return wrapped_result(make_opaque(found) if callable(found) else found, [obj.provenance, name.provenance])
 
 
 def _dtype(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
@@ -165,7 +187,8 @@ def _requires_grad(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
 def _is_leaf(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     real = _real(acquisition, obj)
     if real is None:
-        return wrapped_result(not acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
+        is_leaf = obj.value.name in acquisition.autograd.started or not acquisition.autograd.requires_grad(obj.value)
+        return wrapped_result(is_leaf, [obj.provenance, name.provenance])
     return attribute_of_input(real, obj, unwrap(name))
 
 
@@ -205,31 +228,46 @@ _ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage")
 def _require_grad(
     acquisition: Acquisition | None, obj: WrappedValue, requires_grad: WrappedValue | None = None
 ) -> WrappedValue | Any:
-    """Called for ``t.requires_grad_()``: a tensor made in the program may start a history there that nobody can ask about.
+    """Called for ``t.requires_grad_()``: a tensor made in the program may start a history there, whose gradients nobody can ask for.
 
     An input keeps what it was given with, and so does what is inside of one.
     """
     wanted = True if requires_grad is None else bool(requires_grad.value)
     given = None if acquisition is None else acquisition.fakes.flag_given(obj.value)
-    is_input = given is not None or _real(acquisition, obj) is not None
-    if is_input or not wanted:
-        is_known = acquisition is not None and _is_written_in_order(acquisition)
-        has = acquisition.autograd.requires_grad(obj.value) if is_known else obj.value.requires_grad
-        has = has if given is None else given
-        if is_input and has != wanted:
-            return do_raise(
-                UnsupportedOpError(
-                    with_details(
-                        f"requires_grad_({wanted}) of an input of the jitted function, for which it is {has}",
-                        at=location_of_user(),
-                        why="what is differentiated is known before the program runs",
-                        instead="call it before the jitted function",
-                    )
-                )
-            )
-        if has and not wanted:
-            return do_raise(RuntimeError("you can only change requires_grad flags of leaf variables."))
+    is_known = acquisition is not None and _is_written_in_order(acquisition)
+    has = acquisition.autograd.requires_grad(obj.value) if is_known else obj.value.requires_grad
+    has = has if given is None else given
+    if has == wanted:
+        return obj
+    if given is not None or _real(acquisition, obj) is not None:
+        error = with_details(
+            f"requires_grad_({wanted}) of an input of the jitted function, for which it is {has}",
+            at=location_of_user(),
+            why="what is differentiated is known before the program runs",
+            instead="call it before the jitted function",
+        )
+        return do_raise(UnsupportedOpError(error))
+    if has:
+        return do_raise(RuntimeError("you can only change requires_grad flags of leaf variables."))
+    if not dtypes.is_inexact_dtype(obj.value.dtype):
+        return do_raise(RuntimeError("only Tensors of floating point dtype can require gradients"))
+    if is_known and torch.is_grad_enabled() and not acquisition.is_transformed:
+        acquisition.autograd.note_started(obj.value)
     return obj
+
+
+def starting_history(acquisition: Acquisition, fn: Callable, kwargs: dict[str, WrappedValue], found: Any) -> Any:
+    """What to call for ``torch.ones(3, requires_grad=True)`` and its like: `found`, which knows no such argument."""
+    asked = kwargs.get("requires_grad")
+    if asked is None or asked.value is not True or not callable(found) or torch_callable(fn) is None:
+        return found
+
+    def call(*args: WrappedValue, requires_grad: WrappedValue, **kwargs: WrappedValue) -> Any:
+        made = found(*args, **kwargs)
+        is_plain = isinstance(made, WrappedValue) and type(made.value) is TensorProxy
+        return _require_grad(acquisition, made) if is_plain else made
+
+    return call
 
 
 _LAYOUT = ("stride", "is_contiguous", "storage_offset")

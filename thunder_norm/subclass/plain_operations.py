@@ -20,6 +20,7 @@ from thunder_norm.subclass.acquisition import Acquisition, is_in_place
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.subclass.operations import operation_of, torch_callable
+from thunder_norm.tracing import views_in_place
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
@@ -40,7 +41,7 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
     is_unknown = found is None and isinstance(fn, _OPAQUE) and any(isinstance(a.value, TensorProxy) for a in args)
     if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or torch_fn is torch.Tensor.unfold:
         return functools.partial(_recorded, acquisition, torch_fn)
-    if found is None or not callable(found):
+    if found is None or not callable(found) or torch_fn.__name__ in views_in_place.NAMES:
         return found
 
     def call(*args: WrappedValue, **kwargs: WrappedValue) -> Any:

@@ -13,6 +13,7 @@ from thunder_norm.subclass.boundary_operators import unflatten_operator
 from thunder_norm.subclass.boundary_passes import Traces, bind_arguments, results_and_received
 from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.fakes import fake_of
+from thunder_norm.subclass.followed import is_handed_back
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.tape import Again, Tape
 from thunder_norm.tracing.bindable import bindable
@@ -30,7 +31,8 @@ def tape_of(acquisition: Acquisition, trace: TraceCtx, joint: Joint) -> Tape | N
     if not results <= {id(fake_of(p, fakes)) for p in returned} or acquisition.has_changed_plain():
         return None
     active = depending(trace, {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad})
-    if any(isinstance(p, TensorProxy) and p.name in active and id(fake_of(p, fakes)) not in results for p in returned):
+    moved = [fake_of(p, fakes) for p in returned if isinstance(p, TensorProxy) and p.name in active]
+    if any(t is None or not (id(t) in results or is_handed_back(acquisition, t)) for t in moved):
         return None
     inputs = [p.fake for p in acquisition.wrappers.inputs()]
     inputs += [t for t, _ in acquisition.fakes.plain_inputs() if acquisition.fakes.is_given(t)]

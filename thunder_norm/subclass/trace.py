@@ -20,15 +20,15 @@ from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.op_names import op_key
 from thunder_norm.subclass import aten
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.autograd import gradients_recorded, is_grad_enabled
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.effects import is_effect
 from thunder_norm.subclass.fallback import is_kept
-from thunder_norm.subclass.functional_forms import rewritten, without_history
+from thunder_norm.subclass.functional_forms import is_view, rewritten, without_history
 from thunder_norm.subclass.protocol import WrapperSpec, is_of_wrappers
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorded, needed
 from thunder_norm.tracing.hooks import disable_autocast
-from thunder_norm.tracing.recording import print_without_module
+from thunder_norm.tracing.recording import gradients_recorded, print_without_module
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
 from thunder_norm.wrapper_classes import is_wrapper
@@ -259,8 +259,8 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Seq
 def _going_on(acquisition: Acquisition, log: Sequence[Recorded]) -> set[int]:
     """Of operations recorded under `torch.no_grad`, those whose derivatives it does not concern, by identity."""
     reached = acquisition.beyond_no_grad()
-    # what is written into keeps its history
-    found = {id(r) for r in log if is_effect(r.func) or r.func is rewritten}
+    # what is written into keeps its history, and so does what becomes another view of its memory
+    found = {id(r) for r in log if is_effect(r.func) or r.func is rewritten or (r.is_in_place and is_view(r.func))}
     for recorded in log if reached else ():
         if any(id(t) in reached for t in recorded.inputs):
             found.add(id(recorded))

@@ -18,6 +18,7 @@ from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.functional_forms import (
     WITHOUT_HISTORY,
     functional_variant,
+    is_view,
     returning_what_it_writes,
     rewritten,
     with_defaults,
@@ -150,7 +151,8 @@ class Writing(TorchDispatchMode):
 
         It does as well where that was written into it as into a tensor without history (``target.detach()``).
         """
-        if is_detached or self._keeps_history(target):
+        is_of_itself = args[0] is target and is_view(func)  # which has the history of the target wherever the program does it
+        if is_detached or (self._keeps_history(target) and not is_of_itself):
             args, kwargs, func = (target, self.call(func, args, kwargs or {})), {}, rewritten
         if id(target) in self.acquisition.fakes.inputs:
             self.acquisition.fakes.written[id(target)] = target
@@ -223,7 +225,8 @@ class Writing(TorchDispatchMode):
             elif fakes.is_held(t) and not self.acquisition.may_replace():
                 why = "the program also holds it as a plain tensor"
             elif torch.Tag.inplace_view in func.tags and id(t) in fakes.inputs:
-                why = "it changes the shape or the strides of an input of the jitted function"
+                whose = "an input of the jitted function" if fakes.is_given(t) else "a tensor that the program goes on with"
+                why = f"it changes the shape or the strides of {whose}"
             elif self.acquisition.has_view(t):
                 why = "another tensor is a view of it, or it is a view of another tensor"
         if (

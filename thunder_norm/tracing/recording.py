@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
+from thunder.core.compile_data import get_compile_data
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol
@@ -24,6 +25,20 @@ def scope(trace: TraceCtx) -> Iterator[list[BoundSymbol]]:
         yield bsyms
     finally:
         trace.scopes[:] = saved
+
+
+@contextlib.contextmanager
+def gradients_recorded(is_recorded: bool) -> Iterator[None]:
+    """What is written into the trace inside the block has derivatives, or has none, whatever the program says there."""
+    cd = get_compile_data()
+    if cd is None:
+        yield
+        return
+    was_enabled, cd.is_grad_enabled = cd.is_grad_enabled, is_recorded
+    try:
+        yield
+    finally:
+        cd.is_grad_enabled = was_enabled
 
 
 def backward_of_joint(

@@ -1,0 +1,159 @@
+"""Histories that start in a program: ``y.requires_grad_()`` of what it made, ``torch.ones(3, requires_grad=True)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves
+
+from tests.seeds import seeded
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+
+def made(x):
+    y = torch.ones(4).requires_grad_()
+    return x * 2, y * y, y.requires_grad, y.is_leaf, (y * 2).is_leaf, (x + y).requires_grad
+
+
+def asked_for(x):
+    y = torch.full((4,), 2.0, requires_grad=True)
+    z = torch.zeros(4, requires_grad=True)
+    return x * 2 + y, y.requires_grad, z
+
+
+def leaf(x):
+    y = torch.zeros(3)
+    y.requires_grad_(True)
+    return y, x.sin()
+
+
+def from_a_plain_input(x):
+    y = (x.a if isinstance(x, TwoTensor) else x).detach() * 2
+    y.requires_grad_()
+    with torch.no_grad():
+        z = y * 3
+    return y.sin(), z, (y.detach() * 2).requires_grad, y.requires_grad, y.is_leaf
+
+
+def of_integers_no_more(x):
+    y = torch.arange(4).float().requires_grad_()
+    return (y > 1).float(), y.long(), y.exp() + x.detach()
+
+
+def again(x):
+    y = torch.ones(4).requires_grad_().requires_grad_()
+    return (y + 1).requires_grad_() * x
+
+
+def without_gradients_around(x):
+    with torch.no_grad():
+        y = (x * 2).sum() if not isinstance(x, TwoTensor) else torch.ones(())
+    y.requires_grad_()
+    return y.exp(), y.requires_grad
+
+
+PROGRAMS = [made, asked_for, leaf, from_a_plain_input, of_integers_no_more, again, without_gradients_around]
+INPUTS: dict[str, Callable] = {
+    "plain": lambda: torch.randn(3, 4),
+    "plain that requires grad": lambda: torch.randn(3, 4, requires_grad=True),
+    "wrapper": lambda: TwoTensor(torch.randn(3, 4), torch.randn(3, 4)),
+    "wrapper that requires grad": lambda: TwoTensor(torch.randn(3, 4), torch.randn(3, 4)).requires_grad_(),
+}
+
+
+def told(program: Callable, make: Callable) -> list:
+    """What results are and say, and the gradient of the input; they are gone backwards from twice where that is possible."""
+    torch.manual_seed(seeded(0))
+    x = make()
+    results = [t for t in tree_leaves(program(x))]
+    moving = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+    if moving:
+        torch.autograd.backward(moving, [torch.ones_like(t.detach()) for t in moving])
+    flags = [(t.requires_grad, t.is_leaf) if isinstance(t, torch.Tensor) else t for t in results]
+    tensors = [getattr(t, "a", t).detach() for t in results if isinstance(t, torch.Tensor)]
+    return [flags, tensors, None if x.grad is None else getattr(x.grad, "a", x.grad)]
+
+
+# A wrapper that is returned has a history, of which nothing that is given has a gradient.
+REFUSED = {
+    (asked_for, "wrapper"),
+    (again, "wrapper"),
+    (of_integers_no_more, "wrapper"),
+    (of_integers_no_more, "wrapper that requires grad"),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_results_have_the_histories_of_eager_mode(program: Callable, name: str, transform: type) -> None:
+    jitted = thunder.jit(program, transforms=[transform()])
+    expected = told(program, INPUTS[name])
+    if (program, name) in REFUSED:
+        with pytest.raises(UnsupportedOpError, match="a TwoTensor that is returned requires grad"):
+            told(jitted, INPUTS[name])
+        return
+    for _ in range(2):
+        torch.testing.assert_close(told(jitted, INPUTS[name]), expected)
+
+
+class Frozen(nn.Module):
+    """Asks what its frozen embedding returns to require grad, as is done where activations are checkpointed."""
+
+    def __init__(self, is_frozen: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4).requires_grad_(False)
+        self.head = nn.Linear(4, 2).requires_grad_(not is_frozen)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(ids).requires_grad_())
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+@pytest.mark.parametrize("is_grad_enabled", [True, False])
+def test_a_model_may_ask_its_frozen_embedding_to_require_grad(is_frozen: bool, is_grad_enabled: bool) -> None:
+    torch.manual_seed(seeded(0))
+    model, ids = Frozen(is_frozen), torch.tensor([0, 3])
+    found = []
+    for call in (thunder.jit(model, transforms=[SubclassTransform()]), model):
+        model.zero_grad()
+        with torch.set_grad_enabled(is_grad_enabled):
+            result = call(ids)
+        if result.requires_grad:
+            result.sum().backward()
+        found.append([result.requires_grad, result.is_leaf, result.detach(), [p.grad for p in model.parameters()]])
+    torch.testing.assert_close(*found)
+
+
+def returned_beside(x: torch.Tensor) -> Any:
+    y = torch.ones(4).requires_grad_()
+    return y, y * 2
+
+
+def test_one_that_is_returned_beside_what_is_computed_from_it_is_refused() -> None:
+    """Its gradients are not those that it would have."""
+    with pytest.raises(UnsupportedOpError, match="is returned beside what is computed from it"):
+        thunder.jit(returned_beside, transforms=[SubclassTransform()])(torch.randn(3, 4))
+
+
+def test_wrappers_that_are_made_so_are_refused() -> None:
+    jitted = thunder.jit(lambda x: torch.zeros_like(x, requires_grad=True) * x, transforms=[SubclassTransform()])
+    with pytest.raises(UnsupportedOpError, match="requires_grad=True of a TwoTensor made in the program"):
+        jitted(INPUTS["wrapper"]())
+
+
+def test_integers_are_torch_s_error() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.arange(4).requires_grad_()
+
+    x = torch.randn(3, 4)
+    for call in (program, thunder.jit(program, transforms=[SubclassTransform()])):
+        with pytest.raises(RuntimeError, match="floating point dtype"):
+            call(x)
