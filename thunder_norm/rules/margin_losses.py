@@ -214,6 +214,12 @@ def triplet_margin_loss(
 _COSINE_EPS = 1e-12  # added to both squared lengths, in aten's code
 
 
+def _unit(length: torch.Tensor) -> torch.Tensor:
+    """``r / sqrt(r^2 + eps)``."""
+    within = squarable(length)
+    return spoiled(within * (within.square() + _COSINE_EPS).rsqrt(), length)
+
+
 @loss(F.cosine_embedding_loss)
 def cosine_embedding_loss(
     input1: RMSTensor, input2: RMSTensor, target: torch.Tensor, margin: float = 0.0, reduction: str = "mean"
@@ -230,9 +236,7 @@ def cosine_embedding_loss(
     (a, to_a), (b, to_b) = (as_kind(t, RMSTensor, (-1,)) if t.elem_dims else (t, 1.0) for t in (input1, input2))
     size = broadcast(input1.shape, input2.shape)[-1]
     roots = [math.sqrt(max(t.shape[-1], 1)) for t in (input1, input2)]
-    of_a, of_b = (
-        r * (r.square() + _COSINE_EPS).rsqrt() for r in (squarable(t.norm_size * r) for t, r in zip((a, b), roots, strict=True))
-    )
+    of_a, of_b = (_unit(t.norm_size * r) for t, r in zip((a, b), roots, strict=True))
     copied = math.prod([math.sqrt(size) / r for r in roots if r < math.sqrt(size)])
     to_a, to_b = (copied * r / math.sqrt(_COSINE_EPS) * to for r, to in zip(roots, (to_a, to_b), strict=True))
     value = copied * of_a * of_b + max(1.0, -float(margin))
