@@ -87,6 +87,7 @@ GUARDED = {
     "log1p": lambda x: (-x * 0.5).clamp(min=-1 + 1e-12).log1p(),
     "xlogy": lambda x: torch.xlogy(x.clamp(min=1e-30), x.clamp(min=1e-30)),
     "a number times log": lambda x: torch.xlogy(-2.0, x.clamp(min=1e-30)),
+    "a number to its power": lambda x: 2.0 ** (300 * x),
 }
 
 
@@ -99,6 +100,18 @@ def test_at_the_data_a_range_is_no_bound_of_a_slope(name):
     exact = jacobian_size(f, t, y.elem_dims)
     assert exact * (1 - 1e-9) <= sensitivities(y, x).item() <= 12 * exact  # two operations, each with the worst of its entries
     assert y.norm_size.item() >= measured(y) * (1 - 1e-9)
+
+
+def test_at_the_data_a_loss_of_cosines_has_no_slope_of_vectors_next_to_0():
+    t, other, labels = data(3, 4), data(3, 4).flip(0), torch.tensor([1, -1, 1])
+
+    def loss(x):
+        return F.cosine_embedding_loss(x, other, labels)
+
+    x = with_perturbation(LinfTensor.of(t))
+    with norm_sensitivity("local"):
+        found = sensitivities(loss(x), x).item()
+    assert jacobian_size(loss, t, ()) <= found <= 2 / t.norm(dim=-1).min() * (1 + 1e-9)
 
 
 def test_at_the_data_a_cosine_turns_as_its_shorter_vector_says():
