@@ -116,7 +116,7 @@ def has_values(t: torch.Tensor) -> bool:
 
 def settled(size: torch.Tensor, given: Iterable[torch.Tensor], value: float = math.inf) -> torch.Tensor:
     """A size that was computed, but `value` where it is NaN although nothing given is; as it is where there are no numbers to see."""
-    if not has_values(size) or size.ndim == 0 and size.device.type == "cpu" and not math.isnan(size.item()):
+    if not has_values(size) or not (math.isnan(size.item()) if size.ndim == 0 else bool(size.isnan().any())):
         return size
     known = torch.ones_like(size, dtype=torch.bool)
     for n in given:
