@@ -342,6 +342,7 @@ def test_in_place_activation_replaces_an_intermediate():
 WITH_OPTIONS = {
     "celu": F.celu,
     "elu": F.elu,
+    "elu of other scales": lambda x, c: torch.ops.aten.elu.default(x, 2.0, -0.5, c),
     "softplus": lambda x, c: F.softplus(x, beta=c),
     "leaky_relu": F.leaky_relu,
     "clamp from below": lambda x, c: x.clamp(min=c),

@@ -121,7 +121,12 @@ def elu(input: VectorKind, alpha: float = 1.0, scale: float = 1.0, input_scale: 
 
     Value:       max(1, |a|) n      (attained for a <= 1; towards 0 for a > 1)
     Sensitivity: max(1, |a|)        (attained: the slope at 0 from below is a)
+    Raises NormMismatchError for ATen's input_scale < 0, which makes it grow exponentially.
     """
+    if input_scale < 0:
+        raise NormMismatchError(
+            f"elu with input_scale = {input_scale} grows exponentially below 0: there is a bound for input_scale >= 0"
+        )
     return scaled(input, math.fabs(scale) * max(1.0, math.fabs(alpha * input_scale)))
 
 
