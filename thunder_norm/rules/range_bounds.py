@@ -208,7 +208,11 @@ def number_times_log(input: Number, other: RMSTensor) -> RMSTensor:
     return rms(times(logs.norm_size, c), logs.elem_dims, sensitivity={"other": times((logs._sensitivity or {})["input"], c)})
 
 
-@normed_op(torch.log1p).register_norm(when=lambda args: known_range(args["input"]).low > -1 and not are_local(args))
+def _above_minus_one(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda args: known_range(args[name]).low > -1 and not are_local(args)
+
+
+@normed_op(torch.log1p).register_norm(when=_above_minus_one("input"))
 def log1p(input: RMSTensor) -> RMSTensor:
     """log(1 + x), for x of at least c > -1.
 
@@ -223,3 +227,24 @@ def log1p(input: RMSTensor) -> RMSTensor:
     by_ends = torch.maximum(torch.maximum(reach(input), least).log1p().abs(), least.log1p().abs())
     size = torch.minimum(times(input.norm_size, steepest), by_ends)
     return rms(size, input.elem_dims, sensitivity={"input": 1 / (1 + least)})
+
+
+@normed_op(torch.special.xlog1py).register_norm(when=_above_minus_one("other"), lift_dims=SAME_DIMS)
+def xlog1py(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """a log(1 + b), for b of at least c > -1.
+
+    Value:       k |a| |log(1 + b)|, as of a product, and the logarithm as in `log1p`
+    Sensitivity: k |log(1 + b)| to a;  k |a| / (1 + c) to b
+    Gap:         that of `log1p`
+    """
+    return times_logarithm(input, other, log1p(other))
+
+
+@normed_op(torch.special.xlog1py).register_norm(when=_above_minus_one("other"))
+def number_times_log1p(input: Number, other: RMSTensor) -> RMSTensor:
+    """c log(1 + b): c times `log1p`.
+
+    Gap: that of `log1p`
+    """
+    logs, c = log1p(other), math.fabs(input)
+    return rms(times(logs.norm_size, c), logs.elem_dims, sensitivity={"other": times((logs._sensitivity or {})["input"], c)})
