@@ -345,6 +345,7 @@ WITH_OPTIONS = {
     "elu of other scales": lambda x, c: torch.ops.aten.elu.default(x, 2.0, -0.5, c),
     "softplus": lambda x, c: F.softplus(x, beta=c),
     "leaky_relu": F.leaky_relu,
+    "addcmul": lambda x, c: torch.addcmul(x, x, x, value=c),
     "clamp from below": lambda x, c: x.clamp(min=c),
     "clamp from above": lambda x, c: x.clamp(max=c),
     "hardtanh": lambda x, c: F.hardtanh(x, -abs(c), abs(c)),
