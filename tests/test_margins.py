@@ -297,7 +297,7 @@ class Noisy(nn.Module):
 
 
 GENERATOR = torch.Generator()
-NUMPY = numpy.random.default_rng(0)
+NUMPY = numpy.random.default_rng(seeded(0))
 DRAWS = {
     "torch": torch.randn_like,
     "a generator": lambda x: torch.randn(x.shape, generator=GENERATOR),
