@@ -32,16 +32,6 @@ def _logdet(x: NormedTensor) -> RMSTensor:
     return rms(size, (), sensitivity={"input": times(n.reciprocal(), float(count))})
 
 
-@normed_op(torch.linalg.slogdet).register_norm(when=lambda args: _is_typical({"input": args["A"]}))
-def _slogdet(A: RMSToRMSTensor) -> tuple:  # noqa: N803 - torch's name
-    """`slogdet` by its other name.
-
-    Untried:     in mode "bound" it does not apply
-    """
-    found = _logdet(A)
-    return None, rms(found.norm_size, (), sensitivity={"A": (found._sensitivity or {})["input"]})
-
-
 @normed_op(torch.slogdet).register_norm(when=_is_typical)
 def slogdet(input: RMSToRMSTensor) -> tuple:
     """The sign, which has no norm, and log |det W|.  Typical: ``sqrt((N log n)^2 + N)``, and N / n.
@@ -64,5 +54,4 @@ _SINGULAR = (
     "a norm does not keep a matrix away from singular ones; norm_report's default, at the data, and mode='typical' have a size"
 )
 refuse(normed_op(torch.slogdet), _SINGULAR)
-refuse(normed_op(torch.linalg.slogdet), _SINGULAR)
 refuse(normed_op(torch.logdet), _SINGULAR)
