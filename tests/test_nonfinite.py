@@ -68,6 +68,11 @@ def test_measured_norm_in_double_precision_does_not_hang_on_squares(kind, factor
     assert kind.of(t * factor).norm_size.item() == pytest.approx(kind.of(t).norm_size.item() * factor, rel=1e-12, abs=0)
 
 
+@pytest.mark.parametrize("kind", [RMSTensor, L2Tensor], ids=lambda k: k.__name__)
+def test_an_empty_row_in_double_precision_is_measured(kind):
+    assert not kind.measure(torch.zeros(2, 0, dtype=torch.float64), (-1,)) > 0
+
+
 @pytest.mark.parametrize("kind", KINDS[:5], ids=lambda k: k.__name__)
 def test_measured_norm_has_finite_derivatives_at_zero(kind):
     t = torch.zeros(3, 4, requires_grad=True)

@@ -171,7 +171,8 @@ LEAST_SQUARE = 1e-290
 def _root_of_largest(of: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
     """The root of the largest of what slices of `t` have, a sum of squares; of `t` over its largest entry where squares are no floats."""
     square = _largest(of, t, elem_dims)
-    if t.dtype in (torch.float64, torch.complex128) and has_values(square) and not LEAST_SQUARE < square.item() < math.inf:
+    is_double = t.dtype in (torch.float64, torch.complex128)
+    if is_double and t.numel() and has_values(square) and not LEAST_SQUARE < square.item() < math.inf:
         scale = t.detach().abs().amax()
         if 0 < scale.item() < math.inf:
             return _sqrt(_largest(of, t / scale, elem_dims)) * scale
