@@ -375,3 +375,13 @@ def test_images_go_through_convolutions_as_they_are():
     jacobians = torch.func.vmap(torch.func.jacrev(lambda v: model(v[None])[0]))(torch.randn(32, 1, 8, 8, dtype=F64))
     assert torch.linalg.matrix_norm(jacobians.flatten(2), 2).max().item() <= found
     assert found < composed(model, x, RMSTensor, (-3, -2, -1), "global") * math.sqrt(5 / 64) / 2
+
+
+@pytest.mark.parametrize("size", [1, 3, 80])
+@pytest.mark.parametrize("factor", [1e-150, 1.0, 1e150])
+def test_the_bound_of_a_largest_eigenvalue_is_one(size: int, factor: float):
+    torch.manual_seed(seeded(0))
+    a = torch.randn(size, size, dtype=F64)
+    for matrix in (a @ a.T + 1e-3 * torch.eye(size, dtype=F64), torch.eye(size, dtype=F64)):
+        largest = torch.linalg.eigvalsh(matrix * factor)[-1].item()
+        assert largest <= joint._largest_at_most(matrix * factor) <= largest * size ** (1 / 16) * (1 + 1e-6)

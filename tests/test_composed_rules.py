@@ -72,6 +72,29 @@ def test_a_linear_operation_moves_no_further_than_claimed(name: str):
 LOOSE = {"rows of factors": 1.5, "quotient": 1.6, "from the left": 1.3, "view": 1.42, "transpose of features": 1.01}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_matrix_is_the_exact_one_whatever_the_dtype(dtype: torch.dtype):
+    """Thirds are rounded down in some of these, and ATen tells sums their dtype: of one entry alone tensordot is one."""
+    torch.manual_seed(seeded(0))
+    x, one, w = torch.rand(2, 3, dtype=dtype), torch.rand(1, 1, dtype=dtype), torch.rand(1, 1, dtype=dtype)
+    third = torch.full((3,), 1 / 3, dtype=F64)
+    for f, given, matrix in (
+        (lambda x: x.mean(-1), x, third),
+        (lambda x: x.mean(-1, dtype=dtype), x, third),
+        (lambda x: x.double().mean(-1, dtype=dtype), x, third),
+        (lambda x: x.sum(-1, dtype=dtype), x, 3 * third),
+        (lambda x: x.double().sum(dim=(-1,), dtype=dtype), x, 3 * third),
+        (lambda x: torch.tensordot(x, w, 1), one, w.double()),
+        (lambda x: torch.tensordot(x, w, 2), one, w.double()),
+        (lambda x: torch.tensordot(w, x, 1), one, w.double()),
+    ):
+        leaf = with_perturbation(RMSTensor.of(given))
+        with norm_sensitivity("composed"):
+            claimed = sensitivities(f(leaf), leaf).item()
+        exact = matrix.norm().item() * given.shape[-1] ** 0.5  # from RMS to one entry
+        assert exact <= claimed * (1 + 1e-12) and claimed <= exact * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("op", slopes.functions(), ids=lambda op: op.__name__)
 def test_slopes_are_between_the_numbers_claimed(op):
     """Difference quotients over a grid, and at the ends of what is claimed one that comes near."""

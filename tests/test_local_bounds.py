@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import distributions as D_
 from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
@@ -70,6 +71,92 @@ WITHOUT_RULE = {
     "singular values": torch.linalg.svdvals,
     "solve": lambda x: torch.linalg.solve(torch.eye(3, dtype=D) + x, x),
 }
+
+
+# An epsilon keeps a program from dividing by 0, and says nothing of the data, which is far from it.
+GUARDED = {
+    "1 / x": lambda x: 1 / x.clamp(min=1e-30),
+    "reciprocal": lambda x: (x.square() + 1e-30).reciprocal(),
+    "x^-4": lambda x: x.clamp(min=1e-30) ** -4,
+    "x^0.5": lambda x: x.clamp(min=1e-30) ** 0.5,
+    "x^y": lambda x: x.clamp(min=1e-30) ** x,
+    "root of a sum": lambda x: (x.square() + 1e-30).sqrt(),
+    "root of what has a sign": lambda x: x.abs().sqrt(),
+    "rsqrt": lambda x: x.clamp(min=1e-30).rsqrt(),
+    "log": lambda x: x.clamp(min=1e-30).log(),
+    "log1p": lambda x: (-x * 0.5).clamp(min=-1 + 1e-12).log1p(),
+    "xlogy": lambda x: torch.xlogy(x.clamp(min=1e-30), x.clamp(min=1e-30)),
+    "a number times log": lambda x: torch.xlogy(-2.0, x.clamp(min=1e-30)),
+    "a number to its power": lambda x: 2.0 ** (300 * x),
+}
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_at_the_data_a_range_is_no_bound_of_a_slope(name):
+    f, t = GUARDED[name], data(2, 3)
+    x = with_perturbation(LinfTensor.of(t))
+    with norm_sensitivity("local"):
+        y = f(x)
+    exact = jacobian_size(f, t, y.elem_dims)
+    assert exact * (1 - 1e-9) <= sensitivities(y, x).item() <= 12 * exact  # two operations, each with the worst of its entries
+    assert y.norm_size.item() >= measured(y) * (1 - 1e-9)
+
+
+def test_at_the_data_a_loss_of_cosines_has_no_slope_of_vectors_next_to_0():
+    t, other, labels = data(3, 4), data(3, 4).flip(0), torch.tensor([1, -1, 1])
+
+    def loss(x):
+        return F.cosine_embedding_loss(x, other, labels)
+
+    x = with_perturbation(LinfTensor.of(t))
+    with norm_sensitivity("local"):
+        found = sensitivities(loss(x), x).item()
+    assert jacobian_size(loss, t, ()) <= found <= 2 / t.norm(dim=-1).min() * (1 + 1e-9)
+
+
+def test_at_the_data_a_cosine_turns_as_its_shorter_vector_says():
+    t, other = data(3, 4), data(3, 4).flip(0)
+    x = with_perturbation(RMSTensor.of(t))
+    with norm_sensitivity("local"):
+        y = torch.cosine_similarity(x, other, dim=-1)
+    slopes = torch.func.vmap(torch.func.grad(lambda a, b: torch.cosine_similarity(a, b, dim=-1)))(t, other)
+    assert slopes.norm(dim=-1).max() * 2 <= sensitivities(y, x).item() <= 2 / t.norm(dim=-1).min() * (1 + 1e-9)
+
+
+DRAWN = {
+    "gamma": lambda x: D_.Gamma(x[..., 0], x[..., 1]).rsample(),
+    "inverse gamma": lambda x: D_.InverseGamma(x[..., 0], x[..., 1]).rsample(),
+    "beta": lambda x: D_.Beta(x[..., 0], x[..., 1]).rsample(),
+    "Dirichlet": lambda x: D_.Dirichlet(x).rsample(),
+    "Student's t": lambda x: D_.StudentT(x[..., 0], x[..., 1], x[..., 2]).rsample(),
+    "Fisher-Snedecor": lambda x: D_.FisherSnedecor(x[..., 0], x[..., 1]).rsample(),
+    "Weibull": lambda x: D_.Weibull(x[..., 0], x[..., 1]).rsample(),
+    "Pareto": lambda x: D_.Pareto(x[..., 0], x[..., 1]).rsample(),
+    "Kumaraswamy": lambda x: D_.Kumaraswamy(x[..., 0], x[..., 1]).rsample(),
+}
+COUNTS = torch.tensor([1.0, 3.0], dtype=D)
+LIKELIHOODS = {
+    "Weibull": lambda x: D_.Weibull(x[..., 0], x[..., 1]).log_prob(COUNTS),
+    "Pareto": lambda x: D_.Pareto(x[..., 0] / 9, x[..., 1]).log_prob(COUNTS),
+    "Kumaraswamy": lambda x: D_.Kumaraswamy(x[..., 0], x[..., 1]).log_prob(COUNTS / 4),
+    "negative binomial": lambda x: D_.NegativeBinomial(x[..., 0], logits=x[..., 1]).log_prob(COUNTS),
+    "inverse gamma": lambda x: D_.InverseGamma(x[..., 0], x[..., 1]).log_prob(COUNTS),
+    "binomial": lambda x: D_.Binomial(4, logits=x[..., 0]).log_prob(COUNTS),
+}
+
+
+@pytest.mark.parametrize("name", [*DRAWN, *(f"likelihood: {name}" for name in LIKELIHOODS)])
+def test_distributions_move_at_the_data_as_torch_differentiates_them(name):
+    f = DRAWN[name] if name in DRAWN else LIKELIHOODS[name.removeprefix("likelihood: ")]
+    t = data(2, 3, low=0.7)
+    x = with_perturbation(LinfTensor.of(t))
+    torch.manual_seed(seeded(0))
+    with norm_sensitivity("local"):
+        y = f(x)
+    torch.manual_seed(seeded(0))  # the same draw
+    exact = jacobian_size(f, t, y.elem_dims)
+    assert exact * (1 - 1e-6) <= sensitivities(y, x).item() <= 100 * exact
+    assert y.norm_size.item() >= measured(y) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("name", [*UNBOUNDED, *WITHOUT_RULE])

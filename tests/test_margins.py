@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -283,3 +285,37 @@ def test_what_is_no_plain_classifier_is_refused():
     for model in (lambda x: x, torch.compile(nn.Linear(8, 4)), Fn(lambda x: {"z": x}), nn.Linear(8, 1), Fn(lambda x: x.sum(1))):
         with pytest.raises(NormMismatchError, match="Lipschitz margins"):
             certified_radii(model, x, target)
+
+
+class Noisy(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw, self.head = draw, nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(x + self.draw(x))
+
+
+GENERATOR = torch.Generator()
+NUMPY = numpy.random.default_rng(seeded(0))
+DRAWS = {
+    "torch": torch.randn_like,
+    "a generator": lambda x: torch.randn(x.shape, generator=GENERATOR),
+    "Python": lambda x: random.random() * torch.ones(8),
+    "numpy": lambda x: float(numpy.random.rand()) * torch.ones(8),
+    "a generator of numpy": lambda x: float(NUMPY.random()) * torch.ones(8),
+    "dropout in eval mode": lambda x: F.dropout(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_model_that_draws_random_numbers_in_eval_mode_is_refused(name):
+    torch.manual_seed(seeded(0))
+    x = torch.randn(2, 8)
+    model = Noisy(DRAWS[name])
+    with pytest.raises(NormMismatchError, match="draws random numbers in eval mode"):
+        certified_radii(model, x, model.head(x).argmax(-1))
+    with pytest.raises(NormMismatchError, match="draws random numbers in eval mode|a normal distribution is unbounded"):
+        LipschitzMargin(model, x, 0.1).constants()
+    quiet = Noisy(lambda x: F.dropout(x, 0.5, training=False))
+    assert (certified_radii(quiet, x, quiet.head(x).argmax(-1)) > 0).all()

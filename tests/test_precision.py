@@ -350,3 +350,27 @@ def test_what_is_too_small_for_the_format_becomes_0():
 def test_models_of_low_precision_are_refused():
     with pytest.raises(NormMismatchError, match=r"float32 \(model.float"):
         norm_report(jitted(mlp().bfloat16()), RMSTensor.of(torch.randn(4, 24).bfloat16()), precision=torch.float16)
+
+
+def test_a_program_under_autocast_is_refused():
+    """What autocast rounds would count as exact: 0 was measured."""
+    torch.manual_seed(seeded(0))
+    model, x = mlp(), torch.randn(4, 24)
+
+    class Inside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.model(x)
+
+    def outside():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return norm_report(jitted(model), RMSTensor.of(x), precision=torch.bfloat16)
+
+    for report in (outside, lambda: norm_report(jitted(Inside()), RMSTensor.of(x), precision=torch.bfloat16)):
+        with pytest.raises(NormMismatchError, match="under autocast"):
+            report()
+    assert is_near(norm_report(jitted(model), RMSTensor.of(x), precision={"linear": torch.bfloat16}).precision)

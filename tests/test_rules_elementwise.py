@@ -334,3 +334,50 @@ def test_in_place_activation_replaces_an_intermediate():
     y += 1.0
     assert y.norm_size.item() == 3.0
     assert torch.equal(y.backing, y.backing.clamp(min=1.0))
+
+
+# -- options of any sign and size ---------------------------------------------------------------------------------------------
+
+
+WITH_OPTIONS = {
+    "celu": F.celu,
+    "elu": F.elu,
+    "elu of other scales": lambda x, c: torch.ops.aten.elu.default(x, 2.0, -0.5, c),
+    "softplus": lambda x, c: F.softplus(x, beta=c),
+    "leaky_relu": F.leaky_relu,
+    "addcmul": lambda x, c: torch.addcmul(x, x, x, value=c),
+    "clamp from below": lambda x, c: x.clamp(min=c),
+    "clamp from above": lambda x, c: x.clamp(max=c),
+    "hardtanh": lambda x, c: F.hardtanh(x, -abs(c), abs(c)),
+    "threshold": lambda x, c: F.threshold(x, c, c),
+    "smooth_l1_loss": lambda x, c: F.smooth_l1_loss(x, torch.zeros(x.shape, dtype=torch.float64), beta=abs(c)),
+    "huber_loss": lambda x, c: F.huber_loss(x, torch.zeros(x.shape, dtype=torch.float64), delta=abs(c)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+def test_options_of_any_sign_and_size_have_bounds_or_are_refused(name):
+    torch.manual_seed(seeded(0))
+    f, tried = WITH_OPTIONS[name], 0
+    for scale in (1e-300, 1e-100, 1e-3, 1.0, 1e3, 1e100, 1e300):
+        t = torch.randn(2, 3, dtype=torch.float64) * scale
+        for c in (-1e300, -2.0, -0.3, -1e-100, 1e-300, 1e-100, 0.3, 2.0, 1e100, 1e300):
+            real = f(t, c)
+            for kind in (LinfTensor, RMSTensor):
+                try:
+                    y = f(kind.of(t), c)
+                except NormMismatchError:
+                    continue
+                tried += 1
+                if not real.isfinite().all():  # the result is no float, and its bound need not be one
+                    continue
+                assert type(y).of(real, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-6) + 1e-307, (scale, c)
+    assert tried >= 60
+
+
+def test_what_grows_exponentially_or_is_infinite_by_an_option_is_refused():
+    x = RMSTensor.of(torch.ones(2, 3))
+    for f in (lambda: F.celu(x, -1.0), lambda: torch.logit(x, eps=1e-8), lambda: torch.logit(x.double(), eps=1e-17)):
+        with pytest.raises(NormMismatchError, match="exponentially|is 1"):
+            f()
+    assert torch.logit(x, eps=1e-7).norm_size.isfinite() and torch.logit(torch.ones(1), eps=1e-8).isinf()

@@ -196,6 +196,8 @@ CASES = [
     Case("log", lambda a: torch.log(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
     Case("xlogy", lambda a, b: torch.xlogy(a, b.abs() + 0.5), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
     Case("xlogy, other dims", lambda a, b: torch.xlogy(a, b.abs() + 0.5), (x(2, 3), x(1, 3, name="b", dims=())), 0.0, FEW),
+    Case("xlog1py", lambda a, b: torch.special.xlog1py(a, b.abs() - 0.5), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
+    Case("xlog1py of a number", lambda a: torch.special.xlog1py(-2.0, a.abs() - 0.5), (x(2, 3),), 0.0, FEW),
     Case("xlogy of a number", lambda a: torch.xlogy(-2.0, a.abs() + 0.5), (x(2, 3),), 0.0, FEW),
     Case("log1p", lambda a: torch.log1p(torch.relu(a)), (x(2, 3),), 0.0, FEW),
     Case("log1p below 0", lambda a: torch.log1p(torch.relu(a) - 0.5), (x(2, 3),), 0.0, FEW),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, RMSTensor, rules, sensitivities  # noqa: F401
+from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, rules, sensitivities  # noqa: F401
 from thunder_norm.core.context import norm_mode
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
@@ -55,6 +55,95 @@ def test_logarithms_have_their_slopes_and_at_least_their_values(name):
         exact = LOGARITHMS[name](x).abs().item()
         assert exact <= value <= exact + LOGARITHMS[name](torch.tensor(math.e)).item() * (1 + 1e-6)
         assert slope == pytest.approx(torch.func.grad(LOGARITHMS[name])(x).abs().item())
+
+
+INSIDE = {
+    "atanh": (torch.atanh, (0.01, 0.5, 0.9)),
+    "acosh": (torch.acosh, (1.2, 3.0)),
+    "erfinv": (torch.erfinv, (0.01, 0.5, 0.9)),
+    "tan": (torch.tan, (0.01, 0.5, 1.4)),
+}
+WITH_LOGARITHMS = {
+    "log1p": (torch.log1p, (1e-3, 0.5, 7.0)),
+    "a number times log": (lambda x: torch.xlogy(-3.0, x), (1e-3, 0.5, 7.0)),
+    "a number times log1p": (lambda x: torch.special.xlog1py(-3.0, x), (1e-3, 0.5, 7.0)),
+    "logit": (torch.logit, (1e-3, 0.5, 0.9)),
+    "quantile": (torch.special.ndtri, (1e-3, 0.5, 0.9)),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_constants_inside_of_a_domain_have_their_values_and_slopes(name):
+    f, sizes = INSIDE[name]
+    for n in sizes:
+        with norm_mode("typical"):
+            value, (slope,) = moved(f, n)
+        x = torch.tensor(n, dtype=torch.float64)
+        assert (value, slope) == pytest.approx((f(x).item(), torch.func.grad(f)(x).item()))
+
+
+@pytest.mark.parametrize("name", WITH_LOGARITHMS)
+def test_constants_have_the_slopes_of_logarithms_and_no_smaller_values(name):
+    f, sizes = WITH_LOGARITHMS[name]
+    for n in sizes:
+        with norm_mode("typical"):
+            value, (slope,) = moved(f, n)
+        x = torch.tensor(n, dtype=torch.float64)
+        exact = f(x).abs().item()
+        assert slope == pytest.approx(torch.func.grad(f)(x).abs().item())
+        assert exact * (1 - 1e-9) <= value <= exact + 3 * (1 + 1e-9)
+
+
+def test_a_logarithm_of_a_product_of_two():
+    with norm_mode("typical"):
+        value, slopes = moved(torch.xlogy, 3.0, 0.1)
+        logarithm, (slope,) = moved(torch.log, 0.1)
+    assert (value, *slopes) == pytest.approx((3 * logarithm, logarithm, 3 * slope))
+
+
+@pytest.mark.parametrize("n", [0.3, 4.0])
+def test_triangular_systems_of_multiples_of_orthogonal_matrices(n):
+    """Of the identity, which is triangular: sizes, and how far results move by its largest directions."""
+    torch.manual_seed(seeded(0))
+    eye, b = torch.eye(4, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+
+    def solve(a, b):
+        return torch.linalg.solve_triangular(a, b, upper=True)
+
+    matrix, right = RMSToRMSTensor(n, backing=n * eye, perturbation_size=1.0), RMSTensor.of(b, (-2, -1))
+    with norm_mode("typical"):
+        y = solve(matrix, right)
+    assert y.norm_size.item() == pytest.approx(RMSTensor.of(solve(n * eye, b), y.elem_dims).norm_size.item())
+    moved = torch.func.jvp(lambda a: solve(a, b), (n * eye,), (eye,))[1]
+    assert y.perturbation_size.item() == pytest.approx(RMSTensor.of(moved, y.elem_dims).norm_size.item())
+    with pytest.raises(NormMismatchError, match="divides by the diagonal"):
+        solve(matrix, right)
+
+
+def test_what_is_known_not_to_be_positive_is_not():
+    x = RMSTensor(0.5, backing=torch.rand(2, 3), perturbation_size=1.0).sigmoid()
+    with norm_mode("typical"):
+        y = (-x).log1p()
+    n = x.norm_size
+    assert y.perturbation_size.item() == pytest.approx((x.perturbation_size / (1 - n)).item())
+
+
+@pytest.mark.parametrize("n", [0.7, 3.0, 40.0])
+def test_draws_have_the_moments_of_their_distributions(n):
+    torch.manual_seed(seeded(0))
+    count, width = 40_000, 4
+    shape = torch.full((count, width), n, dtype=torch.float64, requires_grad=True)
+    given = RMSTensor(n, backing=shape.detach()[:2], perturbation_size=1.0)
+    for draw in (torch._standard_gamma, torch._sample_dirichlet):
+        with norm_mode("typical"):
+            y = draw(given)
+        assert y.norm_size.item() == pytest.approx(draw(shape.detach()).square().mean().sqrt().item(), rel=0.05)
+    with norm_mode("typical"):
+        y = torch._standard_gamma(given)
+    (slopes,) = torch.autograd.grad(torch._standard_gamma(shape).sum(), shape)
+    assert y.perturbation_size.item() == pytest.approx(slopes.square().mean().sqrt().item(), rel=0.3)
+    with pytest.raises(NormMismatchError, match="no number bounds"):
+        torch._standard_gamma(given)
 
 
 def test_quotients_of_constants():

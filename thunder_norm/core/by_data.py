@@ -74,6 +74,8 @@ def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Calla
     moving = [x for x in normed if x.perturbation_size is not None]
     plain_args, plain_kwargs = map_tensors(lambda x: x.backing if isinstance(x, NormedTensor) else x, given)
     real = call(plain_args, plain_kwargs)
+    if (pathwise := _PATHWISE.get(op_key(func))) is not None:
+        body = functools.partial(pathwise[1], real.detach())
     results = [y for y in flat_tensors(real) if y.is_floating_point()]
     if not results or any(y.is_complex() or y.layout != torch.strided for y in flat_tensors(real)):
         return None
@@ -112,7 +114,22 @@ def _has_tag(func: Callable, tag: torch.Tag) -> bool:
     return packet is not None and any(tag in getattr(packet, name).tags for name in packet.overloads())
 
 
+def _standard_gamma(drawn: torch.Tensor, concentration: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Linear in the concentration, with the slopes of what was drawn."""
+    a = concentration.detach()
+    return torch._standard_gamma_grad(a, drawn.to(a.dtype)) * concentration
+
+
+def _sample_dirichlet(drawn: torch.Tensor, concentration: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The same: an entry that grows takes from all in proportion."""
+    a, x = concentration.detach(), drawn.to(concentration.dtype)
+    moved = torch._dirichlet_grad(x, a, a.sum(-1, keepdim=True).expand_as(a)) * concentration
+    return moved - x * moved.sum(-1, keepdim=True)
+
+
 def _derivatives_of(func: Callable) -> Callable | None:
+    if (pathwise := _PATHWISE.get(op_key(func))) is not None:
+        return pathwise[0]
     if _has_tag(func, torch.Tag.nondeterministic_seeded):  # dropout, say, would draw again
         return _unmoved if str(op_key(func)).endswith("_like") else None
     return _of_entries if _has_tag(func, torch.Tag.pointwise) else _jacobians
@@ -177,6 +194,13 @@ def _jacobians(given: Any, body: Callable, moving: Sequence[NormedTensor], dims:
         ]
         found.append([c.to(NORM_DTYPE) for c in constants])
     return found
+
+
+# Of what is drawn: the function that has the derivatives of the same draw at other parameters, as torch's own backward has.
+_PATHWISE: dict[Any, tuple[Callable, Callable]] = {
+    "_standard_gamma": (_of_entries, _standard_gamma),
+    "_sample_dirichlet": (_jacobians, _sample_dirichlet),
+}
 
 
 def _rows(y: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:

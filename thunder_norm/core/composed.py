@@ -27,6 +27,7 @@ from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivit
 from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, Scaled, sum_of
 from thunder_norm.core.joint import Bend, Step, Sum, smallest
 from thunder_norm.core.kinds import L2Tensor, RMSTensor
+from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
 from thunder_norm.errors import NormMismatchError
@@ -76,9 +77,25 @@ class Vertex:
         if block is not None:
             base, steps = block
             found.append(smallest(base.ellipsoid, steps))
-        if block is None or self.slopes is None and [block[0]] != [v for v, _ in self.terms]:
+        if block is None or not self._is_all_of(block[0]):
             found.append(self._of_parents())
         return min(found, key=lambda e: e.length.item())
+
+    def _is_all_of(self, base: Vertex) -> bool:
+        """Whether what is known from `base` on is all there is: nothing is made of it but this, directly or after one bend."""
+        parents = [v for v, _ in self.terms]
+        if self.slopes is not None or parents == [base]:
+            return True
+        return len(parents) == 1 and parents[0].slopes is not None and parents[0].terms[0][0] is base
+
+    @functools.cached_property
+    def steepest(self) -> torch.Tensor | None:
+        """The steepest slope, if it is a function of each entry and that is the same of all."""
+        if self.slopes is None:
+            return None
+        low, high = self.slopes
+        slopes = torch.maximum(low.abs(), high.abs())
+        return slopes[0] if len(slopes) and bool((slopes == slopes[0]).all()) else None
 
     def _of_parents(self) -> Ellipsoid:
         """From the ellipsoids of the parents, as if they had nothing to do with each other."""
@@ -336,7 +353,18 @@ def _vertex(root: Root, size: int, found: Sequence[tuple[Vertex, Term]]) -> Vert
 
 
 def _size(y: NormedTensor, ndim: int, parts: Iterable[Vertex]) -> torch.Tensor:
-    return functools.reduce(torch.add, (length(v.ellipsoid, ndim, y).to(v.root.size.device) * v.root.size for v in parts))
+    return functools.reduce(torch.add, (_times(_reached(v, ndim, y), v.root.size) for v in parts))
+
+
+def _reached(v: Vertex, ndim: int, y: NormedTensor) -> torch.Tensor:
+    """How far y moves by a part, for a root of size 1: of a function of each entry that is the steepest slope, exactly."""
+    if v.steepest is None:
+        return length(v.ellipsoid, ndim, y)
+    return v.steepest * _reached(v.terms[0][0], ndim, y)
+
+
+def _times(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    return settled(length.to(size.device) * size, (length, size), 0.0)
 
 
 def _few(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> Iterator[Vertex]:
@@ -346,5 +374,5 @@ def _few(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> Iterator[Vertex
         return
     yield from parts[: _MOST_ROOTS - 1]
     rest = parts[_MOST_ROOTS - 1 :]
-    total = functools.reduce(torch.add, (v.ellipsoid.length.to(v.root.size.device) * v.root.size for v in rest))
+    total = functools.reduce(torch.add, (_times(v.ellipsoid.length, v.root.size) for v in rest))
     yield Vertex(Root(total), rest[0].size, given=Ellipsoid.ball(rest[0].size, 1.0))

@@ -27,8 +27,8 @@ from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import range_by_rule
 from thunder_norm.core.local import at_data
-from thunder_norm.core.nonfinite import Followed, bounded, spoiled
-from thunder_norm.core.perturbations import Rest, perturbation_of, recorded
+from thunder_norm.core.nonfinite import BEYOND_FLOATS, Followed, bounded, of_floats, settled, spoiled
+from thunder_norm.core.perturbations import Rest, moving_sizes, numbers_given, perturbation_of, recorded
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
 from thunder_norm.core.running import Runner, run_by
@@ -243,10 +243,11 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
                 result = rule.fn(*prepared.args, **prepared.kwargs)
     except NormMapKeyError:  # a parameter's name is not the operation's affair
         raise
-    except NormMismatchError as e:
+    except (NormMismatchError, ArithmeticError) as e:
+        why = e if isinstance(e, NormMismatchError) else BEYOND_FLOATS
         raise (JumpError if isinstance(e, JumpError) else NormMismatchError)(
             with_details(
-                f"{op_name(func)}: {e}", called_with=describe_call(args, kwargs), at=current_environment().user_location()
+                f"{op_name(func)}: {why}", called_with=describe_call(args, kwargs), at=current_environment().user_location()
             )
         ) from e
     body = func.body if isinstance(func, NormedOp) else func
@@ -254,10 +255,10 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     call = body if isinstance(func, NormedOp) else lambda *a, **k: run_operation(body, a, k)
     real = call(*unwrap(args), **unwrap(kwargs))
     with perturbations_recorded():
-        result = _handing_on(result, sizes, followed)
+        result = _handing_on(result, prepared, sizes, followed)
         out = _attach(op, rule, prepared, result, real, args, kwargs)
         if op.fact_rule is not None and isinstance(out, NormedTensor):
-            out._facts = op.fact_rule(prepared.args, prepared.kwargs, out)
+            out._facts = of_floats(op.fact_rule, prepared.args, prepared.kwargs, out)
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, _normed(out), body), Rest(op, rule, prepared, _normed(result)))
         for x in _normed(out):
@@ -269,7 +270,7 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
                 x._range = None if found is None else found.rounded(x.dtype)
     if op.sums_rule is not None and isinstance(out, NormedTensor):
         args, kwargs = at_data((args, kwargs))
-        out._sums = op.sums_rule(args, kwargs, out)
+        out._sums = of_floats(op.sums_rule, args, kwargs, out)
     return out
 
 
@@ -281,10 +282,10 @@ def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, v.norm_size
 
 
-def _handing_on(result: Any, sizes: Sequence[tuple[str, torch.Tensor]], followed: Followed) -> Any:
-    """A rule's result whose norms are NaN if an argument's is, but for arguments whose values do not matter (sensitivity 0)."""
+def _handing_on(result: Any, bound: inspect.BoundArguments, sizes: Sequence[tuple[str, torch.Tensor]], followed: Followed) -> Any:
+    """A rule's result whose norms are NaN if, and only if, an argument's is whose values matter (its sensitivity is not 0)."""
     if isinstance(result, list | tuple):
-        return [_handing_on(r, sizes, followed) for r in result]
+        return [_handing_on(r, bound, sizes, followed) for r in result]
     if isinstance(result, NormedTensor):
         sensitivity = result._sensitivity or {}
         for name, n in sizes:
@@ -292,6 +293,7 @@ def _handing_on(result: Any, sizes: Sequence[tuple[str, torch.Tensor]], followed
             matters = not (isinstance(constant, int | float) and constant == 0)
             if matters and not followed.makes_nan(n, result.norm_size):
                 result.norm_size = spoiled(result.norm_size, n)
+        result.norm_size = settled(result.norm_size, numbers_given(bound))
     return result
 
 
@@ -317,6 +319,8 @@ def _attach(
     size = recorded(result.norm_size)
     # a rule that knows where all of its arguments come from may state the result's movement itself
     perturbation = perturbation_of(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
+    if perturbation is not None:
+        perturbation = settled(perturbation, (*numbers_given(bound), *moving_sizes(bound)))
     if current_mode() == "modula":
         size = bounded(1.0, size)
     kind = type(result)

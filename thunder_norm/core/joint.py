@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -52,12 +53,12 @@ class Bend:
     low: torch.Tensor
     high: torch.Tensor
 
-    @property
+    @cached_property
     def middle(self) -> torch.Tensor:
         """Of the slopes."""
         return (self.low + self.high) / 2
 
-    @property
+    @cached_property
     def half(self) -> torch.Tensor:
         """Half the width of the slopes, rounded up."""
         return (self.high - self.low) / 2 + EPSILON * (self.high.abs() + self.low.abs())
@@ -82,12 +83,13 @@ def smallest(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid:
         size = len(last.low) if isinstance(last, Bend) else last.terms[0][1].size
         return Ellipsoid(base.cov.new_zeros(size, size), 0.0)
     with torch.no_grad():
-        found = [r for r in (_run(base, steps, start) for start in _starts(steps)) if r is not None]
-        found += [r for r in (_searched(base, steps, min(found, key=_Run.value)),) if r is not None]
-        best = min(found, key=lambda r: r.largest)
+        begun = _begin(base, steps)
+        found = [r for r in (_run(begun, steps, start) for start in _starts(steps)) if r is not None]
+        first = min(found, key=_Run.value)
+        best = min({id(r): r for r in (found[0], _searched(begun, steps, first) or first)}.values(), key=lambda r: r.largest)
     if not any(t.requires_grad for t in (base.cov, *_tensors(steps))):
         return best.ellipsoid(base)
-    again = _run(base, steps, best.multipliers)
+    again = _run(_begin(base, steps), steps, best.multipliers)
     assert again is not None, "they have fitted before"
     return again.ellipsoid(base)
 
@@ -168,9 +170,15 @@ class _Run:
         assert isinstance(matrix, torch.Tensor) and isinstance(magnitudes, torch.Tensor)
         return _Vector(matrix, magnitudes, max(scale, 1e-300) if scale else 0.0, self.growth)
 
-    def bend(self, x: _Vector, step: Bend, given: torch.Tensor | _Start) -> _Vector | None:
-        magnitudes = self._magnitudes(x)
-        q = self.covariance(x) + torch.diag(_GUARD * magnitudes.square())
+    def bent_of(self, x: _Vector) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a vector that is to be bent: its covariance, with what rounding may be, and that of it and what is kept."""
+        q = self.covariance(x) + torch.diag(_GUARD * self._magnitudes(x).square())
+        return q, x.matrix @ self.cov[: x.matrix.shape[1]]
+
+    def bend(
+        self, x: _Vector, step: Bend, given: torch.Tensor | _Start, known: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> _Vector | None:
+        q, with_kept = known or self.bent_of(x)
         t = _first_multipliers(q.detach(), step, given) if isinstance(given, _Start) else given
         root, k = t.sqrt(), x.matrix.shape[1]
         h = root[:, None] * q * root
@@ -178,10 +186,10 @@ class _Run:
         if torch.linalg.cholesky_ex(_TOP * eye - h.detach())[1].item():
             return None
         factor, _ = torch.linalg.cholesky_ex(eye - h)
-        g = root[:, None] * (x.matrix @ self.cov[:k])
+        g = root[:, None] * with_kept
         y = torch.linalg.solve_triangular(factor, g, upper=False)
         grown = self.cov + y.T @ y
-        gap = 1 - torch.linalg.eigvalsh(h.detach())[-1].item()
+        gap = 1 / _largest_at_most(torch.cholesky_inverse(factor.detach()))  # 1 less the largest eigenvalue of h
         m = len(grown)
         # rounding: of g at most sqrt(m / _GUARD) eps of its size, m^2 of which add up, over the gap
         margin = 8 * EPSILON * m**2.5 / math.sqrt(_GUARD) / max(gap, 1 - _TOP)
@@ -195,17 +203,46 @@ class _Run:
         return _Vector(matrix, sizes, x.scale, self.growth)
 
 
-def _run(base: Ellipsoid, steps: Sequence[Step], multipliers: Sequence[torch.Tensor] | _Start) -> _Run | None:
-    """All steps with these multipliers, or with first ones; None where some H is not below 1."""
-    run = _Run(base.cov)
-    size = len(base.cov)
+def _largest_at_most(matrix: torch.Tensor) -> float:
+    """An upper bound of the largest eigenvalue of a positive matrix, within a factor of n^(1/16): ``(tr A^16)^(1/16)``."""
+    logarithm, weight = 0.0, 1.0
+    for _ in range(3):
+        size = matrix.diagonal().max().item()
+        logarithm, weight = logarithm + weight * math.log(size), weight / 2
+        matrix = matrix / size
+        matrix = matrix @ matrix
+    # the trace of A^16 is the sum of the squares of A^8
+    return math.exp(logarithm + weight / 2 * math.log(matrix.square().sum().item())) * (1 + 1e-9)
+
+
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """What the steps before the first bend make, the same whatever the multipliers: the vectors, and `_Run.bent_of` the one that it bends."""
+
+    base: Ellipsoid
+    vectors: tuple[_Vector, ...]
+    first: tuple[torch.Tensor, torch.Tensor] | None
+
+
+def _begin(base: Ellipsoid, steps: Sequence[Step]) -> _Begun:
+    run, size = _Run(base.cov), len(base.cov)
     vectors = [_Vector(torch.eye(size, dtype=base.cov.dtype), base.cov.detach().diagonal().sqrt(), 1.0, 1.0)]
     for step in steps:
+        if isinstance(step, Bend):
+            return _Begun(base, tuple(vectors), run.bent_of(vectors[step.of]))
+        vectors.append(run.add(vectors, step))
+    return _Begun(base, tuple(vectors), None)
+
+
+def _run(begun: _Begun, steps: Sequence[Step], multipliers: Sequence[torch.Tensor] | _Start) -> _Run | None:
+    """All steps with these multipliers, or with first ones; None where some H is not below 1."""
+    run, vectors = _Run(begun.base.cov), list(begun.vectors)
+    for step in steps[len(vectors) - 1 :]:
         if isinstance(step, Sum):
             made: _Vector | None = run.add(vectors, step)
         else:
             given = multipliers if isinstance(multipliers, _Start) else multipliers[len(run.bent)]
-            made = run.bend(vectors[step.of], step, given)
+            made = run.bend(vectors[step.of], step, given, None if run.bent else begun.first)
         if made is None:
             return None
         vectors.append(made)
@@ -243,19 +280,19 @@ def _first_multipliers(q: torch.Tensor, step: Bend, start: _Start) -> torch.Tens
     return tau / (weights * largest * (1 + 1e-10))
 
 
-def _searched(base: Ellipsoid, steps: Sequence[Step], first: _Run) -> _Run | None:
+def _searched(begun: _Begun, steps: Sequence[Step], first: _Run) -> _Run | None:
     """The best of the multipliers that the search comes by; None if it finds none better or there are none."""
     if not first.bent or first.result is None or not first.result.any():
         return None
     best, value, rate = first, first.value(), _RATE
     directions = _directions(best)
-    for _ in range(_STEPS):
+    for left in reversed(range(_STEPS)):
         tried = [t * (rate * d).exp() for t, d in zip(best.multipliers, directions, strict=True)]
-        run = _run(base, steps, tried)
-        if run is None or run.value() >= value:
+        run = _run(begun, steps, tried)
+        if run is None or (found := run.value()) >= value:
             rate /= 3
         else:
-            best, value, directions = run, run.value(), _directions(run)
+            best, value, directions = run, found, _directions(run) if left else []
     return None if best is first else best
 
 

@@ -10,6 +10,7 @@ import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.measuring import operator_norm, takes_any_precision, takes_complex
+from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.running import runner
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
@@ -33,7 +34,7 @@ class RMSTensor(NormedTensor):
             # a trace has the mean as sum and quotient, whose last bit differs
             return (squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares).amax()
 
-        return _sqrt(_largest(largest_mean, t, elem_dims))
+        return _root_of_largest(largest_mean, t, elem_dims)
 
 
 class LinfTensor(RMSTensor):
@@ -68,7 +69,7 @@ class L2Tensor(NormedTensor):
             squares = _moduli(t).to(NORM_DTYPE).square()  # as for RMSTensor
             return (squares.sum(elem_dims) if elem_dims else squares).amax()
 
-        return _sqrt(_largest(largest_sum, t, elem_dims))
+        return _root_of_largest(largest_sum, t, elem_dims)
 
 
 class L1Tensor(NormedTensor):
@@ -161,6 +162,21 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
         taps = t.numel() // (out_features * in_features)
         largest = runner().run_real(operator_norm, (t, elem_dims, cls.groups), {})
         return largest * (taps * math.sqrt(in_features * cls.groups / out_features))
+
+
+# Below, the square of an entry has lost digits.
+LEAST_SQUARE = 1e-290
+
+
+def _root_of_largest(of: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+    """The root of the largest of what slices of `t` have, a sum of squares; of `t` over its largest entry where squares are no floats."""
+    square = _largest(of, t, elem_dims)
+    is_double = t.dtype in (torch.float64, torch.complex128)
+    if is_double and t.numel() and has_values(square) and not LEAST_SQUARE < square.item() < math.inf:
+        scale = t.detach().abs().amax()
+        if 0 < scale.item() < math.inf:
+            return _sqrt(_largest(of, t / scale, elem_dims)) * scale
+    return _sqrt(square)
 
 
 def _largest(of: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:

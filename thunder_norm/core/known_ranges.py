@@ -10,6 +10,7 @@ import torch
 from thunder_norm.core.context import current_environment, current_mode, lift
 from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import LinfTensor
+from thunder_norm.core.nonfinite import of_floats
 from thunder_norm.core.ranges import Range, range_of_values
 from thunder_norm.core.registry import NormedOp
 from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
@@ -33,7 +34,7 @@ def known_range(value: Any) -> Range:
 
 def range_by_rule(op: NormedOp, args: tuple, kwargs: dict) -> Range | None:
     """Between which numbers a result's entries are, where that is more than its norm says."""
-    found = None if op.range_rule is None else op.range_rule(args, kwargs, range_within)
+    found = None if op.range_rule is None else of_floats(op.range_rule, args, kwargs, range_within)
     return None if found is None or found.is_known_by_norms_alone else found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
-from thunder_norm.trees import map_tensors
+from thunder_norm.trees import flat_tensors, map_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,12 @@ def is_local(*inputs: NormedTensor) -> bool:
         and current_mode() == "bound"
         and all(x.backing.device.type != "meta" and x.backing.numel() > 0 for x in inputs)
     )
+
+
+def are_local(arguments: Mapping[str, Any]) -> bool:
+    """Whether claims are to hold at the data alone, and all normed arguments have some: there the derivative says more than a range."""
+    normed = [x for x in flat_tensors(list(arguments.values())) if isinstance(x, NormedTensor)]
+    return bool(normed) and is_local(*normed)
 
 
 def at_data(tree: Any) -> Any:

@@ -3,18 +3,27 @@
 A rule's formula may lose it: softmax's value is 1 whatever its input's norm, a `where` may choose the other side.  So while a rule
 runs, `Followed` watches which of its arguments' sizes its value would be NaN with; `spoiled` does it for the rest, in the one place
 where rules are run.
+
+And a formula may make it: infinity less infinity, or times 0.  Of numbers that is a bound that is not known, infinite: `settled`, in
+the same place, wherever there are numbers to see.  In a trace there are none; `norms.overflow` refuses what is NaN at its end.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from thunder_norm.op_names import op_key
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # What is NaN wherever one of its operands is.
 _HAND_ON = frozenset(
@@ -79,10 +88,52 @@ class Followed(TorchFunctionMode):
 
 
 def spoiled(size: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """`size`, but NaN if n is NaN or infinite: what is true for all finite tensors need not be for infinity (its cosine)."""
-    return size + (n - n)
+    """`size`, but n if that is NaN or infinite: what is true for all finite tensors need not be for infinity (its cosine)."""
+    return torch.where(n < math.inf, size, n)
 
 
 def bounded(value: float | torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """A constant bound beside a norm n: it holds for infinite entries as well, and is NaN if n is."""
     return torch.where(n == n, value, n)
+
+
+class _Instead(torch.autograd.Function):
+    """Another number in the place of one, with the derivatives of that: of ``0 * infinity`` by the 0 it is infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return other.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (*grads, None)
+
+
+def has_values(t: torch.Tensor) -> bool:
+    """Whether there are numbers to see in a tensor."""
+    return not (t.is_meta or isinstance(t, FakeTensor) or is_functorch_wrapped_tensor(t))
+
+
+def settled(size: torch.Tensor, given: Iterable[torch.Tensor], value: float = math.inf) -> torch.Tensor:
+    """A size that was computed, but `value` where it is NaN although nothing given is; as it is where there are no numbers to see."""
+    if not has_values(size) or not (math.isnan(size.item()) if size.ndim == 0 else bool(size.isnan().any())):
+        return size
+    known = torch.ones_like(size, dtype=torch.bool)
+    for n in given:
+        known = known & (n == n).all().to(size.device)
+    with torch.no_grad():
+        other = torch.where(known & (size != size), torch.full_like(size, value), size)
+    return _Instead.apply(size, other)
+
+
+BEYOND_FLOATS = (
+    "a constant of its bound is larger than the largest float64, or a number divided by one that is smaller than the smallest"
+)
+
+
+def of_floats(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """What `f` says; nothing where a number on its way is beyond the largest float, which Python makes an error of."""
+    try:
+        return f(*args, **kwargs)
+    except ArithmeticError:
+        return None

@@ -14,6 +14,7 @@ from thunder_norm.core import conversions
 from thunder_norm.core.context import Mode, lift
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import at_data
+from thunder_norm.core.nonfinite import of_floats
 from thunder_norm.core.slots import Slot
 from thunder_norm.core.tensors import NormedTensor
 
@@ -116,7 +117,7 @@ class NormRule:
         """Whether every argument fits its slot, and all of them the rule's condition."""
         if not all(self.slots[name].fits(value, converting=converting) for name, value in _named_values(bound)):
             return False
-        return self.when is None or self.when(bound.arguments)
+        return self.when is None or bool(of_floats(self.when, bound.arguments))
 
     def wanted(self, name: str, t: torch.Tensor, given: dict[str, Any]) -> tuple[type[NormedTensor], tuple[int, ...] | None]:
         """The kind and the elem_dims (None: the kind's default) this rule lifts the plain tensor `t` to."""

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from thunder_norm.core.context import records_program
+from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.registry import NormedOp, NormRule
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.trees import flat_tensors
 
 
 def recorded(size: torch.Tensor) -> torch.Tensor:
@@ -50,10 +52,27 @@ def perturbation_of(
             continue
         if isinstance(constant, torch.Tensor):
             constant = recorded(constant)
-        is_one = not isinstance(constant, torch.Tensor) and constant == 1
-        term = perturbation if is_one else perturbation * constant
+        term = _times(perturbation, constant, bound)
         total = term if total is None else total + term
     return torch.zeros_like(result.norm_size) if total is None else total
+
+
+def _times(perturbation: torch.Tensor, constant: float | torch.Tensor, bound: inspect.BoundArguments) -> torch.Tensor:
+    """How far something moves by a constant that may be infinite, or not known: not at all where nothing moves."""
+    if isinstance(constant, torch.Tensor):
+        constant = settled(constant, numbers_given(bound))
+        return settled(perturbation * constant, (perturbation, constant), 0.0)
+    return perturbation if constant == 1 else settled(perturbation * constant, (perturbation,), 0.0)
+
+
+def numbers_given(bound: inspect.BoundArguments) -> Iterator[torch.Tensor]:
+    """What a rule computes with: the norms of normed arguments, and plain tensors (statistics, say)."""
+    return (v.norm_size if isinstance(v, NormedTensor) else v for v in flat_tensors((bound.args, bound.kwargs)))
+
+
+def moving_sizes(bound: inspect.BoundArguments) -> Iterator[torch.Tensor]:
+    """How far all arguments move that do."""
+    return (perturbation for _, perturbation in _moving(bound))
 
 
 @dataclass(frozen=True, eq=False)

@@ -210,7 +210,7 @@ class Range:
 
     def inverse(self) -> Range | None:
         """Of 1 / x, where 0 is not in it."""
-        if self.high <= 0:
+        if self.is_below(0.0):
             found = self.negative().inverse()
             return None if found is None else found.negative()
         if not self.is_above(0.0):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
 
 
 def keeping_autocast(program: Callable) -> Callable:
@@ -20,11 +20,11 @@ def keeping_autocast(program: Callable) -> Callable:
 
     @functools.wraps(program)
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = [torch.is_autocast_enabled(device) for device in _DEVICES]
+        before = [torch.is_autocast_enabled(device) for device in DEVICES]
         try:
             return program(*args, **kwargs)
         finally:
-            for device, was_enabled in zip(_DEVICES, before, strict=True):
+            for device, was_enabled in zip(DEVICES, before, strict=True):
                 torch.set_autocast_enabled(device, was_enabled)
 
     return run

@@ -47,7 +47,7 @@ class LipschitzMargin(torch.nn.Module):
 
     Raises:
         NormMismatchError: a negative radius, no such sensitivity, no plain module; later, logits that are not [batch, classes] or cannot
-            be bounded, targets that are no classes, a model that decides by values.
+            be bounded, targets that are no classes, a model that decides by values, or draws random numbers in eval mode.
     """
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, radius: float, *, sensitivity: Scope = "composed"):
@@ -150,7 +150,7 @@ def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tenso
 
     Raises:
         NormMismatchError: no plain module, inputs of no floating-point numbers, targets that are no classes, logits that are not [batch,
-            classes] or cannot be bounded, a model that decides by values.
+            classes] or cannot be bounded, a model that decides by values, or draws random numbers in eval mode.
     """
     _check_model(model)
     _check_example(x)
@@ -280,11 +280,24 @@ def _entry(y: NormedTensor) -> float:
 
 @contextlib.contextmanager
 def _in_eval_mode(model: torch.nn.Module, around: Surroundings) -> Iterator[None]:
-    """In eval mode, and what the model writes on the way (counters, caches, statistics) is undone."""
+    """In eval mode, and what the model writes on the way (counters, caches, statistics) is undone.
+
+    Raises:
+        NormMismatchError: the model has drawn random numbers.
+    """
     with around.undisturbed():
         for m in model.modules():
             m.training = False
+        before = around.random_states()
         yield
+        if around.random_states() != before:
+            raise NormMismatchError(
+                with_details(
+                    f"Lipschitz margins of a {type(model).__name__} that draws random numbers in eval mode",
+                    why="what holds for the numbers of one call says nothing of the labels of another",
+                    instead="a model whose eval mode draws none: F.dropout(x, training=self.training); noise that is an input",
+                )
+            )
 
 
 def _check_model(model: Any) -> None:

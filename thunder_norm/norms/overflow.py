@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, with_details
 
@@ -31,14 +30,14 @@ def refuse_overflowed(result: Any, given: Any, model: Any, has_data: bool) -> An
         NormMismatchError: a bound is NaN because another overflowed.
     """
     found = [y for y in _normed(result) if _is_nan(y.norm_size)]
-    if not any(_has_values(y.backing) == has_data and not _is_nan(y.backing) for y in found):
+    if not any(has_values(y.backing) == has_data and not _is_nan(y.backing) for y in found):
         return result
-    if not all(map(_is_finite, _tensors(given))) or not all(map(_is_finite, _state(model))):
+    if not _are_numbers(given) or not all(map(_is_finite, _state(model))):
         return result
     raise NormMismatchError(
         with_details(
-            "the bound of a result is not a number, though all that was given is finite",
-            why="a bound of an operation before it is larger than the largest float64, and infinity less infinity is no number",
+            "the bound of a result is not a number, though all that was given is one",
+            why="a bound before it is infinite, larger than the largest float64 perhaps, and infinity times 0, or less infinity, is no number",
             instead="norm_report(...).first_infinite is the operation; norm_report's default, at the data, is the least that is known",
         )
     )
@@ -49,14 +48,18 @@ def _normed(tree: Any) -> Iterator[NormedTensor]:
     return (x for x in leaves if isinstance(x, NormedTensor))
 
 
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+def _are_numbers(tree: Any) -> bool:
+    """Whether all data in a structure is finite, and no norm NaN: an infinite one is what a bound that overflowed is."""
     for x in tree_leaves(tree, is_leaf=lambda x: isinstance(x, NormedTensor)):
         if isinstance(x, NormedTensor):
-            yield from (t for t in (x.backing, x.norm_size) if t is not None)  # a size given for a parameter has no backing
-        elif isinstance(x, torch.Tensor):
-            yield x
-        elif isinstance(x, Mapping):  # norms by name in one vector
-            yield from _tensors(dict(x))
+            # a size given for a parameter has no backing
+            if _is_nan(x.norm_size) or x.backing is not None and not _is_finite(x.backing):
+                return False
+        elif isinstance(x, torch.Tensor) and not _is_finite(x):
+            return False
+        elif isinstance(x, Mapping) and not _are_numbers(dict(x)):  # norms by name in one vector
+            return False
+    return True
 
 
 def _state(model: Any) -> Iterator[torch.Tensor]:
@@ -65,13 +68,9 @@ def _state(model: Any) -> Iterator[torch.Tensor]:
         yield from model.buffers()
 
 
-def _has_values(t: torch.Tensor) -> bool:
-    return not (t.is_meta or isinstance(t, FakeTensor) or is_functorch_wrapped_tensor(t))
-
-
 def _is_nan(t: torch.Tensor) -> bool:
     """Whether an entry is known to be NaN."""
-    if not _has_values(t):
+    if not has_values(t):
         return False
     return (
         math.isnan(t.item()) if t.ndim == 0 and not t.is_complex() else bool(t.detach().isnan().any())
@@ -79,4 +78,4 @@ def _is_nan(t: torch.Tensor) -> bool:
 
 
 def _is_finite(t: torch.Tensor) -> bool:
-    return not _has_values(t) or bool(t.detach().isfinite().all())
+    return not has_values(t) or bool(t.detach().isfinite().all())

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.core.context import perturbations_recorded
-from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.nonfinite import bounded, settled
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.norm_vector import NormVector, is_entry
@@ -32,7 +32,7 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
 
     Returns:
         The structure of `leaves` with a 0-dim tensor for each, of a NormVector one with an entry for each name; 0 for a leaf the outputs do not depend on, NaN where the norm of
-        an output is NaN.
+        an output is NaN, infinite where no constant is known.
 
     Raises:
         NormMismatchError: a leaf carries no perturbation_size that requires grad, or there is no NormedTensor in `outputs`.
@@ -47,7 +47,8 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
         if not perturbed or not sizes:
             return tree_unflatten([torch.zeros_like(d) for d in sizes], structure)
         grads = torch.autograd.grad(sum(perturbed), sizes, create_graph=True, allow_unused=True, materialize_grads=True)
-    return tree_unflatten(list(grads), structure)
+        grads = [settled(g, (y.norm_size for y in normed)) for g in grads]
+    return tree_unflatten(grads, structure)
 
 
 def _perturbation_of(i: int, leaf: Any) -> torch.Tensor:

@@ -58,6 +58,17 @@ class Surroundings:
                     if cache.cache_info().misses != misses and _holds_none_of_its_own(cache):
                         cache.cache_clear()
 
+    def random_states(self) -> list[Any]:
+        """The states of all random generators that a program can reach, to compare: torch's, Python's, NumPy's and those it holds."""
+        states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+        if torch.cuda.is_initialized():
+            states += [state.tolist() for state in torch.cuda.get_rng_state_all()]
+        if (numpy := sys.modules.get("numpy")) is not None:
+            states.append(
+                [str(part) if isinstance(part, str) else list(map(float, numpy.ravel(part))) for part in numpy.random.get_state()]
+            )
+        return states + [_state(g) for g in self._found.generators]
+
     def _restore(self, log: WriteLog) -> None:
         with torch.inference_mode(False), torch.no_grad():
             for place in self._found.places:
@@ -81,6 +92,12 @@ def _same_random_numbers() -> Iterator[None]:
         random.setstate(own)
         if numpy is not None:
             numpy.random.set_state(numpys)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().tolist()
+    return str(generator.bit_generator.state) if hasattr(generator, "bit_generator") else generator.getstate()
 
 
 def _remembered(generator: Any) -> Callable[[], Any]:

@@ -17,7 +17,8 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.conversions import convert, factor
-from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.kinds import LEAST_SQUARE, L1Tensor, L2Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.registry import NormedOp, NormRule
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import JumpError, NormMismatchError
@@ -70,13 +71,17 @@ def root_sum_squares(*terms: torch.Tensor) -> torch.Tensor:
     square = terms[0].square()
     for t in terms[1:]:
         square = square + t.square()
+    if has_values(square) and not LEAST_SQUARE < square.item() < math.inf:
+        scale = max(t.item() for t in terms)
+        if 0 < scale < math.inf and scale != 1:
+            return root_sum_squares(*(t / scale for t in terms)) * scale
     is_positive = square > 0
     return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square)
 
 
 def squarable(n: torch.Tensor) -> torch.Tensor:
-    """A norm whose square is a float64, unless it is infinite: for ``n / sqrt(n^2 + eps)``, which is 1 long before and would become 0."""
-    return torch.where(n < math.inf, n.clamp(max=1e150), n)
+    """A norm whose square is a float64: for ``n / sqrt(n^2 + eps)``, which is 1 long before and would become 0."""
+    return n.clamp(max=1e150)
 
 
 def with_bias(size: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -244,7 +244,8 @@ def _addproduct_dims(input: RMSTensor, a: RMSTensor, b: NormedTensor, v: float) 
     target, (_, to_product) = ed.align(shape, own_dims(input), ed.nontrivial(shape, dims))
     c *= v * spread(to_product)
     to_input = refined(input, target)
-    value = times(input.norm_size, to_input) + times(a.norm_size * b.norm_size, c)
+    # v first, as torch has it: the product of two tiny numbers is 0, whatever it is multiplied by
+    value = times(input.norm_size, to_input) + times(a.norm_size, c) * b.norm_size
     return value, target, (to_input, times(b.norm_size, c), times(a.norm_size, c))
 
 

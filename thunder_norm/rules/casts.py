@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.context import current_environment
 from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -64,14 +65,15 @@ def type_as(input: NormedTensor, other: NormedTensor | torch.Tensor, *args: Any,
 
 
 def _has_no_norm(args: dict[str, Any]) -> bool:
-    return not isinstance(args["input"], NormedTensor) and not args["input"].is_floating_point()
+    x = args["input"]
+    return not isinstance(x, NormedTensor) and (not x.is_floating_point() or current_environment().is_constant(x))
 
 
 for _op in (torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.expand_as, torch.Tensor.view_as, torch.Tensor.reshape_as):
 
     @normed_op(_op).register_norm(allow_plain_tensors=True, when=_has_no_norm)
     def of_numbers(input: torch.Tensor, other: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
-        """A mask, or integers, in the shape or dtype of a normed tensor: plain as before.
+        """A constant of the program, a mask or integers, in the shape or dtype of a normed tensor: plain as before.
 
         Untried:     the result has no norm
         """

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._lengths import inverse_length, least_length
+from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import (
     Constant,
     as_kind,
@@ -113,6 +115,7 @@ def cosine_similarity(x1: RMSTensor, x2: RMSTensor, dim: int = 1, eps: float = 1
     Value:       v w with v = min(1, sqrt(K) n / eps), w = min(1, sqrt(K) m / eps)     (attained: parallel vectors)
     Sensitivity: sqrt(K) / eps w, v sqrt(K) / eps        (attained next to 0: nothing bounds a norm from below);  for the least length l
                  that is not 0 (`least_length`) in place of a smaller eps
+    Local:       the shortest vector in place of eps
     Modes:       "typical" and "modula" have the slopes of `inverse_length`
     Raises NormMismatchError for eps < 0.
     """
@@ -129,7 +132,11 @@ def cosine_similarity(x1: RMSTensor, x2: RMSTensor, dim: int = 1, eps: float = 1
         longest = torch.minimum(y.norm_size * (math.sqrt(count) / eps), one) if eps else (y.norm_size > 0) * one
         parts.append(spoiled(longest, y.norm_size))
         root = math.sqrt(count)
-        constants.append(c * root * inverse_length(y.norm_size * root, least_length(x, dims) * root, count, eps))
+        if is_local(x):
+            shortest = data(x).square().sum(dims).sqrt() if dims else data(x).abs() * root
+            constants.append(c * root / shortest.amin().to(one.dtype).clamp(min=max(eps, least_length(x, dims) * root)))
+        else:
+            constants.append(c * root * inverse_length(y.norm_size * root, least_length(x, dims) * root, count, eps))
     v, w = parts
     return _entries(v * w, x1=w * constants[0], x2=v * constants[1])
 

@@ -131,10 +131,13 @@ def logit(input: RMSTensor, eps: float | None = None) -> RMSTensor:
 
     Value:       log((1 - eps) / eps)       (attained at 0)
     Sensitivity: 1 / (eps (1 - eps)), 0 if no entry can be as large as eps      (attained there)
-    Raises NormMismatchError without `eps`, or for one that is not between 0 and 1 / 2: then it is unbounded next to 0 and 1.
+    Raises NormMismatchError without `eps`, or for one that is not between 0 and 1 / 2: then it is unbounded next to 0 and 1; and for one
+    so small that 1 - eps is 1 in x's dtype.
     """
     if eps is None or not 0 < eps <= 0.5:
         raise NormMismatchError("it is unbounded next to 0 and 1; give eps between 0 and 1/2, which limits the input")
+    if eps <= torch.finfo(input.dtype).eps / 4:
+        raise NormMismatchError(f"eps = {eps} limits nothing in {input.dtype}, where 1 - eps is 1: its logit is infinite")
     n = input.norm_size
     value, slope = bounded(math.log((1 - eps) / eps), n), torch.full_like(n, 1 / (eps * (1 - eps)))
     reach = n * math.sqrt(input.numel_normed)

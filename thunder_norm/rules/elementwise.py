@@ -16,6 +16,7 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules import _local
 from thunder_norm.rules._pointwise import pointwise, softplus_of, typical_pointwise
 from thunder_norm.rules._shared import VectorKind, like, refuse_perturbation, root_sum_squares, scalar, scaled
@@ -120,7 +121,12 @@ def elu(input: VectorKind, alpha: float = 1.0, scale: float = 1.0, input_scale: 
 
     Value:       max(1, |a|) n      (attained for a <= 1; towards 0 for a > 1)
     Sensitivity: max(1, |a|)        (attained: the slope at 0 from below is a)
+    Raises NormMismatchError for ATen's input_scale < 0, which makes it grow exponentially.
     """
+    if input_scale < 0:
+        raise NormMismatchError(
+            f"elu with input_scale = {input_scale} grows exponentially below 0: there is a bound for input_scale >= 0"
+        )
     return scaled(input, math.fabs(scale) * max(1.0, math.fabs(alpha * input_scale)))
 
 
@@ -154,13 +160,23 @@ def selu_typical(input: RMSTensor) -> RMSTensor:
 
 @normed_op(F.celu).register_norm
 def celu(input: VectorKind, alpha: float = 1.0) -> VectorKind:
-    """x for x > 0, a (e^(x/a) - 1) below, a > 0.  Value n, sensitivity 1: the slope at 0 is 1 on both sides."""
+    """x for x > 0, a (e^(x/a) - 1) below, a > 0.  Value n, sensitivity 1: the slope at 0 is 1 on both sides.
+
+    Raises NormMismatchError for a <= 0, where it grows exponentially.
+    """
+    _check_celu(alpha)
     return scaled(input, 1)
+
+
+def _check_celu(alpha: float) -> None:
+    if alpha <= 0:
+        raise NormMismatchError(f"celu with alpha = {alpha} grows exponentially below 0: there is a bound for alpha > 0")
 
 
 @normed_op(F.celu).register_norm(mode="typical")
 def celu_typical(input: RMSTensor, alpha: float = 1.0) -> RMSTensor:
     """celu of a Gaussian."""
+    _check_celu(alpha)
     return elu_typical(input, alpha, 1.0, 1 / alpha)
 
 
@@ -365,7 +381,7 @@ _SOFTPLUS_THRESHOLD = 20.0  # torch's default
 
 @normed_op(F.softplus).register_norm
 def softplus(input: RMSTensor, beta: float = 1.0, threshold: float = _SOFTPLUS_THRESHOLD) -> RMSTensor:
-    """log(1 + e^(b x)) / b.
+    """log(1 + e^(b x)) / b; for b < 0 it is minus that of -b and -x.
 
     Value:       the least of log(1 + e^(b reach)) / b (attained for LinfTensor), log(2) / b + n and
                  sqrt(n^2 + 0.73172 / b^2) (attained to 0.98)
@@ -374,7 +390,7 @@ def softplus(input: RMSTensor, beta: float = 1.0, threshold: float = _SOFTPLUS_T
     """
     if threshold < _SOFTPLUS_THRESHOLD:
         refuse_perturbation(F.softplus, input)
-    n = input.norm_size
+    n, beta = input.norm_size, math.fabs(beta)
     reach = n * math.sqrt(input.numel_normed) * beta
     value = torch.minimum(softplus_of(reach) / beta, (n.square() + 0.7317155802 / beta**2).sqrt())
     value = torch.minimum(value, n + math.log(2) / beta)

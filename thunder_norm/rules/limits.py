@@ -12,7 +12,7 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._gaussian import second_moment_root
-from thunder_norm.rules._shared import like, over_dims_of
+from thunder_norm.rules._shared import like, over_dims_of, squarable
 from thunder_norm.rules.selections import one_of
 
 _SQRT2 = math.sqrt(2)
@@ -39,8 +39,10 @@ def clamp(input: RMSTensor, min: float | None = None, max: float | None = None) 
     nearest = hi if hi <= lo else builtins.min(builtins.max(0.0, lo), hi)
     value = input.norm_size
     if nearest != 0:
-        beyond = (value.square() - nearest**2 / builtins.max(input.numel_normed, 1)).clamp(min=0)
-        value = (beyond + nearest**2).sqrt()
+        c, ratio = math.fabs(nearest), value / math.fabs(nearest)
+        within = squarable(ratio)  # of larger ratios the sum is as good, and their squares are no floats
+        beyond = (within.square() - 1 / builtins.max(input.numel_normed, 1)).clamp(min=0)
+        value = torch.where(ratio == within, (beyond + 1).sqrt() * c, value + c)
     return like(input, value if math.isinf(largest) else value.clamp(max=largest), sensitivity={"input": 1})
 
 

@@ -217,8 +217,9 @@ def smooth_l1_loss(input: RMSTensor, target: RMSTensor, reduction: str = "mean",
     if beta == 0:
         return l1_loss(input, target, reduction)
     d, ca, cb, factor = _difference(input, target, reduction)
-    value, slope = _huber(d, beta)
-    return scalar_loss(value / beta, factor, input=slope * (ca / beta), target=slope * (cb / beta))
+    inside = d.clamp(max=beta)
+    slope = inside / beta
+    return scalar_loss(inside * slope / 2 + (d - inside), factor, input=slope * ca, target=slope * cb)
 
 
 @loss(F.kl_div)

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 
 from thunder_norm.core.context import lift, run_real
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._local import data
 from thunder_norm.rules._loss import count, entries_or_mean, largest, loss, product, scalar_loss, unlikeliest
 from thunder_norm.rules._pointwise import softplus_of
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread, squarable
@@ -214,6 +216,17 @@ def triplet_margin_loss(
 _COSINE_EPS = 1e-12  # added to both squared lengths, in aten's code
 
 
+def _shortest(x: RMSTensor) -> torch.Tensor:
+    """The square of the least length of x's rows."""
+    return data(x).square().sum(-1).amin().to(x.norm_size.dtype)
+
+
+def _unit(length: torch.Tensor) -> torch.Tensor:
+    """``r / sqrt(r^2 + eps)``."""
+    within = squarable(length)
+    return spoiled(within * (within.square() + _COSINE_EPS).rsqrt(), length)
+
+
 @loss(F.cosine_embedding_loss)
 def cosine_embedding_loss(
     input1: RMSTensor, input2: RMSTensor, target: torch.Tensor, margin: float = 0.0, reduction: str = "mean"
@@ -223,6 +236,7 @@ def cosine_embedding_loss(
     Value:       max(1 + c, c - m), c = u(|a|) u(|b|) < 1 the largest cosine, u(r) = r / sqrt(r^2 + 1e-12) for l2 norms r
                  (attained: a = -b); sqrt(D) times that where one of them is a single number, whose length is not that of D copies
     Sensitivity: sqrt(D) 1e6 u(|b|) to a, as to b: the direction of a vector next to 0 turns at once      (attained there)
+    Local:       1 / sqrt(r^2 + 1e-12) in place of 1e6, r the shortest of its rows
     Gap:         the slope is that next to 0, in a ball of radius 1e-6, and in a mean or sum labels count as the worse one
     Summed: times the number of samples.
     Source:      a / sqrt(|a|^2 + eps) is 1 / sqrt(eps)-Lipschitz; the slopes of both cases in the cosine are -1, 1 or 0
@@ -230,11 +244,12 @@ def cosine_embedding_loss(
     (a, to_a), (b, to_b) = (as_kind(t, RMSTensor, (-1,)) if t.elem_dims else (t, 1.0) for t in (input1, input2))
     size = broadcast(input1.shape, input2.shape)[-1]
     roots = [math.sqrt(max(t.shape[-1], 1)) for t in (input1, input2)]
-    of_a, of_b = (
-        r * (r.square() + _COSINE_EPS).rsqrt() for r in (squarable(t.norm_size * r) for t, r in zip((a, b), roots, strict=True))
-    )
+    of_a, of_b = (_unit(t.norm_size * r) for t, r in zip((a, b), roots, strict=True))
     copied = math.prod([math.sqrt(size) / r for r in roots if r < math.sqrt(size)])
-    to_a, to_b = (copied * r / math.sqrt(_COSINE_EPS) * to for r, to in zip(roots, (to_a, to_b), strict=True))
+    shortest = [_shortest(t) if is_local(t) else 0.0 for t in (input1, input2)]
+    to_a, to_b = (
+        copied * r * to * (_COSINE_EPS + square) ** -0.5 for r, to, square in zip(roots, (to_a, to_b), shortest, strict=True)
+    )
     value = copied * of_a * of_b + max(1.0, -float(margin))
     samples = math.prod(broadcast(input1.shape[:-1], input2.shape[:-1], target.shape))
     return scalar_loss(value, count(reduction, samples), input1=product(of_b, to_a), input2=product(of_a, to_b))

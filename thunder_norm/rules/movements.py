@@ -137,7 +137,8 @@ def by_unit_vectors(call: Call, x: NormedTensor) -> tuple[Dense, tuple[int, ...]
 
     out = run(units) - run(torch.zeros_like(units[:1]))
     matrix = out.reshape(size, -1).T
-    if not 0 < len(matrix) <= LARGEST or not matrix.isfinite().all():
+    # an operation that was told another dtype has rounded the matrix to it
+    if not 0 < len(matrix) <= LARGEST or matrix.dtype is not torch.float64 or not matrix.isfinite().all():
         return None
     return Dense(matrix), tuple(out.shape[1:])
 
@@ -234,7 +235,8 @@ def _reduced(call: Call, is_mean: bool) -> Found:
 
 def _by_negative_dims(call: Call, x: NormedTensor, dims: tuple[int, ...]) -> Found:
     """The same with dimensions counted from the end, so that they are those of a sample too."""
-    rest = {k: v for k, v in call.kwargs.items() if k not in ("dim", "axis", "input")}
+    # and in double precision whatever dtype the result has: ATen's sums state the one that they have anyway
+    rest = {k: v for k, v in call.kwargs.items() if k not in ("dim", "axis", "input", "dtype")}
     if len(call.args) > 2:
         rest["keepdim"] = call.args[2]
     return _of_samples(Call((x, dims), rest, call.given, call.results, call.body), x)

@@ -74,10 +74,10 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     n = input.norm_size
     count = ed.numel(input.shape, dims) // groups
     if count <= is_centred:  # a number minus itself
-        return rms(n - n, elem_dims, sensitivity={"input": 0})
-    n = squarable(n)
-    length = divisor.at(n.square())
-    size = n / length if divisor.smallest else (n > 0).to(n.dtype) + (n - n)  # a NaN stays one
+        return rms(spoiled(torch.zeros_like(n), n), elem_dims, sensitivity={"input": 0})
+    within = squarable(n)
+    length = divisor.at(within.square())
+    size = spoiled(within / length if divisor.smallest else (n > 0).to(n.dtype), n)
     lipschitz: Constant = 1 / divisor.of_length(least_length(input, dims, is_centred, groups))
     freedom = count - is_centred
     if current_mode() == "modula":

@@ -82,13 +82,16 @@ def exponential(input: int | float, exponent: RMSTensor) -> RMSTensor:
 
     Value:       e^(|log c| n) for the largest entry n, attained; from RMS sqrt(1 + 2 r n + (e^(2 r R) - 1 - 2 r R) / N), r = |log c|
                  and R = sqrt(N) n, see `growing`
-    Sensitivity: |log c| e^(|log c| R), attained
+    Sensitivity: |log c| e^(|log c| R), attained;  local: the largest at the data
     Gap:         from RMS a spike and the rest of the entries cannot take all of the norm
     Raises NormMismatchError for c <= 0.
     """
     rate = _rate(input)
     largest = torch.exp(reach(exponent) * rate)
-    return like(exponent, growing(exponent, largest, 1.0, rate), sensitivity={"exponent": largest * rate})
+    steepest = largest * rate
+    if is_local(exponent):
+        steepest = torch.minimum(steepest, local_slope(exponent, lambda x: input**x * rate))
+    return like(exponent, growing(exponent, largest, 1.0, rate), sensitivity={"exponent": steepest})
 
 
 def _rate(base: float) -> float:

@@ -14,6 +14,7 @@ import torch
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import known_range
+from thunder_norm.core.local import are_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
@@ -35,6 +36,7 @@ def _is_root_or_inverse(args: dict[str, Any]) -> bool:
         and p < 1
         and p != 0
         and _least(args["input"]) > TINY
+        and not are_local(args)
     )
 
 
@@ -48,12 +50,22 @@ def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
     Gap:         for p < 0 the norm of x does not count
     """
     c = _least(input)
-    size = input.norm_size.pow(exponent) if exponent > 0 else bounded(c**exponent, input.norm_size)
-    return like(input, size, sensitivity={"input": abs(exponent) * c ** (exponent - 1)})
+    size = input.norm_size.pow(exponent) if exponent > 0 else bounded(_power(c, exponent), input.norm_size)
+    return like(input, size, sensitivity={"input": abs(exponent) * _power(c, exponent - 1)})
+
+
+def _power(c: float, exponent: float) -> float:
+    """c^p of a number c > 0, infinite where it is larger than the largest float."""
+    try:
+        return c**exponent
+    except OverflowError:
+        return math.inf
 
 
 def _has_positive_base(args: dict[str, Any]) -> bool:
-    return isinstance(args["input"], RMSTensor) and (current_mode() != "bound" or _least(args["input"]) > TINY)
+    if not isinstance(args["input"], RMSTensor) or are_local(args):
+        return False
+    return current_mode() != "bound" or _least(args["input"]) > TINY
 
 
 @normed_op(torch.float_power).register_norm(when=_has_positive_base)
@@ -82,7 +94,7 @@ def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
 def _does_not_shrink(args: dict[str, Any]) -> bool:
     """Whether the base is at least 0, by what made it, and the exponent at least 1."""
     x, p = args["input"], args["exponent"]
-    return current_mode() == "bound" and isinstance(x, RMSTensor) and _least(x) >= 0 and _least(p) >= 1
+    return current_mode() == "bound" and isinstance(x, RMSTensor) and _least(x) >= 0 and _least(p) >= 1 and not are_local(args)
 
 
 @normed_op(torch.float_power).register_norm(when=_does_not_shrink)
@@ -105,7 +117,7 @@ def power_of_at_least_one(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
 
 def _has_no_more_than_a_sign(args: dict[str, Any]) -> bool:
     x = args["input"]
-    return math.isfinite(_least(x)) and 0 <= _least(x) <= TINY and not is_exponential(args)
+    return math.isfinite(_least(x)) and 0 <= _least(x) <= TINY and not is_exponential(args) and not are_local(args)
 
 
 @normed_op(torch.sqrt).register_norm(when=_has_no_more_than_a_sign)

@@ -11,6 +11,7 @@ import torch
 from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import known_range
+from thunder_norm.core.local import are_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
@@ -25,13 +26,13 @@ _GUARD = 2e-2  # below, a range is there to keep a program from dividing by 0, a
 
 def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:
     def condition(args: dict[str, Any]) -> bool:
-        return known_range(args[name]).smallest_modulus > TINY
+        return known_range(args[name]).smallest_modulus > TINY and not are_local(args)
 
     return condition
 
 
 def _above_zero(name: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda args: known_range(args[name]).low > TINY
+    return lambda args: known_range(args[name]).low > TINY and not are_local(args)
 
 
 def _smallest(x: RMSTensor) -> Constant:
@@ -110,7 +111,7 @@ def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | Non
     c = _smallest(other)
     dims, k = product_dims(input, other)
     ca = refined(input, dims)
-    result = rms(input.norm_size * (ca / c), dims, sensitivity={"input": ca / c, "other": input.norm_size * (k / c**2)})
+    result = rms(input.norm_size * (ca / c), dims, sensitivity={"input": ca / c, "other": input.norm_size * (k * c**-2)})
     return quotient_at_most(input, other, result) if current_mode() == "bound" else result  # type: ignore[return-value]
 
 
@@ -132,7 +133,7 @@ def reciprocal(input: RMSTensor) -> RMSTensor:
     Gap:         the norm of x does not count
     """
     c = _smallest(input)
-    return rms(bounded(1 / c, input.norm_size), input.elem_dims, sensitivity={"input": 1 / c**2})
+    return rms(bounded(1 / c, input.norm_size), input.elem_dims, sensitivity={"input": c**-2})
 
 
 @normed_op(torch.rsqrt).register_norm(when=_above_zero("input"))
@@ -207,7 +208,11 @@ def number_times_log(input: Number, other: RMSTensor) -> RMSTensor:
     return rms(times(logs.norm_size, c), logs.elem_dims, sensitivity={"other": times((logs._sensitivity or {})["input"], c)})
 
 
-@normed_op(torch.log1p).register_norm(when=lambda args: known_range(args["input"]).low > -1)
+def _above_minus_one(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda args: known_range(args[name]).low > -1 and not are_local(args)
+
+
+@normed_op(torch.log1p).register_norm(when=_above_minus_one("input"))
 def log1p(input: RMSTensor) -> RMSTensor:
     """log(1 + x), for x of at least c > -1.
 
@@ -222,3 +227,24 @@ def log1p(input: RMSTensor) -> RMSTensor:
     by_ends = torch.maximum(torch.maximum(reach(input), least).log1p().abs(), least.log1p().abs())
     size = torch.minimum(times(input.norm_size, steepest), by_ends)
     return rms(size, input.elem_dims, sensitivity={"input": 1 / (1 + least)})
+
+
+@normed_op(torch.special.xlog1py).register_norm(when=_above_minus_one("other"), lift_dims=SAME_DIMS)
+def xlog1py(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """a log(1 + b), for b of at least c > -1.
+
+    Value:       k |a| |log(1 + b)|, as of a product, and the logarithm as in `log1p`
+    Sensitivity: k |log(1 + b)| to a;  k |a| / (1 + c) to b
+    Gap:         that of `log1p`
+    """
+    return times_logarithm(input, other, log1p(other))
+
+
+@normed_op(torch.special.xlog1py).register_norm(when=_above_minus_one("other"))
+def number_times_log1p(input: Number, other: RMSTensor) -> RMSTensor:
+    """c log(1 + b): c times `log1p`.
+
+    Gap: that of `log1p`
+    """
+    logs, c = log1p(other), math.fabs(input)
+    return rms(times(logs.norm_size, c), logs.elem_dims, sensitivity={"other": times((logs._sensitivity or {})["input"], c)})

@@ -94,8 +94,10 @@ def _clamp(given: dict[str, Any]) -> tuple[Piece, ...] | None:
     return _kinks(a, b, slopes=(0.0, 1.0, 0.0)) if a <= b else None
 
 
-def _softplus(given: dict[str, Any]) -> tuple[Piece, ...]:
+def _softplus(given: dict[str, Any]) -> tuple[Piece, ...] | None:
     beta, threshold = float(given.get("beta", 1.0)), float(given.get("threshold", 20.0))
+    if beta <= 0:
+        return None
     linear = threshold / beta  # from there on it is x itself
     return Piece(lambda x: torch.sigmoid(beta * x), high=linear), Piece(_constant(1.0), low=linear)
 

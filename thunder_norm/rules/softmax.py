@@ -17,7 +17,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
-from thunder_norm.core.nonfinite import bounded
+from thunder_norm.core.nonfinite import bounded, spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules import _local
 from thunder_norm.rules._shared import Constant, dims_tuple, negative, refined, rms
@@ -80,7 +80,7 @@ def _safe_softmax(input: RMSTensor, dim: int, dtype: torch.dtype | None = None) 
 def _log_softmax(input: RMSTensor, dim: int) -> LinfTensor:
     dim = negative(dim, input.ndim)
     if input.ndim == 0 or input.shape[dim] <= 1:
-        return LinfTensor(input.norm_size - input.norm_size, sensitivity={"input": 0})  # x - x
+        return LinfTensor(spoiled(torch.zeros_like(input.norm_size), input.norm_size), sensitivity={"input": 0})  # x - x
     # how far x_j - x_i can be, per |x|: 2 between largest entries, sqrt(2) times the Euclidean length
     reach = refined(input, ()) * (math.sqrt(2) if _elements_along(input, dim) > 1 else 2)
     odds = input.norm_size * reach + math.log(input.shape[dim] - 1)

@@ -105,7 +105,6 @@ def _typical(
     Sensitivity: B: g; A: ``b g^2 sqrt((N - 1) / 2)``
     Source:      ``E x_i^2 = b^2 + r^2 sum_(j < i) E x_j^2``
     """
-    _System.of(upper, left, unitriangular)
     count, n = A.shape[-1], B.norm_size
     square = A.norm_size.square()
     is_small = square < 1e-12
@@ -117,4 +116,4 @@ def _typical(
 
 
 for _mode in ("typical", "modula"):
-    _OP.register_norm(mode=_mode)(_typical)
+    _OP.register_norm(mode=_mode, when=lambda args: args["unitriangular"])(_typical)  # others: `inverses`

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.norms.autocast import DEVICES
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.op_names import op_key, op_name
 from thunder_norm.report.precision.formats import Format, Formats, added, of_operands, of_result
@@ -79,7 +80,13 @@ class _InFormats(Arithmetic):
         return found is None or found[1] != form.dtype
 
     def run(self, environment: EagerEnvironment, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """Run an operation in its format."""
+        """Run an operation in its format.
+
+        Raises:
+            NormMismatchError: under autocast, which gives operations other dtypes than the program has.
+        """
+        if any(map(torch.is_autocast_enabled, DEVICES)):
+            raise _under_autocast(environment)
         op = _name(func)
         form = self.formats.of(op, environment.module_path[-1])
         plain = added(op, args, kwargs)
@@ -163,6 +170,18 @@ class Recorder(_InFormats):
             error = _error(y, form, where)
             if error is not None:
                 self.points.append(Point(y, error, row, y, form.dtype))
+
+
+def _under_autocast(environment: EagerEnvironment) -> NormMismatchError:
+    return NormMismatchError(
+        with_details(
+            "precision: a program under autocast",
+            at=environment.user_location(),
+            why="autocast rounds already: what it does would count as exact",
+            instead='the program without autocast, with formats by operation: precision={"linear": torch.bfloat16}, or norm_report '
+            "without precision",
+        )
+    )
 
 
 def _without_derivative(func: Callable, environment: EagerEnvironment, error: RuntimeError) -> NormMismatchError:
