@@ -116,6 +116,7 @@ class Acquisition:
         self.tape = Tape()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired
         self.equality = Equality()
+        self.outcomes: dict[Any, Any] = {}  # of torch's operations on plain tensors; see `agreement`
         self.opaque = Opaque()
         self.turn: torch.Tensor | None = None  # of the last operation with effects
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
