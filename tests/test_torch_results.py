@@ -97,6 +97,15 @@ def test_sizes_by_inputs_are_refused(f):
         thunder.jit(f, transforms=[NormTransform()])(torch.ones(3, 4), torch.tensor(1))
 
 
+@pytest.mark.parametrize("dim", [(), []], ids=str)
+def test_a_sum_over_no_dimensions_is_of_all(dim):
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    f = lambda x: (x.sum(dim) ** 2, torch.sum(x[:0], dim=dim, keepdim=True))  # noqa: E731
+    found = thunder.jit(f, transforms=[NormTransform()])(x)
+    torch.testing.assert_close(found, f(x))
+    torch.testing.assert_close(torch.autograd.grad(found[0], x), torch.autograd.grad(f(x)[0], x))
+
+
 def test_a_tensor_of_tensors_has_no_gradient():
     x = torch.randn(3, requires_grad=True)
     f = lambda x: torch.tensor([x[0], x[1]]) * x[:2]  # noqa: E731
