@@ -141,7 +141,7 @@ def test_a_weight_that_may_be_copied_is_the_very_weight_or_a_copy_of_it() -> Non
     ],
     ids=["a norm", "the mean of nothing", "the same, as one operation"],
 )
-def test_what_inductor_gives_otherwise_stays_outside_of_regions(f) -> None:
+def test_what_inductor_has_other_code_for_is_eagers(f) -> None:
     torch.manual_seed(seeded(0))
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     jitted = jit(f)
@@ -151,5 +151,4 @@ def test_what_inductor_gives_otherwise_stays_outside_of_regions(f) -> None:
     assert_close(*slopes, equal_nan=True)
     traces = (thunder.last_traces(jitted)[-1], thunder.last_backward_traces(jitted)[-1])
     inside = [b for t in traces for r in t.bound_symbols if r.sym.is_fusion for b in r.subsymbols]
-    assert inside and not any(b.sym.name.endswith("_vjp") for b in inside)
-    assert all(0 not in p.shape for b in inside for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
+    assert inside and all(0 not in p.shape for b in inside for p in (*b.flat_proxy_args, *b.flat_proxy_outs))

@@ -25,7 +25,6 @@ _NEVER = frozenset(
     "tensor_from_sequence instance_norm nonzero unique masked_select native_batch_norm cudnn_batch_norm "
     "_native_batch_norm_legit is_nonzero torch_compile bitcast".split()
 ) | (random_numbers.NAMES - {"dropout"})
-_GRADIENTS = "_vjp"  # for which Thunder has torch's autograd run the operation again
 _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
 
 # They give a tensor that shares memory with their first argument, or may: dropout where it leaves out nothing.
@@ -78,14 +77,7 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
     if symbol.executor is None or symbol.executor.name not in _RUN_BY_TORCH or symbol.is_fusion:
         return False
     name = symbol.name
-    if (
-        name in _NEVER
-        or name.endswith(_GRADIENTS)
-        or name in _COLLECTIVES
-        or has_tags(bsym, _TAGS)
-        or _draws_or_updates(bsym)
-        or _is_never_of_aten(name)
-    ):
+    if name in _NEVER or name in _COLLECTIVES or has_tags(bsym, _TAGS) or _draws_or_updates(bsym) or _is_never_of_aten(name):
         return False
     outs = [p for p in bsym.flat_outs if p is not None]
     if not outs or any(type(p) is not TensorProxy for p in (*outs, *bsym.flat_proxy_args)):
