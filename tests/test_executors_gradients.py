@@ -130,3 +130,25 @@ def test_a_weight_that_may_be_copied_is_the_very_weight_or_a_copy_of_it() -> Non
     found = graphs.compiled(f, inputs, layouts, True)(list(inputs))
     assert_close(found, f(*inputs), check_stride=False, rtol=1e-4, atol=1e-4)
     assert found[0].stride() == f(*inputs)[0].stride() and found[2] is inputs[1]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.linalg.norm(x) * x.cos(),
+        lambda x: torch.std_mean(x[:0])[1] * 2 + x.sin(),
+        lambda x: x[:0].mean() + x.exp(),
+    ],
+    ids=["a norm", "the mean of nothing", "the same, as one operation"],
+)
+def test_what_inductor_has_other_code_for_is_eagers(f) -> None:
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    jitted = jit(f)
+    found = jitted(x)  # compiled
+    assert_close(found, f(x), equal_nan=True)
+    slopes = [torch.autograd.grad(y.nan_to_num().sum(), x)[0] for y in (found, f(x))]
+    assert_close(*slopes, equal_nan=True)
+    traces = (thunder.last_traces(jitted)[-1], thunder.last_backward_traces(jitted)[-1])
+    inside = [b for t in traces for r in t.bound_symbols if r.sym.is_fusion for b in r.subsymbols]
+    assert inside and all(0 not in p.shape for b in inside for p in (*b.flat_proxy_args, *b.flat_proxy_outs))

@@ -120,6 +120,11 @@ def test_class_of_the_user(mode):
     assert thunder.cache_misses(jitted) == 4
 
 
+def _moved(ordered):
+    ordered.move_to_end("out")
+    return ordered
+
+
 @dataclasses.dataclass
 class Output(OrderedDict):
     """As the outputs of transformers: a dict and a dataclass."""
@@ -136,6 +141,7 @@ RETURNED = {
     "counter": lambda y: (y, Counter(a=3)),
     "deque": lambda y: deque([y, y + 1], maxlen=2),
     "set": lambda y: (y, {1, 2}),
+    "ordered anew": lambda y: _moved(OrderedDict(out=y, aux=y * 2)),
     "empty": lambda y: [y, OrderedDict()],
     "user's dict": lambda y: UserDict(a=y),
     "derived": lambda y: Named(k=y),

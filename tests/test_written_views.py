@@ -112,6 +112,37 @@ def test_what_a_trace_cannot_write_is_refused_and_nothing_is_written(f):
     assert torch.equal(x, before)
 
 
+_THE_SAME = {
+    "dropout of nothing": lambda x: torch.nn.functional.dropout(x, 0.0),
+    "its own type": lambda x: x.type_as(x),
+    "positive": lambda x: x.positive(),
+    "its own dtype": lambda x: x.to(x.dtype),
+    "a view": lambda x: x.view(-1),
+}
+
+
+@pytest.mark.parametrize("same", _THE_SAME)
+def test_out_is_not_given_what_may_be_another_tensor(same):
+    def f(x):
+        y = x * 2
+        v = _THE_SAME[same](y)
+        torch.add(v, 1, out=v)
+        return y
+
+    with pytest.raises(ThunderNormError, match="add.out(.|\n)*test_written_views.py"):
+        thunder.jit(f, transforms=[NormTransform()])(torch.ones(3))
+
+
+def test_a_copy_into_a_view_of_a_differentiated_input_is_refused():
+    def f(x):
+        x[1:].copy_(x[1:] * 2)
+        return x
+
+    x = torch.ones(3, requires_grad=True) * 1
+    with pytest.raises(ThunderNormError, match="in-place copy_(.|\n)*test_written_views.py"):
+        thunder.jit(f, transforms=[NormTransform()])(x)
+
+
 _INTO_INPUTS = {
     "added": lambda y, x: y.add_(x),
     "copied": lambda y, x: y.copy_(x),

@@ -20,6 +20,9 @@ Function = Callable[..., Tensors]
 Boxed = Callable[[list[torch.Tensor]], Tensors]
 
 
+_STARTS_A_HISTORY = "inside of a function being transformed by a functorch transform"  # what torch says of `requires_grad_` there
+
+
 class NotCompilable(Exception):
     """The function is to run as it is: it draws numbers, writes into an argument, or its shapes depend on values."""
 
@@ -112,6 +115,10 @@ def _traced(function: Function, fakes: Tensors, layouts: Sequence[Layout]) -> tu
             if plans[-1] != plans[0] or _writing(graph):
                 raise NotCompilable
     except (DataDependentOutputException, DynamicOutputShapeException) as e:
+        raise NotCompilable from e
+    except RuntimeError as e:  # Thunder has torch's autograd run some operations again for their gradients
+        if _STARTS_A_HISTORY not in str(e):
+            raise
         raise NotCompilable from e
     if not plans[0].views or all(view.of_input for view in plans[0].views):
         raise NotCompilable  # nothing is computed

@@ -111,9 +111,9 @@ _PARAMETERS = {
 
 
 def _is_usual(p: TensorProxy) -> bool:
-    """Whether inductor has code for such a tensor."""
-    shape_is_known = all(type(n) is int for n in p.shape)
-    return shape_is_known and dtypes.to_torch_dtype(p.dtype) in _DTYPES and device_name(p).partition(":")[0] in _DEVICES
+    """Whether inductor has code for such a tensor; for the mean of nothing it is another than torch's."""
+    has_entries = all(type(n) is int and n > 0 for n in p.shape)
+    return has_entries and dtypes.to_torch_dtype(p.dtype) in _DTYPES and device_name(p).partition(":")[0] in _DEVICES
 
 
 def device_name(p: TensorProxy) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 
 from thunder_norm.functions.opaque import views_of
-from thunder.core import prims
-from thunder.core.proxies import TensorProxy
+from thunder.core import dtypes, prims
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 
 VIEWS = frozenset(
@@ -41,10 +42,30 @@ def views_in(bsym: BoundSymbol) -> dict[str, str]:
     """The results of an operation that share memory with an argument, and with which."""
     if bsym.sym.id in VIEWS:
         return {o.name: a.name for o in bsym.flat_proxy_outs for a in bsym.flat_proxy_args[:1] if isinstance(a, TensorProxy)}
+    if _selects(bsym):
+        return {o.name: bsym.args[0].name for o in bsym.flat_proxy_outs}
     inside = views_of(bsym)
     for sub in bsym.subsymbols:
         inside |= views_in(sub)
     return {o.name: root for o in bsym.flat_proxy_outs if (root := end_of(o.name, inside)) != o.name}
+
+
+_OF_MASKS = (dtypes.bool8, dtypes.uint8)
+
+
+def _selects(bsym: BoundSymbol) -> bool:
+    """Whether an operation is ``x[i]`` with an integer in a tensor without dimensions: torch's is a view, Thunder computes a copy."""
+    if bsym.sym.name not in ("getitem", "__getitem__") or len(bsym.args) != 2 or not isinstance(bsym.args[0], TensorProxy):
+        return False
+    keys = bsym.args[1] if isinstance(bsym.args[1], tuple | list) else (bsym.args[1],)
+    tensors = [k for k in keys if isinstance(k, TensorProxy)]
+    is_basic = all(k is None or k is ... or isinstance(k, TensorProxy | Number | NumberProxy | slice) for k in keys)
+    return (
+        bool(tensors)
+        and is_basic
+        and not any(isinstance(k, bool) for k in keys)
+        and all(t.ndim == 0 and t.dtype in dtypes.integer_dtypes and t.dtype not in _OF_MASKS for t in tensors)
+    )
 
 
 def end_of(name: str, base: dict[str, str]) -> str:

@@ -234,7 +234,7 @@ class _Memory:
 
     def _take_again(self, p: TensorProxy, root: str) -> None:
         view = self.views[p.name]
-        if self.seen[p.name] < self.detached.get(root, 0) and not self._is_detached(p):
+        if self.seen[p.name] < self.detached.get(root, -1) and not self._is_detached(p):
             raise _read_of_before(view, self.writers[root])
         if not _is_exact(view) and view.bsym.sym.name != "detach":
             raise _unclear(view, self.writers.get(root, view.bsym))

@@ -217,6 +217,8 @@ def _is_generator(value: Any) -> bool:
 
 def contents(container: Any) -> Any:
     """A copy, by the methods of the container's builtin class: those of its own class may do anything."""
+    if isinstance(container, collections.OrderedDict):  # whose order is its own
+        return dict(collections.OrderedDict.items(container))
     if isinstance(container, dict):
         return dict(dict.items(container))
     return set(set.__iter__(container)) if isinstance(container, set) else list(container)

@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.subclass.aliasing import may_share_memory
+from thunder_norm.subclass.aliasing import may_share_by_name, may_share_memory
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled, may_have_history
 from thunder_norm.subclass.data_sizes import DataSizes
 from thunder_norm.subclass.equality import Equality
@@ -30,7 +30,7 @@ from thunder_norm.subclass.tape import Tape
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.wrapper_classes import is_wrapper
-from thunder.core import dtypes
+from thunder.core import dtypes, prims
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -116,6 +116,7 @@ class Acquisition:
         self.tape = Tape()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired
         self.equality = Equality()
+        self.outcomes: dict[Any, Any] = {}  # of torch's operations on plain tensors; see `agreement`
         self.opaque = Opaque()
         self.turn: torch.Tensor | None = None  # of the last operation with effects
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
@@ -295,7 +296,7 @@ class Acquisition:
         if not names or self.is_finished:
             return False
         trace = get_jit_ctx().computation_trace
-        views = (b for b in trace.bound_symbols if _is_view_creation_op(b) or _is_inplace_op(b))
+        views = (b for b in trace.bound_symbols if _is_view_creation_op(b) or _is_inplace_op(b) or _hands_on(b))
         return any(p.name in names for b in views for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
 
     def may_replace(self) -> bool:
@@ -358,6 +359,11 @@ class Acquisition:
         if is_wrapper(value):
             raise UnsupportedOpError(f"a {type(value).__name__} that is not an input of the jitted function is used inside it")
         return for_torch(value)
+
+
+def _hands_on(bsym: BoundSymbol) -> bool:
+    """Whether an operation may return its argument under another name: ``type_as``, or dropout that leaves out nothing."""
+    return may_share_by_name(bsym.sym.name) or any(b.sym.id is prims.PrimIDs.SHALLOW_COPY for b in (bsym, *bsym.subsymbols))
 
 
 def is_in_place(fn: Callable) -> bool:

@@ -17,12 +17,14 @@ from thunder.torch import _syms_returning_views, _syms_that_may_return_views, _t
 
 def may_share_memory(fn: Callable) -> bool:
     """Whether what a function of torch's returns may lie in the memory of its first argument, by its name or for Thunder."""
-    name = getattr(fn, "__name__", "")
-    if name in ("__getitem__", "__iter__", "__get__", "type_as", "type") or "inplace" in getattr(
-        getattr(fn, "__code__", None), "co_varnames", ()
-    ):
+    if "inplace" in getattr(getattr(fn, "__code__", None), "co_varnames", ()):
         return True
-    return _torch_to_thunder_function_map.get(fn) in _views() or _is_view(name)
+    return _torch_to_thunder_function_map.get(fn) in _views() or may_share_by_name(getattr(fn, "__name__", ""))
+
+
+def may_share_by_name(name: str) -> bool:
+    """The same for an operation of torch's by its name alone."""
+    return name in ("__getitem__", "__iter__", "__get__", "type_as", "type") or _is_view(name)
 
 
 @functools.cache

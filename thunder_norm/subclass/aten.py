@@ -111,6 +111,7 @@ def _is_identity(func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch
     """
     return (
         func in (aten.mul.Tensor, aten.mul.Scalar)
+        and isinstance(args[0], torch.Tensor)
         and isinstance(args[1], int | float)
         and args[1] == 1
         and args[0].ndim == 0

@@ -140,7 +140,7 @@ class Interpreting(Watching):
         if not found:
             found = plain_operations.keeping_history(acquisition, fn, args)
         if not found:
-            found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args)
+            found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args, kwargs)
             found = plain_operations.with_fallback(acquisition, fn, args, found)
             found = plain.starting_history(acquisition, fn, kwargs, found)
         pending = acquisition.refused.take_pending()
@@ -240,22 +240,38 @@ def _plain_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return ()
 
 
-def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...]) -> Any:
+def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
     """Let an operation keep copies of lists of numbers, which the program may change afterwards, and tuples for shapes of wrappers.
 
     Thunder's trace prints a ``torch.Size`` as an object by a name that nobody defines.
     """
-    if not callable(found) or operations.torch_callable(fn) is None or not any(_is_list_of_ints(a) for a in args):
+    if not callable(found) or operations.torch_callable(fn) is None:
         return found
-    return lambda *args, **kwargs: found(*(_copied(a) if _is_list_of_ints(a) else a for a in args), **kwargs)
+    if not any(map(_is_list_of_ints, args)) and not any(map(_holds_size, (*args, *kwargs.values()))):
+        return found
+    return lambda *args, **kwargs: found(*map(_copied, args), **{k: _copied(v) for k, v in kwargs.items()})
 
 
 def _is_list_of_ints(a: WrappedValue) -> bool:
-    return type(a.value) in (list, torch.Size) and all(type(v) is int for v in a.value)
+    return type(a.value) is list and all(type(v) is int for v in a.value)
+
+
+def _holds_size(a: Any) -> bool:
+    value = a.value if isinstance(a, WrappedValue) else a
+    return type(value) is torch.Size or (type(value) in (list, tuple) and any(map(_holds_size, value)))
 
 
 def _copied(a: WrappedValue) -> WrappedValue:
-    return wrap(list(a.value) if type(a.value) is list else tuple(a.value), provenance=a.provenance)
+    if not _is_list_of_ints(a) and not _holds_size(a):
+        return a
+    return wrap(_without_sizes(a.value), provenance=a.provenance)
+
+
+def _without_sizes(value: Any) -> Any:
+    value = value.value if isinstance(value, WrappedValue) else value
+    if type(value) in (list, tuple, torch.Size):
+        return (list if type(value) is list else tuple)(map(_without_sizes, value))
+    return value
 
 
 _OWN_CODE = frozenset({types.FunctionType, types.MethodType})

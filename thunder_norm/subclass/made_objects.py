@@ -313,7 +313,7 @@ class MadeObjects:
         """Whether an operation of the epilogue makes the value: an object, or a container that Thunder's traces cannot write down."""
         if isinstance(value, tuple):
             is_named = hasattr(value, "_fields") and type(value).__module__ != "torch.return_types"
-            return is_named and id(value) not in self.known
+            return (is_named or type(value) is torch.Size) and id(value) not in self.known
         # of transformers: Thunder calls the class with its fields
         if isinstance(value, dict) and dataclasses.is_dataclass(value):
             return set(vars(value)) != {f.name for f in dataclasses.fields(value) if f.init}
@@ -329,7 +329,7 @@ class MadeObjects:
         if id(value) not in self._proxies:
             recipe = Recipe(self.known, lambda v: None if v is value else self._outside(v))
             recipe.of(value)
-            if isinstance(value, tuple):  # with names
+            if isinstance(value, tuple):  # with names, or a size
                 recipe.objects.append(value)
             if not recipe.objects:  # it was there before
                 raise NotMakeableError(value)

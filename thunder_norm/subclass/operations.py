@@ -175,6 +175,9 @@ def operation_on_first(acquisition: Acquisition, fn: Callable) -> Callable:
     return lambda obj, name, *default: operation_of(acquisition, fn)(obj)
 
 
+_READS_DATA = "its data is not allocated yet"  # what torch says where C code reads a fake
+
+
 def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
     """Run `fn` for real on fakes, write what happened into the trace, and return proxies for its results.
 
@@ -189,6 +192,10 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
         raise acquisition.refuse(data_dependent_on_wrapper(f"what {e.func} returns depends on the values of a tensor")) from e
     except (UnsupportedOpError, UnsupportedSubclassError) as e:
         raise acquisition.refuse(e)  # noqa: B904 - the same exception
+    except RuntimeError as e:
+        if _READS_DATA not in str(e):
+            raise
+        raise acquisition.refuse(data_dependent_on_wrapper(f"{getattr(fn, '__name__', fn)} reads values of a tensor")) from e
 
 
 def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:

@@ -114,7 +114,16 @@ def _class(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     return _type(None, obj)
 
 
-_METADATA = {"dtype": _dtype, "device": _device, "__class__": _class}
+def _shape(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return wrapped_result(torch.Size(obj.value.shape), [obj.provenance, name.provenance])
+
+
+def _size(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    shape = torch.Size(obj.value.shape)
+    return wrapped_result(make_opaque(lambda dim=None: shape if dim is None else shape[dim]), [obj.provenance, name.provenance])
+
+
+_METADATA = {"dtype": _dtype, "device": _device, "shape": _shape, "size": _size, "__class__": _class}
 
 
 def _adjoint(x: torch.Tensor) -> torch.Tensor:
@@ -222,7 +231,7 @@ def _without_base(real: torch.Tensor, obj: WrappedValue, name: WrappedValue, *_:
     return attribute_of_input(real, obj, name.value)
 
 
-_ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage")
+_ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage", "is_shared", "is_pinned")
 
 
 def _require_grad(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass import agreement
 from thunder_norm.subclass.acquisition import Acquisition, is_in_place
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.given_attributes import attribute_of_input
@@ -23,15 +24,22 @@ from thunder_norm.subclass.operations import operation_of, torch_callable
 from thunder_norm.tracing import views_in_place
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    get_interpreterruntimectx,
+    wrap_const,
+)
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
-    """What Thunder calls for `fn`; where that raises, or Thunder knows nothing to call, torch's function runs and is recorded.
+    """What Thunder calls for `fn`; torch's function runs and is recorded instead where Thunder knows none, raises, or returns something else.
 
-    So does ``unfold``: what stands for it elsewhere is no view.
+    So does ``unfold``: what stands for it elsewhere is no view.  What torch raises is raised.
     """
     if fn is getattr:
         return with_attributes(acquisition, found, args)
@@ -47,15 +55,29 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
     def call(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
         trace = get_jit_ctx().computation_trace
         scopes, lengths = list(trace.scopes), [len(s) for s in trace.scopes]
+        wanted = agreement.of_torch(acquisition, torch_fn, args, kwargs)
+        if isinstance(wanted, Exception):
+            return do_raise(wanted)
         result = found(*args, **kwargs)
-        if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
+        if not is_raised and (is_in_place(torch_fn) or agreement.agrees(result, wanted)):
             return result
         trace.scopes[:] = scopes  # a symbol whose meta function raises leaves its own scope behind
         for scope, length in zip(scopes, lengths, strict=True):
             del scope[length:]
+        if agreement.is_constant(wanted):
+            get_interpreterruntimectx().curexc = None
+            return wrapped_result(wanted, [a.provenance for a in args])
+        number = agreement.of_numbers(torch_fn, args, kwargs) if not is_raised else None
+        if number is not None:
+            return _interpret_call(_tensor, wrap_const(number.item()), wrap_const(number.dtype))
         return _recorded(acquisition, torch_fn, *args, **kwargs)
 
     return call
+
+
+def _tensor(number: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(number, dtype=dtype)
 
 
 def keeping_history(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

@@ -279,26 +279,27 @@ def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     """
     recorder = (acquisition.recorder_kind or Recorder)(acquisition)
     # also before there is anything to differentiate: what is written later into a view taken now is seen if that was taken with gradients
-    with torch.set_grad_enabled(is_grad_enabled()), _autocast(), acquisition.fakes.mode, recorder:
+    with torch.set_grad_enabled(is_grad_enabled()), autocasting(), acquisition.fakes.mode, recorder:
         yield recorder
 
 
 def in_autocast_region() -> bool:
     """Whether the program itself has switched autocast on around the operation at hand."""
-    return any(enabled for _, enabled in _regions().values())
+    return any(enabled for _, _, enabled in autocast_regions())
 
 
-def _regions() -> dict[str, tuple[Any, bool]]:
+def autocast_regions() -> tuple[tuple[str, Any, bool], ...]:
     """For each device the innermost of these regions: its dtype, and whether autocast is on there."""
     cd = get_compile_data()
-    return {} if cd is None else {device: (dtype, enabled) for device, dtype, enabled in cd.autocast_stack.stack}
+    found = {} if cd is None else {device: (dtype, enabled) for device, dtype, enabled in cd.autocast_stack.stack}
+    return tuple((device, dtype, enabled) for device, (dtype, enabled) in found.items())
 
 
 @contextlib.contextmanager
-def _autocast() -> Iterator[None]:
+def autocasting() -> Iterator[None]:
     """The autocast regions of the program around the operation at hand; Thunder keeps their stack without entering them."""
     with contextlib.ExitStack() as stack:
-        for device, (dtype, enabled) in _regions().items():
+        for device, dtype, enabled in autocast_regions():
             dtype = dtypes.to_torch_dtype(dtype)
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
         yield

@@ -240,6 +240,16 @@ def _clamp_in_place(input: Any, min: Any = None, max: Any = None) -> Any:
     return ltorch.copy_(input, _clamp(input, min, max))  # the symbol: Thunder looks for it where something is written
 
 
+@_instead_of(torch.sum, torch.Tensor.sum)
+def _sum(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """No dimensions are all of them; Thunder's fails in the gradient."""
+    if args and isinstance(args[0], Sequence) and not args[0]:
+        args = (None, *args[1:])
+    if isinstance(kwargs.get("dim"), Sequence) and not kwargs["dim"]:
+        kwargs["dim"] = None
+    return ltorch.sum(input, *args, **kwargs)
+
+
 # -- other dtypes -----------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,9 @@ from thunder_norm.tracing import (
     aliases,
     attributes,
     autocast,
+    constructors,
     guards,
+    known_arguments,
     known_values,
     lookasides,
     modules,
@@ -77,8 +79,10 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         about_python = (
             about_python
             or callbacks.lookaside(fn, args, kwargs)
+            or constructors.lookaside(fn, args, kwargs)
             or torch_arguments.lookaside(fn, args, kwargs)
             or known_values.lookaside(fn, args)
+            or known_arguments.lookaside(fn, args, kwargs)
             or torch_neural.lookaside(fn, args, kwargs)
         )
         about_python = about_python or modules.making(fn, args, kwargs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import codeutils
 from thunder.core.baseutils import ProxyInterface
@@ -20,6 +22,8 @@ def _stands_for_itself(x: Any) -> bool:
 def _to_printable(trace: Any, x: Any, *, import_ctx: dict | None = None, object_ctx: dict | None = None) -> Any:
     if _stands_for_itself(x):
         return x
+    if type(x) is torch.Size:  # which Thunder writes as an object, by a name that nobody defines
+        return tuple(x)
     if type(x) in (tuple, list) and all(map(_stands_for_itself, x)):
         return type(x)(x)
     if type(x) is dict and all(map(_stands_for_itself, x.values())):

@@ -1,4 +1,4 @@
-"""Python as it is, where Thunder's interpreter has another: methods of lists and dicts, callbacks of functions in C, operators, exceptions.
+"""Python as it is, where Thunder's interpreter has another: of lists and dicts, callbacks of functions in C, operators, patterns, exceptions.
 
 What is here was silently another result than eager mode's (``if d.keys()``, ``l.index(v, 2)``, ``Counter.get``, a closure that
 ``sorted`` calls), or an error of the interpreter's own (``l.sort()``, ``d.popitem()``).  It acts in compilations in which a transform of ours
@@ -7,9 +7,17 @@ has a part; attributes are in `tracing/attributes.py`, generators in `tracing/ge
 
 from __future__ import annotations
 
-from thunder_norm.tracing.python import assertions, callbacks, comparisons, lists, mappings, natively, operators
+from thunder_norm.tracing.python import assertions, callbacks, comparisons, lists, mappings, natively, operators, patterns
 from thunder_norm.tracing.replacement import Replacements
 
 __all__ = ["AS_IT_IS", "callbacks", "lists", "natively"]
 
-AS_IT_IS = Replacements((*mappings.REPLACEMENTS, *assertions.REPLACEMENTS, *comparisons.REPLACEMENTS, *operators.REPLACEMENTS))
+AS_IT_IS = Replacements(
+    (
+        *mappings.REPLACEMENTS,
+        *assertions.REPLACEMENTS,
+        *comparisons.REPLACEMENTS,
+        *operators.REPLACEMENTS,
+        *patterns.REPLACEMENTS,
+    )
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -100,6 +101,55 @@ def _accumulate(iterable: Iterable[Any], func: Callable | None = None, *, initia
         yield total
 
 
+@_written_out(itertools.zip_longest)
+def _zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[Any]:
+    remaining = [iter(i) for i in iterables]
+    while True:
+        values, is_over = [], True
+        for place, iterator in enumerate(remaining):
+            value = _MISSING if iterator is None else next(iterator, _MISSING)
+            if value is _MISSING:
+                remaining[place] = None
+                value = fillvalue
+            else:
+                is_over = False
+            values.append(value)
+        if is_over:
+            return
+        yield tuple(values)
+
+
+def _attributes(paths: tuple[str, ...], value: Any) -> Any:
+    found = [functools.reduce(getattr, path.split("."), value) for path in paths]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _items(keys: tuple[Any, ...], value: Any) -> Any:
+    found = [value[key] for key in keys]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _called(method: tuple[Any, ...], value: Any) -> Any:
+    name, args, kwargs = method
+    return getattr(value, name)(*args, **kwargs)
+
+
+def _getter(fn: Any) -> tuple[Callable, tuple] | None:
+    """What an object of ``operator`` does with its argument, and what it was made of."""
+    if type(fn) is operator.attrgetter:
+        return _attributes, fn.__reduce__()[1]
+    if type(fn) is operator.itemgetter:
+        return _items, fn.__reduce__()[1]
+    if type(fn) is not operator.methodcaller:
+        return None
+    make, given = fn.__reduce__()[:2]
+    named: dict[str, Any] = {}
+    if isinstance(make, functools.partial):  # with keywords
+        named, given = make.keywords, (*make.args, *given)
+    name, *args = given
+    return _called, (name, tuple(args), named)
+
+
 def _chosen(values: Iterable[Any], key: Callable | None, default: Any, is_largest: bool) -> Any:
     found, found_key = _MISSING, None
     for value in values:
@@ -114,7 +164,10 @@ def _chosen(values: Iterable[Any], key: Callable | None, default: Any, is_larges
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
-    """What to call instead of ``max`` and ``min``, where they ask the program for keys, elements or their order."""
+    """What to call instead of ``max`` and ``min``, where they ask the program for keys, elements or their order, and of getters."""
+    getter = _getter(fn)
+    if getter is not None and len(args) == 1 and not kwargs and not _is_thunders():
+        return lambda value: thunders._interpret_call(getter[0], wrap_const(getter[1]), value)
     if not lookasides.is_pythons(fn) or not args or _is_thunders():
         return None
     key = kwargs.get("key")

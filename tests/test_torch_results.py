@@ -1,0 +1,170 @@
+"""Operations return what torch's return: classes, shapes, dtypes, and refuse what torch refuses; whatever Thunder's do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.seeds import seeded
+from thunder_norm.errors import DataDependentError, ThunderNormError
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
+import thunder
+
+# each is a function of x, which is [3, 4] in float32
+_OF_CLASSES = """
+torch.Tensor([1.0, 2.0]) | torch.Tensor([[1, 2], [3, 4]]) | torch.Tensor(2, 3).fill_(1) | torch.Tensor(size=(2,)).zero_()
+torch.Tensor(torch.Size([2])).zero_() | torch.Tensor(x.shape).zero_() | torch.Tensor(x.size()).zero_() | torch.Tensor() | torch.Tensor([[]])
+torch.Tensor(x) * 2 | torch.Tensor([x[0, 0], 2]) | torch.FloatTensor([1, 2]) | torch.DoubleTensor([1, 2]) | torch.LongTensor([1, 2])
+torch.LongTensor([1.5]) | torch.LongTensor(3, 2).zero_() | torch.LongTensor(x.long()) | torch.BoolTensor([True, False]) | torch.HalfTensor([1.5])
+torch.ByteTensor([1, 255]) | torch.FloatTensor(3).zero_() + x[:, 0] | torch.BFloat16Tensor((1.5, 2)) | torch.Tensor(range(3))
+"""
+_OF_LISTS = """
+torch.tensor([x[0, 0], 2]) | torch.tensor([x.double()[0, 0], 2.0]) | torch.tensor([[x[0, 0]], [x[0, :1]]]) | torch.tensor([x.half()[0, 0], 2.0])
+torch.tensor([x.half()[0, 0], torch.tensor(2)]) | torch.tensor([torch.tensor(True), 1]) | torch.as_tensor([x.sum(), 1]) | torch.asarray((x.sum(), 1))
+x.new_tensor([x[0, 0], 1]) | x.double().new_tensor([x[0, 0], 1]) | torch.tensor([x.sum(), 1], dtype=torch.float64) | torch.tensor(range(3))
+torch.tensor([np.float64(1.0)]) | torch.tensor([np.float16(1.0), 2]) | torch.tensor([np.int32(3)]) | torch.tensor([x.shape, x.shape]) | torch.tensor(x.shape)
+torch.tensor([1, 2.5, True]) | torch.tensor([]) | torch.tensor(np.arange(3)) | torch.scalar_tensor(2) | torch.as_tensor(2) | torch.asarray(2.5)
+"""
+_OF_NUMBERS = """
+torch.add(2, 3) | torch.add(2, -1, alpha=2) | torch.add(2, 3.0) | torch.add(True, 1) | torch.sub(2, 3, alpha=2) | torch.mul(2, 3.5) | torch.mul(True, True)
+torch.div(2, 3) | torch.div(7, 2, rounding_mode='floor') | torch.floor_divide(7, 2) | torch.pow(2, torch.tensor(3))
+torch.bitwise_and(6, x.long()) | torch.xlogy(2, x.abs()) | torch.float_power(2, x) | torch.true_divide(1, 2)
+x + True | True * x.long() | x.long() // True | True ** x.long() | (x > 0) * 2.5 | (x > 0) + True | x.clamp(False, True) | x[True] | x[..., False]
+torch.full((2,), True) | torch.full_like(x.long(), 2.5) | torch.where(x > 0, True, 0.5) | F.pad(x, (1, 1), value=True)
+"""
+_KNOWN = """
+x.tensor_split(torch.tensor([1])) | x.tensor_split(torch.tensor([1, 2]), dim=1) | x.tensor_split(torch.tensor(2)) | torch.tensor_split(x, torch.tensor([1]), 1)
+x.narrow(0, torch.tensor(1), 1) | x.view(torch.tensor(4), 3) | x.reshape((torch.tensor(4), -1)) | x.expand(torch.tensor(2), 3, 4) | x.repeat(torch.tensor(2), 1)
+torch.zeros(torch.tensor(2), 3) | torch.ones(torch.tensor(2)) | torch.arange(torch.tensor(3)) | torch.arange(0, torch.tensor(3) + 1, 1) | x.new_zeros(torch.tensor(2))
+x[torch.tensor(1):] | x[torch.tensor(0):torch.tensor(2), 1] | x[:, torch.tensor(True)] | x[torch.tensor(1)] | torch.eye(torch.tensor(2))
+"""
+_SIZES = """
+x.shape | x.size() | x.shape[:1] | x.shape + (2,) | [x.shape, x * 2] | {'a': x.shape} | x.size(0) | x.size(dim=-1) | str(x.shape) | isinstance(x.shape, torch.Size)
+x.new_zeros(size=x.size()) | F.layer_norm(x, normalized_shape=x.shape[1:]) | x.view(*x.shape[:-1], 2, 2) | x.shape.numel() | (x @ x.t()).shape | x[:0].shape
+"""
+_REFUSED = """
+x - (x > 0) | torch.rsub(torch.tensor(1), x > 0) | (x > 0) - (x > 0) | True - x | x.sub(x > 0) | F.normalize(x > 0) | torch.remainder(7, 3) | torch.fmod(7, 3)
+True - x.long() | x.add(x, alpha=True) | torch.eq(2, x) | x.sum(dim=True)
+torch.LongTensor(x) | torch.Tensor(['a']) | torch.Tensor(2.5) | torch.tensor([x[0, :2]]) | torch.dot(x[0], x[0].double()) | torch.heaviside(x, x.double())
+"""
+
+
+def _programs(table: str) -> list[str]:
+    return [p.strip() for line in table.strip().splitlines() for p in line.split(" | ") if p.strip()]
+
+
+def _function(text: str):
+    import numpy as np
+
+    return eval(f"lambda x: {text}", {"torch": torch, "F": F, "np": np})  # noqa: S307 - of this file
+
+
+def _described(value):
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.detach().tolist()
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, [_described(v) for v in value]
+    return {k: _described(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("text", _programs(_OF_CLASSES + _OF_LISTS + _OF_NUMBERS + _KNOWN + _SIZES))
+def test_what_is_made_is_torchs(text):
+    torch.manual_seed(seeded(0))
+    x, f = torch.randint(-8, 8, (3, 4)) / 4, _function(text)
+    for transform in (SubclassTransform, NormTransform):
+        jitted = thunder.jit(f, transforms=[transform()])
+        for given in (x, x + 1):
+            assert _described(jitted(given)) == _described(f(given))
+
+
+@pytest.mark.parametrize("text", _programs(_REFUSED))
+def test_what_torch_refuses_is_refused(text):
+    x, f = torch.ones(3, 4), _function(text)
+    with pytest.raises(Exception) as wanted:  # noqa: B017 - whatever torch says
+        f(x)
+    with pytest.raises(wanted.type):
+        thunder.jit(f, transforms=[NormTransform()])(x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda x, n: x.narrow(0, n, 1), lambda x, n: x.tensor_split(n[None]), lambda x, n: torch.zeros(n), lambda x, n: x[n:]],
+    ids=["narrow", "tensor_split", "zeros", "a slice"],
+)
+def test_sizes_by_inputs_are_refused(f):
+    with pytest.raises(ThunderNormError, match="value"):
+        thunder.jit(f, transforms=[NormTransform()])(torch.ones(3, 4), torch.tensor(1))
+
+
+@pytest.mark.parametrize("dim", [(), []], ids=str)
+def test_a_sum_over_no_dimensions_is_of_all(dim):
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    f = lambda x: (x.sum(dim) ** 2, torch.sum(x[:0], dim=dim, keepdim=True))  # noqa: E731
+    found = thunder.jit(f, transforms=[NormTransform()])(x)
+    torch.testing.assert_close(found, f(x))
+    torch.testing.assert_close(torch.autograd.grad(found[0], x), torch.autograd.grad(f(x)[0], x))
+
+
+def test_a_tensor_of_tensors_has_no_gradient():
+    x = torch.randn(3, requires_grad=True)
+    f = lambda x: torch.tensor([x[0], x[1]]) * x[:2]  # noqa: E731
+    (wanted,), (found,) = (torch.autograd.grad(g(x).sum(), x) for g in (f, thunder.jit(f, transforms=[NormTransform()])))
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(grad(lambda x: f(x).sum())(x.detach()), wanted)
+
+
+def test_agreement_holds_inside_functions():
+    x = torch.randn(5, 3)
+    f = lambda x: (torch.add(2, 3) * x, torch.Tensor([1.0]) + x, torch.tensor([x[0], 2.0]))  # noqa: E731
+    for found, wanted in zip(vmap(f)(x), (5 * x, x + 1, torch.stack([x[:, 0], torch.full((5,), 2.0)], 1)), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_programs_under_autocast_have_its_dtypes():
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            a = x @ x.t()
+            with torch.autocast("cpu", enabled=False):
+                b = x @ x.t()
+        return a, b, F.linear(x, x)
+
+    x = torch.randn(3, 4)
+    found = thunder.jit(f, transforms=[NormTransform()])(x)
+    assert [t.dtype for t in found] == [t.dtype for t in f(x)]
+
+
+def test_a_number_that_is_not_known_is_refused():
+    with pytest.raises(DataDependentError):
+        thunder.jit(lambda x: torch.arange(x.long().sum()), transforms=[NormTransform()])(torch.ones(3))
+
+
+_SELECTED = {
+    "a row": lambda y, i: (y[i], y),
+    "a part of a row": lambda y, i: (y[i, 1:], y),
+    "a column": lambda y, i: (y[:, i], y),
+    "an entry": lambda y, i: (y[i, 0], y),
+    "a row of a row": lambda y, i: (y[i][i], y),
+    "a copy": lambda y, i: (y[i[None]], y),
+    "a constant": lambda y, i: (y[torch.tensor(1)], y),
+    "a constant and a slice": lambda y, i: (y[torch.tensor(-1), 1:], y),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", _SELECTED)
+def test_what_a_tensor_selects_is_written_into(name, requires_grad):
+    def f(x, i):
+        v, y = _SELECTED[name](x * 1, i)
+        v.mul_(2)
+        w = v + y.sum()
+        y.add_(1)
+        return y, v, w
+
+    torch.manual_seed(seeded(0))
+    x, i = torch.randn(3, 4, dtype=torch.float64, requires_grad=requires_grad), torch.tensor(1)
+    wanted, found = f(x, i), thunder.jit(f, transforms=[NormTransform()])(x, i)
+    torch.testing.assert_close(found, wanted)
+    if requires_grad:
+        slopes = [torch.autograd.grad(sum((t * t).sum() for t in r), x)[0] for r in (found, wanted)]
+        torch.testing.assert_close(*slopes)

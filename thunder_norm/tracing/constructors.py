@@ -1,0 +1,174 @@
+"""Tensors that a program makes of lists, and by calling a class: ``torch.tensor([x.sum(), 2])``, ``torch.LongTensor(2, 3)``.
+
+They are written as the functions that do the same: what makes tensors in C knows no proxies, and Thunder nothing but numbers in lists.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm.tracing.lookasides import instead_of, look_up
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import (
+    ProvenanceRecord,
+    PseudoInst,
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    unwrap,
+    wrap,
+    wrap_const,
+)
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import Symbol
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
+    """What to call instead of `fn`, if it makes a tensor of a sequence that Thunder does not read as torch does; None for all others."""
+    place: Any = 1 if isinstance(fn, Symbol) and fn.name == "new_tensor" else look_up(_OF_SEQUENCES, fn)
+    if place is None or len(args) <= place:
+        return None
+    data = args[place]
+    held = _held(data.value)
+    if isinstance(held, range):
+        listed = wrap(list(held), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[data.provenance]))
+        return lambda *_, **__: _interpret_call(fn, *args[:place], listed, *args[place + 1 :], **kwargs)
+    if not isinstance(held, list | tuple):
+        return None
+    leaves = list(_leaves(held))
+    if any(isinstance(v, TensorProxy) for v in leaves):
+        return functools.partial(_of_parts, place, leaves, _shape(held))
+    own = _values_of_numpy(leaves)
+    if own is None or "dtype" in kwargs:
+        return None
+    return lambda *_, **__: _interpret_call(fn, *args, **kwargs, dtype=wrap_const(own))
+
+
+def _of_parts(place: int, leaves: list[Any], shape: tuple[int, ...], *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for a sequence with tensors of one entry in it, which torch reads as numbers."""
+    dtype = unwrap(kwargs.pop("dtype")) if "dtype" in kwargs else None
+    if place:  # a method
+        dtype = dtypes.to_torch_dtype(args[0].value.dtype) if dtype is None else dtype
+        kwargs.setdefault("device", wrap_const(devices.to_torch_device(args[0].value.device)))
+    dtype = functools.reduce(torch.promote_types, map(_dtype_of, leaves)) if dtype is None else dtype
+    if any(isinstance(v, TensorProxy) and math.prod(v.shape) != 1 for v in leaves):
+        return do_raise(ValueError("only one element tensors can be converted to Python scalars"))
+    return _interpret_call(_stacked, args[place], wrap_const(dtype), wrap_const(shape), **kwargs)
+
+
+def _stacked(
+    data: Any, dtype: torch.dtype, shape: tuple[int, ...], device: Any = None, requires_grad: bool = False
+) -> torch.Tensor:
+    parts = [
+        v.detach().reshape(()).to(dtype) if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype) for v in _flat(data)
+    ]
+    made = torch.stack(parts).reshape(shape).to(torch.get_default_device() if device is None else device)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _flat(data: Any) -> list[Any]:
+    return [leaf for item in data for leaf in _flat(item)] if isinstance(data, (list, tuple)) else [data]
+
+
+def _held(value: Any) -> Any:
+    value = value.value if isinstance(value, WrappedValue) else value
+    return type(value)(map(_held, value)) if type(value) in (list, tuple) else value
+
+
+def _leaves(held: Any) -> Iterator[Any]:
+    if isinstance(held, list | tuple):
+        for v in held:
+            yield from _leaves(v)
+    else:
+        yield held
+
+
+def _shape(held: Any) -> tuple[int, ...]:
+    return (len(held), *(_shape(held[0]) if held else ())) if isinstance(held, list | tuple) else ()
+
+
+def _dtype_of(leaf: Any) -> torch.dtype:
+    if isinstance(leaf, TensorProxy):
+        return dtypes.to_torch_dtype(leaf.dtype)
+    with _disable_current_modes():
+        return torch.tensor(leaf.value if isinstance(leaf, NumberProxy) else leaf).dtype
+
+
+def _values_of_numpy(leaves: list[Any]) -> torch.dtype | None:
+    """The dtype that torch finds for numbers of which one is NumPy's."""
+    if not any(isinstance(v, np.generic) for v in leaves):
+        return None
+    return functools.reduce(torch.promote_types, map(_dtype_of, leaves))
+
+
+_OF_SEQUENCES: dict[Any, Any] = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
+
+
+# -- classes ----------------------------------------------------------------------------------------------------------
+
+
+def _of_class(cls: Any, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for a tensor class: with sizes, with numbers in lists, or with a tensor.
+
+    What torch says of numbers, which it takes otherwise than ``torch.tensor`` does, is asked of the class itself.
+    """
+    if len(args) > 1 or "size" in kwargs or (args and type(unwrap(args[0])) in (int, torch.Size)):
+        return _interpret_call(_empty, _like(cls), *args, **kwargs)
+    if not args and "data" not in kwargs:
+        return _interpret_call(_empty, _like(cls), wrap_const(0), **kwargs)
+    data = args[0] if args else kwargs["data"]
+    if isinstance(data.value, TensorProxy):
+        return _interpret_call(_alias, wrap_const(None if cls is torch.Tensor else cls.dtype), data)
+    held = unwrap(data)
+    if not any(isinstance(v, TensorProxy | NumberProxy | torch.Tensor) for v in tree_leaves(held)):
+        try:
+            with _disable_current_modes():
+                held = cls(held)
+        except Exception as e:  # noqa: BLE001 - the program's
+            return do_raise(e)
+        data = wrap_const(held.tolist()) if held.numel() else wrap_const(torch.Size(held.shape))
+        if not held.numel():
+            return _interpret_call(_empty, _like(cls), data)
+    return _interpret_call(_of_numbers, _like(cls), data)
+
+
+def _like(cls: Any) -> WrappedValue:
+    """The dtype and device of what a class makes; of ``torch.Tensor`` they are the defaults at the call."""
+    if cls is not torch.Tensor:
+        return wrap_const((cls.dtype, "cuda" if cls.is_cuda else "cpu"))
+    return wrap_const((torch.get_default_dtype(), str(torch._C._get_default_device())))
+
+
+def _empty(like: tuple, *size: Any, **named: Any) -> torch.Tensor:
+    dtype, device = like
+    size = named.pop("size", size)
+    if len(size) == 1 and not isinstance(size[0], int):
+        size = size[0]
+    return torch.empty(tuple(size), dtype=dtype, device=named.get("device", device))
+
+
+def _of_numbers(like: tuple, data: Any) -> torch.Tensor:
+    dtype, device = like
+    return torch.tensor(data, dtype=dtype, device=device)
+
+
+def _alias(dtype: torch.dtype | None, tensor: torch.Tensor) -> torch.Tensor:
+    if dtype is not None and tensor.dtype != dtype:
+        raise TypeError(f"expected a tensor of {dtype}, got one of {tensor.dtype}")
+    return tensor.view(tensor.shape)
+
+
+def _classes() -> list[Callable]:
+    return [torch.Tensor, *(c for c in torch._tensor_classes if c.layout is torch.strided)]
+
+
+for _cls in _classes():
+    instead_of(_cls)(functools.partial(_of_class, _cls))

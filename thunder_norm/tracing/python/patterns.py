@@ -1,0 +1,80 @@
+"""Patterns of ``match``: of classes, and of mappings.
+
+For ``case Point(x=0)`` Thunder compares with all of ``__match_args__``, not with those that the pattern gives, ``case int(n)`` finds
+nothing, and where a class does not match it leaves another value than None on the stack, which is taken for a match.
+"""
+
+from __future__ import annotations
+
+import dis
+from typing import Any
+
+from thunder_norm.tracing.replacement import Replacement
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import InterpreterStack, do_raise, wrap_const
+
+_handlers = thunders._default_opcode_handler_map
+_MATCHES_ITSELF = 1 << 22  # in ``__flags__`` of a class, as of int and str: its one positional pattern is for the whole
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_MISSING = object()
+
+
+def _class_handler(inst: dis.Instruction, /, stack: InterpreterStack, **_: Any) -> Any:
+    by_name, cls, subject = stack.pop(), stack.pop_wrapped(), stack.pop_wrapped()
+    matches = thunders._interpret_call(isinstance, subject, cls)
+    if matches is _EXCEPTION_RAISED or not matches.value:
+        return matches if matches is _EXCEPTION_RAISED else stack.append(wrap_const(None))
+    try:
+        is_itself, names = _attributes(cls.value, inst.arg or 0, by_name)
+    except TypeError as e:
+        return do_raise(e)
+    found = thunders._interpret_call(_of_class, subject, wrap_const(is_itself), *map(wrap_const, names))
+    return found if found is _EXCEPTION_RAISED else stack.append(found)
+
+
+def _attributes(cls: type, count: int, by_name: tuple[str, ...]) -> tuple[bool, list[str]]:
+    """Which attributes ``case cls(...)`` asks for, with `count` patterns by position; and whether the one pattern is for the whole."""
+    matched = getattr(cls, "__match_args__", None)
+    is_itself = matched is None and bool(cls.__flags__ & _MATCHES_ITSELF)
+    matched = () if matched is None or not count else matched
+    if type(matched) is not tuple:
+        raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {type(matched).__name__})")
+    allowed = 1 if is_itself else len(matched)
+    if allowed < count:
+        raise TypeError(f"{cls.__name__}() accepts {allowed} positional sub-pattern{'s'[: allowed != 1]} ({count} given)")
+    names: list[str] = []
+    for name in (*matched[:count], *by_name):
+        if not isinstance(name, str):
+            raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")
+        if name in names:
+            raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
+        names.append(name)
+    return is_itself and count == 1, names
+
+
+def _of_class(subject: Any, is_itself: bool, *names: str) -> tuple[Any, ...] | None:
+    """What a class pattern binds; None where an attribute is missing."""
+    found = [subject] if is_itself else []
+    for name in names:
+        value = getattr(subject, name, _MISSING)
+        if value is _MISSING:
+            return None
+        found.append(value)
+    return tuple(found)
+
+
+def _keys_handler(inst: dis.Instruction, /, stack: InterpreterStack, **_: Any) -> Any:
+    keys, subject = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
+    found = thunders._interpret_call(_of_keys, subject, keys)
+    return found if found is _EXCEPTION_RAISED else stack.append(found)
+
+
+def _of_keys(subject: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    found = [subject.get(key, _MISSING) for key in keys]
+    return None if any(value is _MISSING for value in found) else tuple(found)
+
+
+REPLACEMENTS = (
+    Replacement(_handlers, "MATCH_CLASS", _class_handler, "_match_class_handler, _match_class_impl: for attr_name in match_args"),
+    Replacement(_handlers, "MATCH_KEYS", _keys_handler, "_match_keys_handler: _interpret_call_with_unwrapping(_match_keys_impl"),
+)
