@@ -39,6 +39,11 @@ def _split(x: torch.Tensor) -> Any:
     return [part * 2 for part in x.sort()[0].split(counts)]
 
 
+def _checked(x: torch.Tensor) -> torch.Tensor:
+    torch._check_tensor_all(x < 9, "too large")
+    return x * 2
+
+
 def _computed_numbers(x: torch.Tensor) -> torch.Tensor:
     low, high = x.min().item(), abs(x.max().item())
     return x * low if 2 * (high - low) >= 3.5 and not low == high else x + high
@@ -50,6 +55,8 @@ ASKED: dict[str, Callable[[torch.Tensor], Any]] = {
     "split by counts": _split,
     "numbers computed": _computed_numbers,
     "a count as a factor": lambda x: x * (x > 0).sum().item(),
+    "truth": lambda x: x.exp() if (x.sum() > 0).item() is True else x,
+    "checked": _checked,
     "rounded": lambda x: x * round(x.sum().item()),
     "returned": lambda x: (x.sum().item() > 1, int(x.sum()), x.exp()),
     "asked twice": lambda x: x.sin() if (y := x.cumsum(0)).max() > 1 and y.min() > 0 else y.cos(),
@@ -206,6 +213,15 @@ def test_what_eager_pytorch_raises_is_raised() -> None:
         for call in (f, thunder.jit(f, transforms=[SubclassTransform()])):
             with pytest.raises((RuntimeError, ValueError), match="more than one value|only one element tensors"):
                 call(torch.ones(3))
+
+
+def test_what_torch_checks_is_raised() -> None:
+    for call in (_checked, jf := thunder.jit(_checked, transforms=[NormTransform()])):
+        with pytest.raises(RuntimeError, match="too large"):
+            call(torch.full((2,), 10.0))
+    torch.testing.assert_close(jf(torch.ones(2)), torch.full((2,), 2.0))
+    with pytest.raises(RuntimeError, match="too large"):
+        jf(torch.full((2,), 10.0))
 
 
 def test_of_ever_new_values_some_traces_are_kept() -> None:

@@ -350,7 +350,7 @@ class Acquisition:
                     return self.ask(torch.Tensor.item, [value])
                 except UnknownValueError as e:
                     what = "a number read from a tensor was passed to an operation on a wrapper subclass"
-                    raise data_dependent_on_wrapper(what) from e
+                    raise data_dependent_on_wrapper(what, why=str(e)) from e
             return value.value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*(self.to_fake(v) for v in value))

@@ -121,6 +121,9 @@ class Interpreting(Watching):
             what = values.needed_for(fn, args)
             if what is not None:
                 return _sized(acquisition, fn, args) or reading.lookaside(acquisition, fn, args, what) or values.refusal(fn, args)
+            found = reading.lookaside(acquisition, fn, args, ".item()") if reading.asks_for_truth(fn, args) else None
+            if found is not None:
+                return found
         if acquisition.phase is Phase.WAITING:
             acquisition.phase = Phase.RUNNING
             _begin(acquisition, fn, args)

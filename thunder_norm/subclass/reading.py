@@ -18,6 +18,7 @@ from thunder_norm.subclass.values import NUMBERS_ALONE, is_unknown, is_unknown_n
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.python.comparisons import COMPARISONS
+from thunder.core import dtypes
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, do_raise, wrap
 from thunder.core.proxies import TensorProxy
 
@@ -48,6 +49,12 @@ def _taking_numbers() -> dict[Any, Callable | None]:
 
 
 _ASKED, _TAKING_NUMBERS = _asked(), _taking_numbers()
+
+
+def asks_for_truth(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
+    """Whether `fn` is ``.item()`` of a condition, for which Thunder has a number; nothing is computed with it."""
+    is_item = look_up(_ASKED, fn) is torch.Tensor.item
+    return is_item and len(args) > 0 and type(args[0].value) is TensorProxy and args[0].value.dtype is dtypes.bool8
 
 
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], what: str) -> Callable | None:

@@ -113,9 +113,11 @@ class Recorder(Writing):
                 return known
             if self._take_for_equal(args[0]):
                 return True
-            with contextlib.suppress(UnknownValueError):
+            try:
                 return self.acquisition.ask(torch.Tensor.item, [args[0]])
-            raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
+            except UnknownValueError as e:
+                what = "the value of a tensor was asked for (.item(), bool(), int() or a condition)"
+                raise data_dependent_on_wrapper(what, why=str(e)) from None
         if is_on_lists(func):
             func, args = with_lists(func, args)
         effect = with_effects(func)
@@ -150,8 +152,8 @@ class Recorder(Writing):
         others = args[num_tensors:]
         try:
             return self.acquisition.ask(lambda *tensors: func(*tensors, *others, **kwargs), args[:num_tensors])
-        except UnknownValueError:
-            raise data_dependent_on_wrapper(f"what {func} returns depends on the values of a tensor") from None
+        except UnknownValueError as e:
+            raise data_dependent_on_wrapper(f"what {func} returns depends on the values of a tensor", why=str(e)) from None
 
     def _note_constant(self, func: Any, args: tuple, kwargs: dict, tensors: list[torch.Tensor], result: torch.Tensor) -> None:
         """Remember the value of what is computed from ``torch.tensor([1, 2, 3])`` alone: Python may ask for it."""

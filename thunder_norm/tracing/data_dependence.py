@@ -36,13 +36,13 @@ def data_dependent(what: str, transform: str | None = None, at: str | None = Non
     )
 
 
-def data_dependent_on_wrapper(what: str) -> UnsupportedOpError:
+def data_dependent_on_wrapper(what: str, why: str = "the value is not known while the trace is acquired") -> UnsupportedOpError:
     """The error for an operation on a wrapper subclass that needs values, or whose result depends on them in shape."""
     return UnsupportedOpError(
         with_details(
             f"data-dependent control flow: {what}",
             at=location_of_user(),
-            why="the value is not known while the trace is acquired",
+            why=why,
             instead="use torch.where, or compute the condition outside the jitted function",
         )
     )
