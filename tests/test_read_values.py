@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from tests.op_coverage import compare
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, normed
-from thunder_norm.errors import AcquiredAnewWarning, DataDependentError
+from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, UnsupportedOpError
 from thunder_norm.subclass import data_sizes
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
@@ -192,6 +192,55 @@ def _written(x: torch.Tensor) -> torch.Tensor:
     y = x.clone()
     y.mul_(-1)
     return x if y.sum() > 0 else x * 2
+
+
+def _beside(x: torch.Tensor) -> torch.Tensor:
+    y = x.cos()
+    y += 1
+    y[0] = 2
+    return y if x.sum() > 0 and (x * 2).max() > 1 else y * 2
+
+
+def test_what_the_program_writes_elsewhere_does_not_matter() -> None:
+    jf = thunder.jit(_beside, transforms=[SubclassTransform()])
+    for x in INPUTS:
+        torch.testing.assert_close(jf(x), _beside(x))
+
+
+def _write(y: torch.Tensor) -> None:
+    y += 1.5
+
+
+WRITTEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "an input": lambda x, y: (_write(x), x * 2 if x.sum() > 0 else x)[1],
+    "a view of an input": lambda x, y: (_write(x[1:]), x * 2 if x.sum() > 0 else x)[1],
+    "what it is a view of": lambda x, y: (z := x[:2], _write(x), x * 2 if z.sum() > 0 else x)[2],
+    "a view in another shape": lambda x, y: (z := x.reshape(1, 3), _write(x), x * 2 if z.sum() > 0 else x)[2],
+    "what is computed": lambda x, y: (z := x * 2, _write(z), x * 2 if z.sum() > 0 else x)[2],
+    "a number of it": lambda x, y: (z := x * 2, _write(z), x * 2 if z.sum().item() > 0 else x)[2],
+    "asked before": lambda x, y: (x.sum() > 0 or x.max() > 0, _write(x), x * 2 if x.sum() > 0 else x)[2],
+    "sizes": lambda x, y: (_write(x), x[x > 0])[1],
+    "an input in the same memory": lambda x, y: (_write(x), x * 2 if y.sum() > 0 else x)[1],
+    "in the same dtype": lambda x, y: (z := x.to(torch.float32), _write(z), x * 2 if x.sum() > 0 else x)[2],
+    "nothing of it": lambda x, y: (z := x + 0, _write(z), x * 2 if x.sum() > 0 else x)[2],
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_what_the_program_has_written_into_is_right_or_refused(name: str, transform: type) -> None:
+    f, refused = WRITTEN[name], 0
+    jf = thunder.jit(f, transforms=[transform()])
+    for values in INPUTS:
+        given, expected = values.clone(), values.clone()
+        wanted = f(expected, expected.view(3))
+        try:
+            found = jf(given, given.view(3))
+        except (DataDependentError, UnsupportedOpError):
+            refused += 1
+            continue
+        torch.testing.assert_close((found, given), (wanted, expected))
+    assert refused < len(INPUTS) or name != "nothing of it"
 
 
 def test_what_has_no_value_or_more_than_one_is_refused() -> None:

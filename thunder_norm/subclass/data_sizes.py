@@ -39,7 +39,6 @@ from thunder.core.compile_data import _compile_data
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.core.update_aliases import _is_inplace_op
 
 # So many traces of a program are kept, for as many sizes.
 MAX_TRACES = 16
@@ -180,11 +179,27 @@ class DataSizes:
         """
         if not self.are_known:
             raise UnknownValueError(_NO_VALUE)
+        needed_now = self._needed([step], self._results)
+        for operand in (v for needed in needed_now for v in needed.operands() if isinstance(v, _Met)):
+            self._check_unwritten(self._fakes.first_proxy_of(operand.fake))
         with _disable_current_modes(), _as_recorded():
-            for needed in self._needed([step], self._results):
+            for needed in needed_now:
                 if needed is not step:
                     self._results[needed.number] = needed.run(self._value)
             return _called(step.func, step.arguments, self._value)
+
+    def _check_unwritten(self, proxy: TensorProxy | NumberProxy | None) -> None:
+        """Refuse what the program may have written into: the inputs say what it was before.
+
+        Raises:
+            UnknownValueError: it may have.
+        """
+        if proxy is not None and plain_values.is_written(proxy, get_jit_ctx().computation_trace.bound_symbols, self._place):
+            raise UnknownValueError("the program has written into a plain tensor, which it may be computed from")
+
+    def _place(self, proxy: TensorProxy) -> Any:
+        real = self._fakes.real_input(proxy)
+        return proxy.name if real is None or isinstance(real, FakeTensor) or real.is_meta else real.untyped_storage()._cdata
 
     def _warn_of_many(self, what: str, instead: str) -> None:
         """Each trace is looked at, and kept: the first ones alone are."""
@@ -270,13 +285,14 @@ class DataSizes:
 
     def _number(self, number: NumberProxy) -> _Step:
         """What Thunder wrote for a number that is made of values, as one operation on inputs that returns a tensor."""
+        self._check_unwritten(number)
         return self._written(number, lambda run: lambda *tensors: plain_values.as_tensor(run(*tensors)))
 
     def _written(self, proxy: TensorProxy | NumberProxy, adapted: Callable[[Callable], Callable]) -> _Step:
         trace = get_jit_ctx().computation_trace
-        if len(trace.scopes) != 1 or self._fakes.replaced or any(map(_is_inplace_op, trace.bound_symbols)):
+        if len(trace.scopes) != 1 or self._fakes.replaced:
             raise UnknownValueError(
-                "it is computed from plain tensors in a region, or in a program that writes into a plain tensor"
+                "it is computed from plain tensors in a region, or from one that the program has written into"
             )
         if torch._C._is_any_autocast_enabled():
             raise UnknownValueError("it is computed from plain tensors under autocast, which is not applied yet")

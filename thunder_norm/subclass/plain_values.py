@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
+from thunder.core.update_aliases import _is_inplace_op
 from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
 
@@ -37,6 +38,60 @@ def _hands_over(bsym: BoundSymbol) -> bool:
         return True
     given = {a.name for a in bsym.flat_proxy_args}
     return all(o.name in given for o in bsym.flat_proxy_outs)
+
+
+def is_written(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place: Callable[[Any], Any]) -> bool:
+    """Whether a program may have written into `p`, or into what it is computed from, so that it is another by now.
+
+    Args:
+        p: of the trace at hand.
+        program: its operations.
+        place: where an input lies; two that may share memory lie in one place.
+    """
+    targets = [t for bsym in program for t in _targets(bsym)]
+    if not targets:
+        return False
+    made_by = {o.name: bsym for bsym in _leaves(program) for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
+    read = {a.name: a for bsym in made_of(p, program)[0] for a in bsym.flat_proxy_args} | {p.name: p}
+    written = {where for t in targets for where in _memory(t, made_by, place)}
+    return any(not written.isdisjoint(_memory(a, made_by, place)) for a in read.values())
+
+
+def _targets(bsym: BoundSymbol) -> list[Any]:
+    """The tensors that an operation writes into."""
+    copied = [part.args[1] for part in _parts([bsym]) if part.sym.id is prims.PrimIDs.COPY_]
+    first = bsym.args[0] if _is_inplace_op(bsym) and bsym.args else ()
+    return copied + [t for t in (first if isinstance(first, list | tuple) else (first,)) if isinstance(t, TensorProxy)]
+
+
+def _leaves(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    for bsym in bsyms:
+        if bsym.subsymbols:
+            yield from _leaves(bsym.subsymbols)
+        else:
+            yield bsym
+
+
+def _memory(p: Any, made_by: Mapping[str, BoundSymbol], place: Callable[[Any], Any]) -> set[Any]:
+    """What a tensor may share memory with, up to the inputs: itself, what it is a view of, and so on."""
+    found, pending = set(), [p]
+    while pending:
+        p = pending.pop()
+        if p.name in found:
+            continue
+        found.add(p.name)
+        bsym = made_by.get(p.name)
+        if bsym is None:
+            found.add(place(p))
+        elif not isinstance(bsym.sym.id, prims.PrimIDs) or bsym.sym.id.name in _MAY_BE_VIEWS:
+            pending.extend(a for a in bsym.flat_proxy_args if isinstance(a, TensorProxy))
+    return found
+
+
+_MAY_BE_VIEWS = frozenset(
+    "SHALLOW_COPY CONVERT_ELEMENT_TYPE DEVICE_PUT BROADCAST_IN_DIM RESHAPE SLICE SQUEEZE TRANSPOSE UNFOLD VIEW STRIDE_ORDER "
+    "UPDATE_ALIASES REAL IMAG BITCAST COPY_ GET_GRAD PUT_GRAD EXOGENOUS_LIKE".split()
+)
 
 
 def are_the_same_each_time(bsyms: Iterable[BoundSymbol]) -> bool:
