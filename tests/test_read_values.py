@@ -291,3 +291,27 @@ def test_nothing_of_the_first_call_stays_with_the_trace() -> None:
     del x
     gc.collect()
     assert gone() is None
+
+
+SIZES_BY_TENSORS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "repeat": lambda x, n: x.repeat(2, n),
+    "repeat by a computed one": lambda x, n: x.repeat(1, n.clamp(max=2) + 1),
+    "expand": lambda x, n: x[None].expand(n, -1, -1),
+    "interpolate": lambda x, n: torch.nn.functional.interpolate(x[None], size=(n * 2,)),
+    "narrow": lambda x, n: x.narrow(1, n - 1, 2),
+}
+
+
+@pytest.mark.parametrize("kind", [TwoTensor, RMSTensor])
+@pytest.mark.parametrize("name", SIZES_BY_TENSORS)
+def test_sizes_that_are_given_as_tensors_are_eagers(name: str, kind: type) -> None:
+    f = SIZES_BY_TENSORS[name]
+    jf = thunder.jit(lambda x, n: f(x, n), transforms=[NormTransform()])
+    for i, n in enumerate((torch.tensor(1), torch.tensor(2), torch.tensor(1))):
+        x = torch.stack([t + i for t in INPUTS])
+        if kind is RMSTensor:
+            found, expected = jf(RMSTensor.of(x), n), f(RMSTensor.of(x), n)
+            torch.testing.assert_close((found.backing, found.norm_size), (expected.backing, expected.norm_size))
+        else:
+            compare(opened(jf(TwoTensor(x.clone(), x.clone()), n)), opened(f(TwoTensor(x.clone(), x.clone()), n)))
+    assert thunder.cache_misses(jf) == 2
