@@ -29,7 +29,7 @@ from thunder_norm.subclass.answers import Answer
 from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.subclass.fallback import is_kept
 from thunder_norm.subclass.integer_values import GIVEN_AGAIN
-from thunder_norm.subclass.sized import OtherSizesError, Sized, sizes_of
+from thunder_norm.subclass.sized import OtherSizesError, Sized, like, sizes_of
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.guards import use_for_one_call
@@ -119,7 +119,8 @@ class DataSizes:
         """An operation was recorded; what it writes into is a result of its own from now on."""
         step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))
         if isinstance(func, Sized):
-            self._sized.append(step)
+            given = (args[0], like(args[1], func.func), *args[2:])
+            self._sized.append(_Step(step.number, func, map_tensors(self._operand, (given, kwargs))))
         self._made.update({id(t): (t, _Value(step, index)) for index, t in enumerate(outputs)})
 
     def _operand(self, t: torch.Tensor) -> Any:
@@ -136,7 +137,8 @@ class DataSizes:
         Raises:
             UnsupportedOpError: the values of its arguments cannot be computed.
         """
-        step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))
+        given = (like(args[0], func), *args[1:])
+        step = _Step(next(self._numbers), func, map_tensors(self._operand, (given, kwargs)))
         try:
             result = self._result(step)
         except UnknownValueError as e:
@@ -280,7 +282,6 @@ class DataSizes:
         return _with_data(given if real is None else _Given(proxy, real))
 
     def _computed(self, proxy: TensorProxy) -> _Step:
-        """What Thunder wrote for a plain tensor, as one operation on inputs."""
         return self._written(proxy, lambda run: run)
 
     def _number(self, number: NumberProxy) -> _Step:

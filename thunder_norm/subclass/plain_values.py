@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from thunder_norm.subclass.fallback import is_kept, made_for
+from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder.core import prims
 from thunder.core.codeutils import SigInfo
@@ -83,9 +84,18 @@ def _memory(p: Any, made_by: Mapping[str, BoundSymbol], place: Callable[[Any], A
         bsym = made_by.get(p.name)
         if bsym is None:
             found.add(place(p))
-        elif not isinstance(bsym.sym.id, prims.PrimIDs) or bsym.sym.id.name in _MAY_BE_VIEWS:
+        elif _may_return_view(bsym):
             pending.extend(a for a in bsym.flat_proxy_args if isinstance(a, TensorProxy))
     return found
+
+
+def _may_return_view(bsym: BoundSymbol) -> bool:
+    if isinstance(bsym.sym.id, prims.PrimIDs):
+        return bsym.sym.id.name in _MAY_BE_VIEWS
+    made = made_for(bsym.sym)
+    func = None if made is None else made.function
+    func = func.func if isinstance(func, Sized) else func
+    return not isinstance(func, torch._ops.OpOverload) or any(r.alias_info is not None for r in func._schema.returns)
 
 
 _MAY_BE_VIEWS = frozenset(
