@@ -32,6 +32,11 @@ def asserted_by_an_integer(x):
     return x * 2
 
 
+def asserted_of_a_number(x):
+    assert x.min().item() > -10, "too small"
+    return x * 2
+
+
 def raised(x):
     if (x <= -10).any():
         raise ValueError("too small")

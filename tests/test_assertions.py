@@ -13,7 +13,7 @@ from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 PROGRAMS = [
-    programs.asserted, programs.asserted_with_message, programs.asserted_not, programs.asserted_both, programs.asserted_by_an_integer, programs.raised, programs.raised_without_message, programs.raised_between,
+    programs.asserted, programs.asserted_with_message, programs.asserted_not, programs.asserted_both, programs.asserted_by_an_integer, programs.asserted_of_a_number, programs.raised, programs.raised_without_message, programs.raised_between,
     programs.by_torch, programs.by_torch_later, programs.finally_undone,
 ]  # fmt: skip
 
@@ -39,7 +39,7 @@ def test_a_call_that_does_not_hold_raises_what_eager_mode_raises(f, transform):
             assert said(jitted, torch.full_like(x, torch.nan)) == said(f, torch.full_like(x, torch.nan))
 
 
-OF_NAN = (programs.asserted, programs.asserted_with_message, programs.asserted_both)
+OF_NAN = (programs.asserted, programs.asserted_of_a_number, programs.asserted_with_message, programs.asserted_both)
 
 
 @pytest.mark.parametrize("f", [programs.asserted_with_message, programs.raised], ids=lambda f: f.__name__)
@@ -65,9 +65,16 @@ def test_a_message_that_is_computed_gives_way_to_the_line():
 
 
 @pytest.mark.parametrize("f", [programs.caught, programs.caught_outside, programs.one_of_two], ids=lambda f: f.__name__)
-def test_where_the_program_may_go_on_it_is_refused(f):
-    with pytest.raises(DataDependentError, match="condition"):
-        thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(3))
+def test_where_the_program_may_go_on_it_is_followed_either_way(f):
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for x in (torch.ones(3), -torch.ones(3), torch.ones(3), torch.tensor([1.0, -1.0, 1.0])):
+        try:
+            expected = f(x)
+        except AssertionError:
+            with pytest.raises(AssertionError):
+                jitted(x)
+        else:
+            assert torch.equal(jitted(x), expected)
 
 
 def test_several_values_are_no_condition():

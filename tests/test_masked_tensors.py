@@ -173,9 +173,11 @@ def test_where_functions_are_transformed_a_comparison_is_refused():
         jit(lambda a, x: grad(loss)(a, x))(torch.randn(3, 4), masked())
 
 
-def test_other_comparisons_are_refused_as_conditions():
-    with pytest.raises(UnsupportedOpError, match="data-dependent"):
-        jit(lambda x: x * 2 if x.get_data().sum() > 0 else x)(masked())
+def test_other_comparisons_decide_as_in_eager_mode():
+    f = lambda x: x * 2 if x.get_data().sum() > 0 else x  # noqa: E731
+    jf = jit(f)
+    for seed in range(4):
+        assert_same(jf(masked(seed)), f(masked(seed)))
 
 
 def test_sparse_masked_tensors_are_refused():

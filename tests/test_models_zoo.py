@@ -87,21 +87,19 @@ class Passing(nn.Module):
     [(lambda: os._exit(3), "the process ended with 3"), (lambda: time.sleep(600), "out of time")],
     ids=["ends", "takes long"],
 )
-def test_a_model_that_stops_its_process_is_a_row_all_the_same(then, why, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_that_stops_its_process_is_a_row_all_the_same(then, why):
     from tests.models_zoo import runner
 
-    monkeypatch.setitem(MODELS, "x", Model("x", WRITTEN, lambda: (Passing(then), (torch.ones(2),), {})))
-    row = runner.made("x", ["bound", "typical"], seconds=5)
+    row = runner.made(Model("x", WRITTEN, lambda: (Passing(then), (torch.ones(2),), {})), ["bound", "typical"], seconds=5)
     assert row["bound"]["error"] == f"Ended: {why}" and row["typical"]["error"] == f"NotReached: {why}"
     assert row["model"] == {"source": WRITTEN, "parameters": 0}
 
 
-def test_what_eager_cannot_run_is_no_row(monkeypatch: pytest.MonkeyPatch):
+def test_what_eager_cannot_run_is_no_row():
     from tests.models_zoo import runner
 
     def build():
         raise ValueError("no such model")
 
-    monkeypatch.setitem(MODELS, "x", Model("x", WRITTEN, build))
-    with pytest.raises(RuntimeError, match="x does not run in eager PyTorch"):
-        runner.made("x", ["bound"])
+    with pytest.raises(runner.NotRunError, match="x does not run in eager PyTorch: ValueError: no such model"):
+        runner.made(Model("x", WRITTEN, build), ["bound"])

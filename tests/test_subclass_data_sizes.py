@@ -148,6 +148,23 @@ def test_parameters_and_captured_tensors_may_decide() -> None:
         compare(opened(jitted(x)), opened(model(x)))
 
 
+def _added_where(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As models of several modalities do in each layer: what is selected from was written into, the mask was not."""
+    y = x * 2
+    for _ in range(2):
+        y[mask] += y[mask].exp()
+    return y
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_what_is_selected_from_may_have_been_written_into(transform: type) -> None:
+    jf = thunder.jit(_added_where, transforms=[transform()])
+    torch.manual_seed(seeded(0))
+    for chosen in ([[True, False, True]], [[False, True, False]], [[True, True, False]]):
+        x, mask = torch.randn(1, 3, 4), torch.tensor(chosen)
+        torch.testing.assert_close(jf(x, mask), _added_where(x, mask))
+
+
 def test_what_has_no_value_is_refused() -> None:
     x = two(1, 2, 3)
     meta = TwoTensor(torch.ones(3, device="meta"), torch.ones(3, device="meta"))

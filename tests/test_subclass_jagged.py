@@ -258,8 +258,14 @@ def test_what_is_refused():
     refused(lambda a: torch.nested.nested_tensor([a], layout=torch.jagged, requires_grad=True), torch.randn(2, 4), match=made)
     refused(lambda x: attend(x, x, dropout_p=0.5), x, match="dropout")
     refused(lambda x: attend(x, x, is_causal=True), x, match="causal")  # by torch too
-    refused(lambda x: x if x.sum() > 0 else x * 2, x, match="used as a condition")
     assert_same(jit(lambda x: x * 2)(x), x * 2)
+
+
+def test_a_plain_value_of_it_may_decide():
+    f = lambda x: x * 3 if x.sum() > 0 else x * 2  # noqa: E731
+    jf = jit(f)
+    for x in (a := jagged(2, 3), -a, a * a, jagged(2, 3)):
+        assert_same(jf(x), f(x))
 
 
 def _set(o):

@@ -30,7 +30,7 @@ def main() -> None:
     for number, name in enumerate(names, 1):
         start = time.perf_counter()
         before = rows.get(name, {}) if arguments.columns else {}
-        rows[name] = {**before, **made(name, columns)}
+        rows[name] = {**before, **made(MODELS[name], columns)}
         page.save(rows, page.installed())
         print(f"{number}/{len(names)} {page.summary(name, rows[name])} ({time.perf_counter() - start:.0f} s)", flush=True)
     page.write(page.load())

@@ -14,7 +14,7 @@ from .columns import COLUMNS
 LONGEST = 150
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException, longest: int = LONGEST) -> str:
     """``Class: first line``, of what the interpreter of Thunder met if it was that which raised; without addresses and paths."""
     while isinstance(error, InterpreterError) and error.__cause__ is not None:
         error = error.__cause__
@@ -22,7 +22,7 @@ def one_line(error: BaseException) -> str:
     text = re.sub(r"0x[0-9a-f]+", "0x...", lines[0] if lines else "")
     text = re.sub(r"(/[\w.+-]+)+/", "", text).replace("|", "/").replace("`", "'")
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def outcome(model: Model, column: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.core import by_data, in_place
 from thunder_norm.core.composed import Call, compose, is_composed
@@ -211,9 +212,9 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _read(t: torch.Tensor) -> Any:
-    """The number in a plain tensor of one integer, which torch takes for a size or a dimension, where there is data."""
+    """The number in a plain tensor of one integer, which torch takes for a size or a dimension, where there is data, or a trace asks for it."""
     is_integer = t.ndim == 0 and not (t.is_floating_point() or t.is_complex() or t.dtype is torch.bool)
-    return int(t) if type(t) is torch.Tensor and is_integer and not t.is_meta else t
+    return int(t) if type(t) in (torch.Tensor, FakeTensor) and is_integer and not t.is_meta else t
 
 
 def _by_data(func: Callable, args: tuple, kwargs: dict) -> Any:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.aliasing import may_share_by_name, may_share_memory
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled, may_have_history
-from thunder_norm.subclass.data_sizes import DataSizes
+from thunder_norm.subclass.data_sizes import DataSizes, UnknownValueError
 from thunder_norm.subclass.equality import Equality
 from thunder_norm.subclass.fakes import Fakes, Wrappers
 from thunder_norm.subclass.integer_values import IntegerValues
@@ -314,6 +314,18 @@ class Acquisition:
         changed = [p for b in trace.bound_symbols if _is_inplace_op(b) for p in b.flat_proxy_outs] if trace else []
         return trace is None or any(isinstance(p, TensorProxy) and not dtypes.is_inexact_dtype(p.dtype) for p in changed)
 
+    def ask(self, func: Callable, given: Sequence[torch.Tensor | NumberProxy]) -> Any:
+        """What a function of tensors says of the values of some; see `DataSizes.ask`.
+
+        Raises:
+            UnknownValueError: the values cannot be computed.
+        """
+        if self.is_finished or self.is_transformed or not self.may_replace():
+            raise UnknownValueError("it is asked for in a function that is transformed, or in a region")
+        if self.fakes.replaced:
+            raise UnknownValueError("the program has written into a plain tensor, which it may be computed from")
+        return self.sizes.ask(func, given)
+
     def refuse(self, error: Exception) -> Exception:
         """Remember that this program cannot be traced; returns the error, with the user's line."""
         self.watches = True
@@ -346,7 +358,11 @@ class Acquisition:
             return self.fake_of(value)
         if isinstance(value, NumberProxy):
             if value.value is None:
-                raise data_dependent_on_wrapper("a number read from a tensor was passed to an operation on a wrapper subclass")
+                try:
+                    return self.ask(torch.Tensor.item, [value])
+                except UnknownValueError as e:
+                    what = "a number read from a tensor was passed to an operation on a wrapper subclass"
+                    raise data_dependent_on_wrapper(what, why=str(e)) from e
             return value.value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*(self.to_fake(v) for v in value))

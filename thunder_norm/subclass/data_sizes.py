@@ -1,8 +1,11 @@
-"""Sizes that are values: they are computed from the inputs of the call at hand while a trace is acquired, and again before each use.
+"""Sizes that are values, and values that a program asks for.
 
-What an operation like `nonzero` returns for tensors without data is not known.  So the operations of the program that its arguments
-come from run on the real inputs of the call, and the prologue of the trace runs them again: where a size is another, the trace does not
-serve the call, and the program is acquired anew.  Nothing of this happens in programs without such an operation.
+They are computed from the inputs of the call at hand while a trace is acquired, and again before each use.
+
+What an operation like `nonzero` returns for tensors without data is not known, nor which way a condition goes.  So the operations of the
+program that its arguments come from run on the real inputs of the call, and the prologue of the trace runs them again: where a size or
+an answer is another, the trace does not serve the call, and the program is acquired anew.  Nothing of this happens in programs without
+such an operation.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
 from thunder_norm.subclass import plain_values
+from thunder_norm.subclass.answers import Answer
 from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.subclass.fallback import is_kept
-from thunder_norm.subclass.sized import OtherSizesError, Sized, sizes_of
+from thunder_norm.subclass.integer_values import GIVEN_AGAIN
+from thunder_norm.subclass.sized import OtherSizesError, Sized, like, sizes_of
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.guards import use_for_one_call
@@ -32,9 +37,8 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors, map_tensors
 from thunder.core.compile_data import _compile_data
 from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.core.update_aliases import _is_inplace_op
 
 # So many traces of a program are kept, for as many sizes.
 MAX_TRACES = 16
@@ -81,10 +85,10 @@ class _Step:
 
 
 _OPERANDS = (_Value, _Met, _Given)
-_OF_ONE_RUN = "it is computed from random numbers, or by an operator that does more than return tensors"
+_OF_ONE_RUN = "it is computed from random numbers, from memory into which nothing was written, or by an operator that does more than return tensors"
 
 
-class _Unknown(Exception):
+class UnknownValueError(Exception):
     """Why a value is not known."""
 
 
@@ -120,7 +124,8 @@ class DataSizes:
         """An operation was recorded; what it writes into is a result of its own from now on."""
         step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))
         if isinstance(func, Sized):
-            self._sized.append(step)
+            given = (args[0], like(args[1], func.func), *args[2:])
+            self._sized.append(_Step(step.number, func, map_tensors(self._operand, (given, kwargs))))
         self._made.update({id(t): (t, _Value(step, index)) for index, t in enumerate(outputs)})
 
     def _operand(self, t: torch.Tensor) -> Any:
@@ -137,16 +142,11 @@ class DataSizes:
         Raises:
             UnsupportedOpError: the values of its arguments cannot be computed.
         """
-        step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))
+        given = (like(args[0], func), *args[1:])
+        step = _Step(next(self._numbers), func, map_tensors(self._operand, (given, kwargs)))
         try:
-            if not self.are_known:
-                raise _Unknown(_NO_VALUE)
-            with _disable_current_modes(), _as_recorded():
-                for needed in self._needed([step], self._results):
-                    if needed is not step:
-                        self._results[needed.number] = needed.run(self._value)
-                result = _called(func, step.arguments, self._value)
-        except _Unknown as e:
+            result = self._result(step)
+        except UnknownValueError as e:
             raise UnsupportedOpError(
                 with_details(
                     f"data-dependent control flow: what {func} returns depends on the values of a tensor",
@@ -155,11 +155,60 @@ class DataSizes:
                     instead="use torch.where, or compute it outside the jitted function",
                 )
             ) from None
-        self._warn_of_many(func)
+        self._warn_of_many(f"the size of what {func} returns", "torch.where(mask, x, 0), or what else keeps its size")
         sized = Sized(func, tuple([t.dtype for t in flat_tensors(result)]))
         return sized, (sizes_of(result), *args), map_tensors(self._fakes.new, result)
 
-    def _warn_of_many(self, func: Callable) -> None:
+    def ask(self, func: Callable, given: Sequence[torch.Tensor | NumberProxy]) -> Any:
+        """What a function of tensors says of some, or of numbers made of their values; the trace serves calls in which it says the same.
+
+        Args:
+            func: returns a number, or a list of numbers.
+            given: fakes, and numbers of the trace at hand.
+
+        Raises:
+            UnknownValueError: the values cannot be computed.
+            Exception: what `func` raises.
+        """
+        operands = [_Value(self._number(v), 0) if isinstance(v, NumberProxy) else self._operand(v) for v in given]
+        answer = self._result(_Step(next(self._numbers), func, (tuple(operands), {})))
+        self._warn_of_many(
+            "a value that the program asks for", "torch.where(condition, a, b), or an operation on the tensor itself"
+        )
+        self._sized.append(_Step(next(self._numbers), Answer(func), ((answer, *operands), {})))
+        return answer
+
+    def _result(self, step: _Step) -> Any:
+        """What an operation returns in the call at hand.
+
+        Raises:
+            UnknownValueError: the values of its arguments cannot be computed.
+        """
+        if not self.are_known:
+            raise UnknownValueError(_NO_VALUE)
+        needed_now = self._needed([step], self._results)
+        for operand in (v for needed in needed_now for v in needed.operands() if isinstance(v, _Met)):
+            self._check_unwritten(self._fakes.first_proxy_of(operand.fake))
+        with _disable_current_modes(), _as_recorded():
+            for needed in needed_now:
+                if needed is not step:
+                    self._results[needed.number] = needed.run(self._value)
+            return _called(step.func, step.arguments, self._value)
+
+    def _check_unwritten(self, proxy: TensorProxy | NumberProxy | None) -> None:
+        """Refuse what the program may have written into: the inputs say what it was before.
+
+        Raises:
+            UnknownValueError: it may have.
+        """
+        if proxy is not None and plain_values.is_written(proxy, get_jit_ctx().computation_trace.bound_symbols, self._place):
+            raise UnknownValueError("the program has written into a plain tensor, which it may be computed from")
+
+    def _place(self, proxy: TensorProxy) -> Any:
+        real = self._fakes.real_input(proxy)
+        return proxy.name if real is None or isinstance(real, FakeTensor) or real.is_meta else real.untyped_storage()._cdata
+
+    def _warn_of_many(self, what: str, instead: str) -> None:
         """Each trace is looked at, and kept: the first ones alone are."""
         _, stats = _compile_data.get()
         if stats is None or len(stats.interpreter_cache) < MAX_TRACES or self._has_warned:
@@ -168,10 +217,10 @@ class DataSizes:
         use_for_one_call()
         warnings.warn(
             with_details(
-                f"the size of what {func} returns was another in {MAX_TRACES} calls: further sizes are acquired anew in each call",
+                f"{what} was another in {MAX_TRACES} calls: further ones are acquired anew in each call",
                 at=location_of_user(),
-                why="a trace has numbers for sizes, so that each of them is another trace",
-                instead="torch.where(mask, x, 0), or what else keeps its size",
+                why="a trace has numbers for sizes and for values that are asked for, so that each of them is another trace",
+                instead=instead,
             ),
             AcquiredAnewWarning,
             stacklevel=2,
@@ -187,7 +236,7 @@ class DataSizes:
         """These steps and those that their arguments come from, in order, down to what is known.
 
         Raises:
-            _Unknown: one of them makes something else each time.
+            UnknownValueError: one of them makes something else each time.
         """
         found: dict[int, _Step] = {}
         pending = list(steps)
@@ -195,10 +244,12 @@ class DataSizes:
             step = pending.pop()
             if step.number in found or step.number in known:
                 continue
-            if is_kept(step.func) or not callable(step.func):
-                raise _Unknown(_OF_ONE_RUN)
+            if is_kept(step.func) or plain_values.is_unwritten(getattr(step.func, "__name__", "")) or not callable(step.func):
+                raise UnknownValueError(_OF_ONE_RUN)
             if getattr(step.func, "namespace", "").startswith("_c10d"):
-                raise _Unknown("it is computed by several processes, of which one may acquire its program anew and others not")
+                raise UnknownValueError(
+                    "it is computed by several processes, of which one may acquire its program anew and others not"
+                )
             found[step.number] = step
             origins = [v.step if isinstance(v, _Value) else self._origin(v) for v in step.operands()]
             pending.extend(origin for origin in origins if isinstance(origin, _Step))
@@ -210,7 +261,7 @@ class DataSizes:
         """The input that a tensor is, or the operation that it is the result of.
 
         Raises:
-            _Unknown: it has no values.
+            UnknownValueError: it has no values.
         """
         if isinstance(operand, _Given):
             return operand
@@ -220,7 +271,7 @@ class DataSizes:
         if id(fake) not in self._given:
             proxy = self._fakes.first_proxy_of(fake)
             if proxy is None:
-                raise _Unknown(_NO_VALUE)
+                raise UnknownValueError(_NO_VALUE)
             if id(fake) in self._fakes.computed:
                 return self._plain.setdefault(id(fake), self._computed(proxy))
             self._given[id(fake)] = self._input(proxy)
@@ -231,23 +282,33 @@ class DataSizes:
         real = self._fakes.real_input(proxy)
         given = next((g for g in self._given.values() if g.proxy.name == proxy.name), None)
         if real is None and given is None:
-            raise _Unknown(_NO_VALUE)
+            raise UnknownValueError(_NO_VALUE)
+        get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(proxy, output=None))
         return _with_data(given if real is None else _Given(proxy, real))
 
     def _computed(self, proxy: TensorProxy) -> _Step:
-        """What Thunder wrote for a plain tensor, as one operation on inputs."""
+        return self._written(proxy, lambda run: run)
+
+    def _number(self, number: NumberProxy) -> _Step:
+        """What Thunder wrote for a number that is made of values, as one operation on inputs that returns a tensor."""
+        self._check_unwritten(number)
+        return self._written(number, lambda run: lambda *tensors: plain_values.as_tensor(run(*tensors)))
+
+    def _written(self, proxy: TensorProxy | NumberProxy, adapted: Callable[[Callable], Callable]) -> _Step:
         trace = get_jit_ctx().computation_trace
-        if len(trace.scopes) != 1 or self._fakes.replaced or any(map(_is_inplace_op, trace.bound_symbols)):
-            raise _Unknown("it is computed from plain tensors in a region, or in a program that writes into a plain tensor")
+        if len(trace.scopes) != 1 or self._fakes.replaced:
+            raise UnknownValueError(
+                "it is computed from plain tensors in a region, or from one that the program has written into"
+            )
         if torch._C._is_any_autocast_enabled():
-            raise _Unknown("it is computed from plain tensors under autocast, which is not applied yet")
+            raise UnknownValueError("it is computed from plain tensors under autocast, which is not applied yet")
         operations, taken = plain_values.made_of(proxy, trace.bound_symbols)
         if any(type(p) is not TensorProxy for p in taken):
-            raise _Unknown(_NO_VALUE)
+            raise UnknownValueError(_NO_VALUE)
         if not plain_values.are_the_same_each_time(operations):
-            raise _Unknown(_OF_ONE_RUN)
+            raise UnknownValueError(_OF_ONE_RUN)
         run = plain_values.compiled(proxy, operations, taken)
-        return _Step(-next(self._numbers), run, (tuple([self._input(p) for p in taken]), {}))
+        return _Step(-next(self._numbers), adapted(run), (tuple([self._input(p) for p in taken]), {}))
 
     # -- the prologue -------------------------------------------------------------------------------------------------
 
@@ -339,5 +400,5 @@ _NO_VALUE = "it is computed from a tensor whose value is not known while the tra
 
 def _with_data(given: _Given) -> _Given:
     if isinstance(given.real, FakeTensor) or given.real.is_meta:
-        raise _Unknown("it is computed from a tensor without data")
+        raise UnknownValueError("it is computed from a tensor without data")
     return given

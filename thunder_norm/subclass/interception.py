@@ -18,6 +18,7 @@ from thunder_norm.subclass import (
     operations,
     plain,
     plain_operations,
+    reading,
     side_effects,
     tensor_hooks,
     values,
@@ -117,9 +118,12 @@ class Interpreting(Watching):
         """See `Participant`."""
         acquisition = _acquisition_of(self)
         if not acquisition.meets_wrappers:
-            refused = values.refusal(fn, args)
-            if refused is not None:
-                return _sized(acquisition, fn, args) or refused
+            what = values.needed_for(fn, args)
+            if what is not None:
+                return _sized(acquisition, fn, args) or reading.lookaside(acquisition, fn, args, what) or values.refusal(fn, args)
+            found = reading.lookaside(acquisition, fn, args, ".item()") if reading.asks_for_truth(fn, args) else None
+            if found is not None:
+                return found
         if acquisition.phase is Phase.WAITING:
             acquisition.phase = Phase.RUNNING
             _begin(acquisition, fn, args)

@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.subclass import jagged_makers, opaque_lookasides, trace
+from thunder_norm.subclass import jagged_makers, opaque_lookasides, reading, trace, values
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
@@ -123,6 +123,9 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         if torch_fn is not None and acquisition.wants(torch_fn, args, kwargs):
             return operation_of(acquisition, torch_fn)
     if not acquisition.refused.has_read_value and isinstance(first, TensorProxy) and torch_callable(fn) in _READS_VALUES:
+        found = reading.lookaside(acquisition, fn, args, ".item()") if acquisition.watches else None
+        if found is not None:
+            return found
         acquisition.refused.note_value_read(
             data_dependent_on_wrapper("the value of a tensor was asked for (.item() or .tolist())")
         )
@@ -159,12 +162,17 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
     found = about_plain(acquisition, fn, args)
     if found is not None:
         return found
+    what = values.needed_for(fn, args)
+    if what is not None and not values.asks_for_size(fn, args) and not _has_wrapper(args, {}):
+        found = reading.lookaside(acquisition, fn, args, what)
+        if found is not None:
+            return found
     if fn is torch.arange and any(isinstance(a.value, TensorProxy) for a in args):
         return functools.partial(_refuse_range, acquisition)
     if not args or type(args[0].value) is not TensorProxy:
         return None
     if fn in (bool, float, int, complex) or torch_callable(fn) in _READS_VALUES:
-        return functools.partial(refuse_value, acquisition, fn)
+        return reading.lookaside(acquisition, fn, args, ".item()") or functools.partial(refuse_value, acquisition, fn)
     return None
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import executors, flags, jagged_operations, lists, trace
 from thunder_norm.subclass.acquisition import Acquisition, value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.data_sizes import UnknownValueError
 from thunder_norm.subclass.effects import SameValues
 from thunder_norm.subclass.fallback import is_kept
 from thunder_norm.subclass.protocol import is_of_wrappers
@@ -26,6 +27,7 @@ from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.wrapper_classes import is_wrapper
 import thunder.torch as ltorch
+from thunder.core import dtypes
 from thunder.core.interpreter import (
     WrappedValue,
     get_interpreterruntimectx,
@@ -189,6 +191,9 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     try:
         return _call(acquisition, fn, args, kwargs)
     except (DynamicOutputShapeException, DataDependentOutputException) as e:
+        known = _with_numbers(acquisition, (args, kwargs))
+        if known is not None:
+            return call(acquisition, fn, *known)
         raise acquisition.refuse(data_dependent_on_wrapper(f"what {e.func} returns depends on the values of a tensor")) from e
     except (UnsupportedOpError, UnsupportedSubclassError) as e:
         raise acquisition.refuse(e)  # noqa: B904 - the same exception
@@ -196,6 +201,23 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
         if _READS_DATA not in str(e):
             raise
         raise acquisition.refuse(data_dependent_on_wrapper(f"{getattr(fn, '__name__', fn)} reads values of a tensor")) from e
+
+
+def _with_numbers(acquisition: Acquisition, arguments: tuple[tuple, dict]) -> tuple[tuple, dict] | None:
+    """Arguments with numbers for plain integer tensors without dimensions, sizes for instance; None if there are none, or not known."""
+    found: list[Any] = []
+
+    def known(v: Any) -> Any:
+        if type(v) is not TensorProxy or v.ndim or not dtypes.is_exact_dtype(v.dtype):
+            return v
+        found.append(v)
+        return acquisition.ask(torch.Tensor.item, [acquisition.fake_of(v)])
+
+    try:
+        filled = tree_map(known, arguments)
+    except UnknownValueError:
+        return None
+    return filled if found else None
 
 
 def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:

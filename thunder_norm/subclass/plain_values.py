@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from thunder_norm.subclass.fallback import is_kept, made_for
+from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder.core import prims
 from thunder.core.codeutils import SigInfo
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
+from thunder.core.update_aliases import _is_inplace_op
 from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
 
 
-def made_of(p: TensorProxy, program: Sequence[BoundSymbol]) -> tuple[list[BoundSymbol], list[TensorProxy]]:
+def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol]) -> tuple[list[BoundSymbol], list[TensorProxy]]:
     """The operations of a program that `p` comes from, in order, and the tensors that these are given."""
     wanted, found = {p.name: p}, []
     for bsym in reversed(program):
@@ -38,8 +41,71 @@ def _hands_over(bsym: BoundSymbol) -> bool:
     return all(o.name in given for o in bsym.flat_proxy_outs)
 
 
+def is_written(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place: Callable[[Any], Any]) -> bool:
+    """Whether a program may have written into `p`, or into what it is computed from, so that it is another by now.
+
+    Args:
+        p: of the trace at hand.
+        program: its operations.
+        place: where an input lies; two that may share memory lie in one place.
+    """
+    targets = [t for bsym in program for t in _targets(bsym)]
+    if not targets:
+        return False
+    made_by = {o.name: bsym for bsym in _leaves(program) for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
+    read = {a.name: a for bsym in made_of(p, program)[0] for a in bsym.flat_proxy_args} | {p.name: p}
+    written = {where for t in targets for where in _memory(t, made_by, place)}
+    return any(not written.isdisjoint(_memory(a, made_by, place)) for a in read.values())
+
+
+def _targets(bsym: BoundSymbol) -> list[Any]:
+    """The tensors that an operation writes into."""
+    copied = [part.args[1] for part in _parts([bsym]) if part.sym.id is prims.PrimIDs.COPY_]
+    first = bsym.args[0] if _is_inplace_op(bsym) and bsym.args else ()
+    return copied + [t for t in (first if isinstance(first, list | tuple) else (first,)) if isinstance(t, TensorProxy)]
+
+
+def _leaves(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    for bsym in bsyms:
+        if bsym.subsymbols:
+            yield from _leaves(bsym.subsymbols)
+        else:
+            yield bsym
+
+
+def _memory(p: Any, made_by: Mapping[str, BoundSymbol], place: Callable[[Any], Any]) -> set[Any]:
+    """What a tensor may share memory with, up to the inputs: itself, what it is a view of, and so on."""
+    found, pending = set(), [p]
+    while pending:
+        p = pending.pop()
+        if p.name in found:
+            continue
+        found.add(p.name)
+        bsym = made_by.get(p.name)
+        if bsym is None:
+            found.add(place(p))
+        elif _may_return_view(bsym):
+            pending.extend(a for a in bsym.flat_proxy_args if isinstance(a, TensorProxy))
+    return found
+
+
+def _may_return_view(bsym: BoundSymbol) -> bool:
+    if isinstance(bsym.sym.id, prims.PrimIDs):
+        return bsym.sym.id.name in _MAY_BE_VIEWS
+    made = made_for(bsym.sym)
+    func = None if made is None else made.function
+    func = func.func if isinstance(func, Sized) else func
+    return not isinstance(func, torch._ops.OpOverload) or any(r.alias_info is not None for r in func._schema.returns)
+
+
+_MAY_BE_VIEWS = frozenset(
+    "SHALLOW_COPY CONVERT_ELEMENT_TYPE DEVICE_PUT BROADCAST_IN_DIM RESHAPE SLICE SQUEEZE TRANSPOSE UNFOLD VIEW STRIDE_ORDER "
+    "UPDATE_ALIASES REAL IMAG BITCAST COPY_ GET_GRAD PUT_GRAD EXOGENOUS_LIKE".split()
+)
+
+
 def are_the_same_each_time(bsyms: Iterable[BoundSymbol]) -> bool:
-    """Whether operations draw no random numbers, and do no more than return tensors."""
+    """Whether operations draw no random numbers, read no memory that nothing was written into, and do no more than return tensors."""
     return not any(map(_is_of_one_run, _parts(bsyms)))
 
 
@@ -51,10 +117,20 @@ def _parts(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
 
 def _is_of_one_run(bsym: BoundSymbol) -> bool:
     made = made_for(bsym.sym)
-    return draws_numbers(bsym) or (made is not None and is_kept(made.function))
+    if draws_numbers(bsym) or is_unwritten(bsym.sym.name):
+        return True
+    return made is not None and (is_kept(made.function) or is_unwritten(getattr(made.function, "__name__", "")))
 
 
-def compiled(p: TensorProxy, operations: list[BoundSymbol], inputs: list[TensorProxy]) -> Callable[..., torch.Tensor]:
+def is_unwritten(name: str) -> bool:
+    """Whether an operation of this name returns memory into which nothing was written."""
+    return name.partition(".")[0] in _UNWRITTEN
+
+
+_UNWRITTEN = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
+
+
+def compiled(p: TensorProxy | NumberProxy, operations: list[BoundSymbol], inputs: list[TensorProxy]) -> Callable[..., Any]:
     """A function from tensors for `inputs` to that for `p`, every operation run by torch."""
     trace = TraceCtx()
     trace.args, trace.kwargs = tuple(inputs), {}
@@ -67,3 +143,11 @@ def compiled(p: TensorProxy, operations: list[BoundSymbol], inputs: list[TensorP
         trace.bound_symbols.extend(operations)
         prims.python_return(p)
     return transform_for_execution(trace, (torchex.ex, pythonex.ex)).python_callable()
+
+
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def as_tensor(number: complex) -> torch.Tensor:
+    """A number as a tensor without dimensions, as exactly as Python has it."""
+    return torch.tensor(number, dtype=_DTYPES[type(number)])

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.data_sizes import UnknownValueError
 from thunder_norm.subclass.effects import Effect, OfOperator, SameValues, with_effects
 from thunder_norm.subclass.lists import is_on_lists, with_lists
 from thunder_norm.subclass.writing import Writing
@@ -107,7 +113,11 @@ class Recorder(Writing):
                 return known
             if self._take_for_equal(args[0]):
                 return True
-            raise data_dependent_on_wrapper("the value of a tensor was asked for (.item(), bool(), int() or a condition)")
+            try:
+                return self.acquisition.ask(torch.Tensor.item, [args[0]])
+            except UnknownValueError as e:
+                what = "the value of a tensor was asked for (.item(), bool(), int() or a condition)"
+                raise data_dependent_on_wrapper(what, why=str(e)) from None
         if is_on_lists(func):
             func, args = with_lists(func, args)
         effect = with_effects(func)
@@ -122,6 +132,8 @@ class Recorder(Writing):
             return args[0]
         try:
             result = _run_on_fakes(func, args, kwargs)
+        except DataDependentOutputException:
+            return self._answer(func, args, kwargs)
         except DynamicOutputShapeException:
             if not self._may_be_sized:
                 raise
@@ -133,6 +145,15 @@ class Recorder(Writing):
         if isinstance(result, torch.Tensor):
             self._note_constant(func, args, kwargs, tensors, result)
         return result
+
+    def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What an operation says of two tensors, or more, for the inputs of the call at hand: whether they are equal."""
+        num_tensors = sum(isinstance(a, torch.Tensor) for a in args)
+        others = args[num_tensors:]
+        try:
+            return self.acquisition.ask(lambda *tensors: func(*tensors, *others, **kwargs), args[:num_tensors])
+        except UnknownValueError as e:
+            raise data_dependent_on_wrapper(f"what {func} returns depends on the values of a tensor", why=str(e)) from None
 
     def _note_constant(self, func: Any, args: tuple, kwargs: dict, tensors: list[torch.Tensor], result: torch.Tensor) -> None:
         """Remember the value of what is computed from ``torch.tensor([1, 2, 3])`` alone: Python may ask for it."""

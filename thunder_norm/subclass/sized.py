@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import DataDependentError, with_details
 from thunder_norm.trees import flat_tensors
@@ -60,6 +61,18 @@ class Sized:
                 )
             )
         return result
+
+
+# their first argument is what is selected from, whatever it holds
+_SELECT = (torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default, torch.ops.aten.repeat_interleave.self_Tensor)
+
+
+def like(first: Any, func: Any) -> Any:
+    """What stands for the first argument of an operation where only sizes are asked for: a zero for all of what is selected from."""
+    if func not in _SELECT:
+        return first
+    with _disable_current_modes():
+        return torch.zeros((), dtype=first.dtype, device=first.device).expand(first.shape)
 
 
 def sizes_of(result: Any) -> Sizes:

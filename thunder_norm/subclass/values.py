@@ -16,6 +16,7 @@ import torch
 from thunder_norm.subclass.acquisition import value_of
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.python.comparisons import COMPARISONS
 from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.jit_ext import get_jit_ctx
@@ -28,6 +29,12 @@ from thunder.torch import _torch_to_thunder_function_map
 
 def refusal(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn` if it would need the value of a tensor among its (interpreter-wrapped) arguments."""
+    what = needed_for(fn, args)
+    return None if what is None else lambda *args, **kwargs: do_raise(data_dependent(what))
+
+
+def needed_for(fn: Callable, args: tuple[WrappedValue, ...]) -> str | None:
+    """What `fn` would need the value of a tensor among its (interpreter-wrapped) arguments for; None if it needs none."""
     try:
         reader = _READERS.get(fn)
     except TypeError:  # not hashable
@@ -35,9 +42,7 @@ def refusal(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if reader is None:
         return None
     what, needs_value = reader
-    if not needs_value([value_of(a) for a in args]):
-        return None
-    return lambda *args, **kwargs: do_raise(data_dependent(what))
+    return what if needs_value([value_of(a) for a in args]) else None
 
 
 def asks_for_size(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
@@ -46,14 +51,16 @@ def asks_for_size(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
         return fn in _SIZED
     key = args[1].value if len(args) > 1 else None
     keys = key if type(key) is tuple else (key,)
-    return not any(isinstance(k, slice) and any(map(_is_unknown, (k.start, k.stop, k.step))) for k in map(value_of, keys))
+    return not any(isinstance(k, slice) and any(map(is_unknown, (k.start, k.stop, k.step))) for k in map(value_of, keys))
 
 
-def _is_unknown(v: Any) -> bool:
-    return isinstance(v, TensorProxy) or _is_unknown_number(v)
+def is_unknown(v: Any) -> bool:
+    """Whether it is a tensor, or a number that is made of the values of some."""
+    return isinstance(v, TensorProxy) or is_unknown_number(v)
 
 
-def _is_unknown_number(v: Any) -> bool:
+def is_unknown_number(v: Any) -> bool:
+    """Whether it is a number that is made of the values of tensors."""
     if not isinstance(v, NumberProxy):
         return False
     return v.value is None or any(b.output is v and _bakes(b) for b in reversed(get_jit_ctx().computation_trace.peek_scope()))
@@ -85,7 +92,7 @@ def _decides(bsym: BoundSymbol) -> bool:
 
 
 def _any_unknown(values: list) -> bool:
-    return any(_is_unknown(v) or (type(v) in (list, tuple) and any(map(_is_unknown, v))) for v in values)
+    return any(is_unknown(v) or (type(v) in (list, tuple) and any(map(is_unknown, v))) for v in values)
 
 
 def _mask_or_bounds(values: list) -> bool:
@@ -93,21 +100,25 @@ def _mask_or_bounds(values: list) -> bool:
     keys = values[1] if type(values[1]) is tuple else (values[1],)
     return isinstance(values[0], TensorProxy) and any(
         (isinstance(k, TensorProxy) and k.dtype in (dtypes.bool8, dtypes.uint8))
-        or (isinstance(k, slice) and any(_is_unknown(v) for v in (k.start, k.stop, k.step)))
+        or (isinstance(k, slice) and any(is_unknown(v) for v in (k.start, k.stop, k.step)))
         for k in keys
     )
 
 
 def _index_unknown(values: list) -> bool:
-    return type(values[0]) in (list, tuple) and len(values) > 1 and _is_unknown(values[1])
+    return type(values[0]) in (list, tuple) and len(values) > 1 and is_unknown(values[1])
 
 
 def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
     found: dict[Any, tuple[str, Callable[[list], bool]]] = {}
     for fn in (bool, operator.truth, operator.not_):
-        found[fn] = "a condition", lambda values: any(map(_is_unknown, values))
+        found[fn] = "a condition", lambda values: any(map(is_unknown, values))
     for fn in (int, float, complex, operator.index, range, max, min, sorted, all):
         found[fn] = f"{fn.__name__}()", _any_unknown
+    for fn in COMPARISONS.values():
+        found[fn] = "a comparison", lambda values: any(map(is_unknown_number, values))
+    for fn in NUMBERS_ALONE:
+        found[fn] = fn.__name__, lambda values: any(map(is_unknown_number, values))
     for fn in (list.__getitem__, tuple.__getitem__):
         found[fn] = "an index of a sequence", _index_unknown
     found[TensorProxy.__getitem__] = (
@@ -115,25 +126,36 @@ def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
         _mask_or_bounds,
     )
     for fn in (torch.nonzero, torch.argwhere, torch.masked_select, torch.unique, torch.unique_consecutive, torch.bincount):
-        for name in {fn, getattr(torch.Tensor, fn.__name__, fn), *_symbols(fn)}:
+        for name in {fn, getattr(torch.Tensor, fn.__name__, fn), *symbols_of(fn)}:
             found[name] = f"the shape of what torch.{fn.__name__} returns", _any_unknown
     for fn in (torch.equal, torch.allclose, torch.is_nonzero):
-        for name in {fn, getattr(torch.Tensor, fn.__name__), *_symbols(fn)}:
+        for name in {fn, getattr(torch.Tensor, fn.__name__), *symbols_of(fn)}:
             found[name] = f"what torch.{fn.__name__} returns", _any_unknown
     for fn in (torch.Tensor.tolist, torch.Tensor.numpy):
-        for name in {fn, *_symbols(fn)}:
+        for name in {fn, *symbols_of(fn)}:
             found[name] = f".{fn.__name__}()", _any_unknown
-    for name in {torch.arange, *_symbols(torch.arange)}:
+    for name in {torch.arange, *symbols_of(torch.arange)}:
         found[name] = "the length of what torch.arange returns", _any_unknown
-    for name in {torch.where, *_symbols(torch.where)}:
+    for name in {torch.where, *symbols_of(torch.where)}:
         found[name] = "the shape of what torch.where(condition) returns", lambda values: len(values) == 1
     return found
 
 
-def _symbols(fn: Callable) -> list[Any]:
+def symbols_of(fn: Callable) -> list[Any]:
+    """What Thunder has for a function of torch."""
     symbol = _torch_to_thunder_function_map.get(fn)
     return [symbol] if isinstance(symbol, Symbol) else []
 
+
+# what Thunder does with numbers that it knows alone
+NUMBERS_ALONE: dict[Callable, Callable] = {
+    NumberProxy.__floordiv__: operator.floordiv,
+    NumberProxy.__rfloordiv__: lambda a, b: b // a,
+    NumberProxy.__mod__: operator.mod,
+    NumberProxy.__rmod__: lambda a, b: b % a,
+    round: round,
+    divmod: divmod,
+}
 
 _READERS = _readers()
 _SIZED = frozenset(
@@ -147,5 +169,5 @@ _SIZED = frozenset(
         torch.bincount,
         torch.where,
     )
-    for name in (fn, getattr(torch.Tensor, fn.__name__, fn), *_symbols(fn))
+    for name in (fn, getattr(torch.Tensor, fn.__name__, fn), *symbols_of(fn))
 )

@@ -6,13 +6,14 @@ from thunder_norm.errors import DataDependentError, UnsupportedOpError, with_det
 from thunder_norm.tracing.locations import location_of_user
 
 
-def data_dependent(what: str, transform: str | None = None, at: str | None = None) -> DataDependentError:
+def data_dependent(what: str, transform: str | None = None, at: str | None = None, why: str | None = None) -> DataDependentError:
     """The error for a program, or a function under a function transform, that needs to know the value of a tensor.
 
     Args:
         what: what it was needed for.
         transform: the name of the function transform, if it is one.
         at: the user's line, if it is not the one being interpreted.
+        why: why it is not known, if not because values are never asked for.
     """
     at = at or location_of_user()
     if transform is not None:
@@ -28,19 +29,20 @@ def data_dependent(what: str, transform: str | None = None, at: str | None = Non
         with_details(
             f"the value of a tensor is needed for {what}",
             at=at,
-            why="the program is traced once for all values of its tensors, so none is known; shapes, dtypes and numbers are",
+            why=why
+            or "the program is traced once for all values of its tensors, so none is known; shapes, dtypes and numbers are",
             instead="torch.where(condition, a, b) for a condition; or compute what depends on values outside and pass it in",
         )
     )
 
 
-def data_dependent_on_wrapper(what: str) -> UnsupportedOpError:
+def data_dependent_on_wrapper(what: str, why: str = "the value is not known while the trace is acquired") -> UnsupportedOpError:
     """The error for an operation on a wrapper subclass that needs values, or whose result depends on them in shape."""
     return UnsupportedOpError(
         with_details(
             f"data-dependent control flow: {what}",
             at=location_of_user(),
-            why="the value is not known while the trace is acquired",
+            why=why,
             instead="use torch.where, or compute the condition outside the jitted function",
         )
     )

@@ -7,6 +7,7 @@ two proxies are two objects, also where they stand for one tensor.
 from __future__ import annotations
 
 import dis
+import operator
 import sys
 from types import FunctionType
 from typing import Any
@@ -16,7 +17,7 @@ from thunder_norm.tracing.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 
 _handlers = thunders._default_opcode_handler_map
 _thunders_compare_op = _handlers["COMPARE_OP"]
@@ -27,6 +28,14 @@ _METHODS = {
     "!=": ("__ne__", "__ne__"),
     ">": ("__gt__", "__lt__"),
     ">=": ("__ge__", "__le__"),
+}
+COMPARISONS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 _OPERATION_BITS = 5 if sys.version_info >= (3, 13) else 4 if sys.version_info >= (3, 12) else 0  # beside the operation's number
 _WANTS_BOOL = 16  # from Python 3.13 on
@@ -40,6 +49,11 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     guards.look_into((b, a))
     assert inst.arg is not None
     operation = dis.cmp_op[inst.arg >> _OPERATION_BITS]
+    if _is_of_unknown(a, b) and operation in COMPARISONS:  # Thunder would make a known outcome of it
+        stack.pop_wrapped()
+        stack.pop_wrapped()
+        result = thunders._interpret_call(COMPARISONS[operation], a, b)
+        return result if result is _EXCEPTION_RAISED else stack.append(result)
     if operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
         stack.pop_wrapped()
         stack.pop_wrapped()
@@ -52,6 +66,13 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     if result is not _EXCEPTION_RAISED and sys.version_info >= (3, 13) and inst.arg & _WANTS_BOOL:
         result = thunders._interpret_call(bool, result)
     return result if result is _EXCEPTION_RAISED else stack.append(result)
+
+
+def _is_of_unknown(a: WrappedValue, b: WrappedValue) -> bool:
+    """Whether two numbers are compared of which one is made of the values of tensors."""
+    values = (a.value, b.value)
+    is_unknown = any(isinstance(v, NumberProxy) and v.value is None for v in values)
+    return is_unknown and all(isinstance(v, NumberProxy | int | float | complex) for v in values)
 
 
 def _is_no_operand(x: WrappedValue, tensor: WrappedValue) -> bool:

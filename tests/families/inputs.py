@@ -1,0 +1,151 @@
+"""Arguments for a model, from the signature of its `forward`: candidates, of which the first that eager PyTorch accepts is taken."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.seeds import seeded
+
+from .shrunk import FIRST_WORD, IMAGE, VOCABULARY
+
+BATCH, WORDS, FRAMES = 2, 8, 16
+Arguments = dict[str, Any]
+
+
+class NoArgumentsError(Exception):
+    """No candidate runs: what eager PyTorch said of each."""
+
+
+def entry(config: Any, *names: str, default: Any) -> Any:
+    """The first of these entries that a configuration, or one within it, has."""
+    within = [config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))]
+    for name, c in itertools.product(names, within):
+        value = getattr(c, name, None)
+        if isinstance(value, (int, list, tuple)) and not isinstance(value, bool):
+            return value[-1] if isinstance(value, (list, tuple)) else value
+    return default
+
+
+def words(_: Any) -> torch.Tensor:
+    return torch.randint(FIRST_WORD, VOCABULARY, (BATCH, WORDS))
+
+
+def shapes(*made: Callable[[Any], tuple[int, ...]]) -> list[Callable[[Any], torch.Tensor]]:
+    return [lambda config, shape=shape: torch.randn(shape(config)) for shape in made]
+
+
+def _image(config: Any) -> int:
+    return entry(config, "image_size", "img_size", default=IMAGE)
+
+
+def _channels(config: Any) -> int:
+    return entry(config, "num_channels", "in_channels", "in_chans", default=3)
+
+
+def _mels(config: Any) -> int:
+    return entry(config, "num_mel_bins", "feature_size", "input_dim", "input_feat_per_channel", default=16)
+
+
+# what each argument may be, in the order in which it is tried
+MAKERS: dict[str, list[Callable[[Any], torch.Tensor]]] = {
+    "input_ids": [words, lambda c: torch.randint(FIRST_WORD, VOCABULARY, (BATCH, WORDS, entry(c, "num_codebooks", default=4)))],
+    "decoder_input_ids": [words],
+    "pixel_values": shapes(
+        lambda c: (BATCH, _channels(c), _image(c), _image(c)),
+        lambda c: (BATCH, entry(c, "num_frames", default=2), _channels(c), _image(c), _image(c)),
+        lambda c: (BATCH, 3, 2 * IMAGE, 2 * IMAGE),
+        lambda c: (BATCH, 3, 224, 224),
+    ),
+    "pixel_values_videos": shapes(lambda c: (BATCH, entry(c, "frames_per_clip", default=2), 3, _image(c), _image(c))),
+    "input_values": shapes(
+        lambda c: (BATCH, 4000),
+        lambda c: (BATCH, 1, 4000),
+        lambda c: (BATCH, entry(c, "max_length", default=FRAMES), _mels(c)),
+        lambda c: (BATCH, FRAMES, _mels(c)),
+    ),
+    "input_features": shapes(
+        lambda c: (BATCH, 2 * entry(c, "max_source_positions", default=FRAMES), _mels(c)),
+        lambda c: (BATCH, _mels(c), 2 * entry(c, "max_source_positions", default=FRAMES)),
+        lambda c: (BATCH, 64, _mels(c)),
+        lambda c: (BATCH, 1, 64, _mels(c)),
+    ),
+    "past_values": shapes(
+        lambda c: (BATCH, entry(c, "context_length", default=FRAMES), entry(c, "num_input_channels", default=3)),
+        lambda c: (BATCH, entry(c, "context_length", default=FRAMES) + 7),
+        lambda c: (BATCH, entry(c, "context_length", default=FRAMES)),
+    ),
+    "past_time_features": shapes(lambda c: (BATCH, entry(c, "context_length", default=FRAMES) + 7, 1)),
+    "past_observed_mask": [lambda c: torch.ones(BATCH, entry(c, "context_length", default=FRAMES) + 7)],
+    "bbox": [lambda c: torch.arange(4).repeat(BATCH, WORDS, 1)],
+    "inputs_embeds": shapes(lambda c: (BATCH, WORDS, entry(c, "hidden_size", "d_model", default=32))),
+    "hidden_states": shapes(
+        lambda c: (BATCH, WORDS, entry(c, "hidden_size", "d_model", default=32)),
+        lambda c: (BATCH, entry(c, "hidden_size", default=32), WORDS),
+    ),
+    "attention_mask": [lambda c: torch.ones(BATCH, WORDS, dtype=torch.long)],
+    "encoder_hidden_states": shapes(lambda c: (BATCH, WORDS, entry(c, "encoder_hidden_size", "hidden_size", default=32))),
+    "noisy_input_ids": [words],
+    "audio_codes": [lambda c: torch.randint(0, VOCABULARY, (BATCH, entry(c, "num_quantizers", default=2), WORDS))],
+    "input_coords": shapes(lambda c: (BATCH, WORDS, 2)),
+    "inputs": [words, *shapes(lambda c: (BATCH, WORDS, entry(c, "d_model", default=32)))],
+}
+# what a model is run on: sets of arguments, the first that the signature has
+SETS: list[tuple[str, ...]] = [
+    ("input_ids", "pixel_values"),
+    ("input_ids", "input_features"),
+    ("input_ids",),
+    ("pixel_values",),
+    ("input_values",),
+    ("input_features",),
+    ("pixel_values_videos",),
+    ("past_values",),
+    ("inputs",),
+    ("hidden_states",),
+    ("inputs_embeds",),
+    ("audio_codes",),
+]
+
+
+def candidates(model: nn.Module, config: Any) -> Iterator[Arguments]:
+    """What the model may be run on, likely ones first."""
+    parameters = inspect.signature(model.forward).parameters
+    needed = [
+        name
+        for name, p in parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name != "self"
+    ]
+    extra = [n for n in ("decoder_input_ids", "bbox") if n in parameters and (n == "bbox" or config.is_encoder_decoder)]
+    sets = [s for s in SETS if set(s) <= set(parameters)]
+    first = [s for s in sets if len(s) > 1 or getattr(model, "main_input_name", None) in s]
+    for chosen in (*first, *(s for s in sets if s not in first)):
+        for more in (
+            (*extra, *needed),
+            (*needed,),
+            (*extra, *needed, "attention_mask", "past_time_features", "past_observed_mask"),
+        ):
+            names = list(dict.fromkeys(n for n in (*chosen, *more) if n in parameters))
+            if all(n in MAKERS for n in names):
+                for makers in itertools.islice(itertools.product(*(MAKERS[n] for n in names)), 8):
+                    yield {name: make(config) for name, make in zip(names, makers, strict=True)}
+
+
+def arguments(model: nn.Module, config: Any) -> Arguments:
+    """The first candidate with which the model runs in eager PyTorch, in eval mode."""
+    said: dict[str, None] = {}
+    for kwargs in candidates(model, config):
+        torch.manual_seed(seeded(0))
+        try:
+            with torch.no_grad():
+                model.eval()(**kwargs)
+        except Exception as e:  # noqa: BLE001 - any error says that these are not its arguments
+            line = (str(e).strip().splitlines() or [""])[0]
+            said[f"{type(e).__name__}: {line} ({', '.join(f'{n} {[*t.shape]}' for n, t in kwargs.items())})"] = None
+        else:
+            return kwargs
+    raise NoArgumentsError(" / ".join(said) or f"none for {inspect.signature(model.forward)}")
