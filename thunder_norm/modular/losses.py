@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from thunder_norm.norms.eager_environment import Noted
 from thunder_norm.norms.sensitivity import sensitivities
@@ -53,7 +54,7 @@ def _largest_step(perturbation: torch.Tensor, ends: Container[Any]) -> float:
     ways: list[tuple[Any, torch.Tensor]] = [(perturbation.grad_fn, torch.ones_like(perturbation))]
     while ways:
         node, weight = ways.pop()
-        gradients = node(weight)
+        gradients = node.apply(weight) if isinstance(node, BackwardCFunction) else node(weight)
         for (before, _), g in zip(node.next_functions, gradients if isinstance(gradients, tuple) else (gradients,), strict=True):
             if before is None or g is None:
                 continue
