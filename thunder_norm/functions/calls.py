@@ -140,6 +140,22 @@ def _written(
     return wrapped(shown, transformed)
 
 
+def write_operations(emit: Callable[[], Any], like: WrappedValue) -> Any:
+    """Write what `emit` does into the open trace, as Thunder differentiates it right; its result, for the interpreter."""
+    trace = get_jit_ctx().computation_trace
+    try:
+        with scope(trace) as bsyms, disable_autocast():
+            result = emit()
+            bsyms, result = tidied(bsyms, result)
+            bsyms = _for_thunders_autograd(bsyms)
+    except ThunderNormError as e:
+        return do_raise(with_users_line(e))
+    except Exception as e:  # torch's own words for a mistake
+        return do_raise(e)
+    trace.peek_scope().extend(bsyms)
+    return wrapped(result, like)
+
+
 def constructor(function: Callable) -> Callable:
     """Let the interpreter call what makes a transformed function instead of interpreting it."""
     use = hooks.first_use(function)

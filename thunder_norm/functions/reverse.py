@@ -31,6 +31,7 @@ from thunder_norm.functions.registry import VjpRule, decomposed, missing_rule, v
 from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
+from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
@@ -139,6 +140,27 @@ def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool]) -
     return results, Pullback(reverse.nodes, tuple(trace.args), outs, swaps, tuple(wrt))
 
 
+def pullback_of(scopes: Sequence[list[BoundSymbol]], inputs: Sequence[TensorProxy], outs: Sequence[TensorProxy]) -> Pullback:
+    """The pullback of operations that are written already.
+
+    What a backward needs of the inside of one is written into the open trace: its steps, once more.  Where it has drawn random numbers, its
+    steps take its place.
+
+    Args:
+        scopes: the operations in order; those that the inputs do not reach are constants.
+        inputs: tensors that get cotangents: given to the operations, or made by them.
+        outs: tensors that they made.
+
+    Raises:
+        MissingTransformRuleError: an operation on the way has no rule.
+        TransformError: a rule returned something that does not fit its operation.
+    """
+    reverse = _Reverse(inputs, {}, (True,) * len(inputs))
+    for operations in scopes:
+        operations[:] = [b for bsym in operations for b in reverse.follow(bsym)]
+    return Pullback(reverse.nodes, tuple(inputs), tuple(outs), {}, (True,) * len(inputs))
+
+
 class _Reverse:
     """A program while it is written: its backwards so far, and which of its tensors the inputs reach."""
 
@@ -146,6 +168,7 @@ class _Reverse:
         self.primals = primals
         self.nodes: list[Node] = []
         self.trace = get_tracectx()
+        self.inputs = {a.name for a in args}
         self.active = {a.name for a, w in zip(args, wrt, strict=True) if w and is_differentiable(a)}
 
     def write(self, bsym: BoundSymbol) -> None:
@@ -157,6 +180,26 @@ class _Reverse:
             forward, nodes = [bsym], [node]
         self.trace.peek_scope().extend(b.from_bsym_swap_proxies(self.primals, skip_output=True) for b in forward)
         self.nodes.extend(nodes)
+
+    def follow(self, bsym: BoundSymbol) -> list[BoundSymbol]:
+        """Take in one operation that is written already; what stands in its place from now on."""
+        with at_line_of(self.trace, bsym):
+            forward, nodes = self.process(bsym)
+        if any(o.name in self.inputs for o in bsym.flat_proxy_outs):  # where cotangents are to arrive, not pass through
+            return [bsym]
+        self.nodes.extend(nodes)
+        if not nodes or forward == [bsym]:
+            return [bsym]
+        if any(draws_numbers(b) for b in forward):
+            return forward
+        made = {p.name for b in forward for p in b.flat_proxy_outs}
+        anew_of = {
+            variableify(o): TensorProxy(like=o, history=None)
+            for o in bsym.flat_proxy_outs
+            if isinstance(o, TensorProxy) and o.name in made
+        }
+        self.trace.peek_scope().extend(b.from_bsym_swap_proxies(anew_of) for b in forward)
+        return [bsym]
 
     def process(self, bsym: BoundSymbol) -> tuple[list[BoundSymbol], list[Node]]:
         """An operation of the program: what to write for it, and its backward."""

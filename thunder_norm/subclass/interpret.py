@@ -102,7 +102,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         acquisition.autograd.is_running or acquisition.intercepts_plain or _has_wrapper(args, kwargs)
     ):
         return _without_checkpoint
-    if is_derivative(fn):
+    if is_derivative(fn) and fn is not torch.autograd.grad:
         return functools.partial(refuse_derivative, acquisition)
     if _has_wrapper(args, kwargs):
         if fn in ASKS_FOR_OVERRIDES:  # torch's modules leave their fused inference kernels where a subclass takes part

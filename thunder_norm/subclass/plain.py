@@ -17,6 +17,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import tensor_hooks
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.attributes import address_refused, from_user
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.flags import detached_in_place
 from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.subclass.operations import torch_callable
@@ -260,7 +261,7 @@ def _require_grad(
         return do_raise(RuntimeError("you can only change requires_grad flags of leaf variables."))
     if not dtypes.is_inexact_dtype(obj.value.dtype):
         return do_raise(RuntimeError("only Tensors of floating point dtype can require gradients"))
-    if is_known and torch.is_grad_enabled() and not acquisition.is_transformed:
+    if is_known and (torch.is_grad_enabled() or is_grad_enabled()) and not acquisition.is_transformed:
         acquisition.autograd.note_started(obj.value)
     return obj
 

@@ -1,0 +1,272 @@
+"""``torch.autograd.grad`` in traced programs: values, whether they require grad, gradients and mistakes are eager PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import grad
+from torch.testing._internal.two_tensor import TwoTensor
+
+from tests.seeds import seeded
+from thunder_norm import RMSTensor
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+CASES: dict[str, Callable] = {}
+
+
+def case(fn: Callable) -> Callable:
+    CASES[fn.__name__] = fn
+    return fn
+
+
+@case
+def gradient_penalty(net, x):
+    x = x.detach().requires_grad_()
+    (g,) = grad(net(x).sum(), x, create_graph=True)
+    return (g.norm(dim=1) - 1).square().mean()
+
+
+@case
+def langevin_steps(net, x):
+    for _ in range(3):
+        x = x.detach().requires_grad_()
+        (g,) = grad(net(x).sum(), x)
+        x = x - 0.1 * g
+    return net(x).mean()
+
+
+@case
+def heat_equation(net, x):
+    x = x.clone().requires_grad_(True)
+    u = net(x)
+    du = grad(u, x, torch.ones_like(u), create_graph=True)[0]
+    d2 = grad(du[:, 0], x, torch.ones_like(du[:, 0]), create_graph=True)[0][:, 0]
+    return (du[:, 1] - d2).square().mean()
+
+
+@case
+def hamiltonian_dynamics(net, x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        dq, dp = grad(net(x).sum(), x)[0][:, :2].unbind(-1)
+    return torch.stack([dp, -dq], -1)
+
+
+@case
+def meta_learning(net, x):
+    parameters = dict(net.named_parameters())
+    for _ in range(2):
+        loss = torch.func.functional_call(net, parameters, (x,)).square().mean()
+        found = grad(loss, list(parameters.values()), create_graph=True)
+        parameters = {name: p - 0.1 * g for (name, p), g in zip(parameters.items(), found, strict=True)}
+    return torch.func.functional_call(net, parameters, (x,)).mean()
+
+
+@case
+def first_order_only(net, x):
+    return grad(x.sin().sum(), x)[0], x.cos()
+
+
+@case
+def twice(net, x):
+    loss = x.sin().sum()
+    (g,) = grad(loss, x, retain_graph=True)
+    (h,) = grad(loss, x, create_graph=True)
+    (second,) = grad(h.square().sum(), x, create_graph=True)
+    return g, h, second
+
+
+@case
+def by_what_was_computed(net, x):
+    y = x * 2
+    z = net(y).exp().sum()
+    (g,) = grad(z, y)
+    return g, (y * g).sum()
+
+
+@case
+def of_several(net, x):
+    return grad([x.sin().sum(), net(x)], [x, *net.parameters()], grad_outputs=[None, torch.ones(4, 1, dtype=x.dtype)])
+
+
+@case
+def by_name(net, x):
+    return grad(outputs=x.tanh(), inputs=x, grad_outputs=x.cos(), create_graph=True)[0]
+
+
+@case
+def of_what_is_not_used(net, x):
+    y = x.detach().requires_grad_()
+    none = grad(x.sin().sum(), [x, y], allow_unused=True)
+    assert none[1] is None
+    return none[0], *grad(x.sin().sum(), [x, y], materialize_grads=True)
+
+
+@case
+def of_random_numbers(net, x):
+    y = F.dropout((x + torch.randn_like(x)).sin(), 0.3)
+    z = F.dropout(y.sin(), 0.5)
+    return z, y, *grad(z.square().sum(), x, create_graph=True)
+
+
+@case
+def of_functions_of_torch(net, x):
+    y = F.layer_norm(x, (3,)).pow(3).sum() + torch.logsumexp(x, 1).sum() + x.max(1)[0].sum() + x[1:, :2].exp().sum()
+    return grad(y, x, create_graph=True)[0]
+
+
+@case
+def past_no_grad(net, x):
+    with torch.no_grad():
+        y = x * 2
+    return grad((y * x).sum() + (x.detach() * x).sum(), x)[0]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * g * x.exp()
+
+
+@case
+def of_a_function_with_a_backward_of_its_own(net, x):
+    return grad(Doubled.apply(x).sum(), x, create_graph=True)[0]
+
+
+def drawn() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(seeded(0))
+    net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1)).double()
+    return net, torch.randn(4, 3, dtype=torch.float64)
+
+
+def outcome(f: Callable, net: nn.Module, x: torch.Tensor) -> Any:
+    """Results, which of them require grad, and the gradients of those that do by the input and the parameters."""
+    x = x.clone().requires_grad_()
+    torch.manual_seed(seeded(1))
+    found = f(x)
+    found = [found] if isinstance(found, torch.Tensor) else list(found)
+    differentiable = [t for t in found if t.requires_grad]
+    gradients: Any = ()
+    if differentiable:
+        gradients = torch.autograd.grad(sum(t.sin().sum() for t in differentiable), [x, *net.parameters()], allow_unused=True)
+    return [t.detach() for t in found], [t.requires_grad for t in found], gradients
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize("name", CASES)
+def test_programs_are_those_of_eager_mode(name, transform):
+    net, x = drawn()
+    program = CASES[name]
+    jitted = thunder.jit(lambda x: program(net, x), transforms=[transform()])
+    expected = outcome(lambda x: program(net, x), net, x)
+    for _ in range(2):
+        found = outcome(jitted, net, x)
+        assert found[1] == expected[1]
+        for a, b in zip((*found[0], *found[2]), (*expected[0], *expected[2]), strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b)
+
+
+def test_under_no_grad():
+    net, x = drawn()
+    with torch.no_grad():
+        program = CASES["hamiltonian_dynamics"]
+        torch.testing.assert_close(thunder.jit(lambda x: program(net, x), transforms=[NormTransform()])(x), program(net, x))
+
+
+def of_a_matrix(x):
+    return grad(x.sin(), x)
+
+
+def of_what_needs_no_gradient(x):
+    return grad(x.detach().sum(), x)
+
+
+def by_what_needs_no_gradient(x):
+    y = x.detach()
+    return grad((x * y).sum(), y)
+
+
+def of_another_shape(x):
+    return grad(x.sin(), x, torch.ones(2))
+
+
+def of_too_few(x):
+    return grad([x.sum(), x.sum()], x, [torch.ones(())])
+
+
+def by_what_is_not_used(x):
+    return grad(x.sin().sum(), [x, x.detach().requires_grad_()])
+
+
+def contradicting(x):
+    return grad(x.sum(), x, allow_unused=False, materialize_grads=True)
+
+
+MISTAKES = (
+    of_a_matrix,
+    of_what_needs_no_gradient,
+    by_what_needs_no_gradient,
+    of_another_shape,
+    of_too_few,
+    by_what_is_not_used,
+    contradicting,
+)
+
+
+@pytest.mark.parametrize("program", MISTAKES)
+def test_mistakes_are_those_of_eager_mode(program):
+    x = torch.randn(4, 3, requires_grad=True)
+    with pytest.raises((RuntimeError, ValueError)) as eager:
+        program(x)
+    with pytest.raises(eager.type) as ours:
+        thunder.jit(program, transforms=[SubclassTransform()])(x)
+    assert str(ours.value)[:30] == str(eager.value)[:30]
+
+
+def in_place(x):
+    y = x * 2
+    y.add_(1)
+    return grad(y.exp().sum(), x)
+
+
+def in_batches(x):
+    return grad(x.sin(), x, torch.ones(2, 4, 3), is_grads_batched=True)
+
+
+def under_a_transform(x):
+    return torch.func.grad(lambda x: grad(x.sin().sum(), x, create_graph=True)[0].sum())(x)
+
+
+def of_wrappers(x):
+    t = TwoTensor(x, x)
+    return grad((t * x).sum().a, x)
+
+
+@pytest.mark.parametrize("program", [in_place, in_batches, under_a_transform, of_wrappers])
+def test_what_is_not_followed_is_refused(program):
+    with pytest.raises(UnsupportedOpError, match=r"torch.autograd.grad(.|\n)*test_torch_autograd_inside.py"):
+        thunder.jit(program, transforms=[SubclassTransform()])(torch.randn(4, 3, requires_grad=True))
+
+
+def test_of_norms_is_refused():
+    def program(x):
+        return grad(x.sin().sum(), x)
+
+    for call in (thunder.jit(program, transforms=[NormTransform()]), program):
+        with pytest.raises(UnsupportedOpError, match=r"torch.autograd.grad"):
+            call(RMSTensor.of(torch.randn(4, 3)))

@@ -1,0 +1,132 @@
+"""``torch.autograd.grad`` in a program that is being traced: of the operations that it has written so far, the backward is written.
+
+Torch walks back the graph of what has run.  While a trace is acquired nothing has, but the trace says what will have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.functions.calls import write_operations
+from thunder_norm.functions.interpreted import active_level, as_it_is, value_of
+from thunder_norm.functions.programs import described, detach, is_complex, is_differentiable
+from thunder_norm.functions.reverse import pullback_of
+from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.interception import current_acquisition
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.refusals import refuse_derivative
+from thunder_norm.subclass.trace import UNFLATTEN
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
+import thunder.torch as ltorch
+from thunder.core import dtypes
+from thunder.core.interpreter import WrappedValue, do_raise
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.update_aliases import _is_inplace_op
+
+_OPTIONS = ("retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched", "materialize_grads")
+_DEFAULTS = {"create_graph": False, "only_inputs": True, "is_grads_batched": False, "materialize_grads": False}
+
+
+@lookasides.instead_of(torch.autograd.grad)
+def _grad(outputs: WrappedValue, inputs: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for ``torch.autograd.grad(outputs, inputs, grad_outputs, ...)``."""
+    given = dict(zip(("grad_outputs", *_OPTIONS), args, strict=False)) | kwargs
+    values = {name: value_of(v, as_it_is) for name, v in (("outputs", outputs), ("inputs", inputs), *given.items())}
+    of = {name: _listed(values.get(name)) for name in ("outputs", "inputs", "grad_outputs")}
+    acquisition = current_acquisition()
+    meets_wrapper = any(isinstance(v, SubclassProxy) for listed in of.values() for v in listed)
+    if meets_wrapper or acquisition is None or acquisition.autograd.is_running or active_level() is not None:
+        return refuse_derivative(acquisition)
+    options = {name: values.get(name, _DEFAULTS.get(name)) for name in _OPTIONS}
+    try:
+        cotangents = _checked(of, options, acquisition)
+    except (RuntimeError, ValueError, UnsupportedOpError) as e:
+        return do_raise(e)
+    return write_operations(lambda: _written(of["outputs"], of["inputs"], cotangents, options), inputs)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return () if value is None else (value,) if isinstance(value, TensorProxy) else tuple(value)
+
+
+def _checked(of: dict[str, Sequence[Any]], options: dict[str, Any], acquisition: Any) -> list[TensorProxy | None]:
+    """The cotangents of the outputs, None for those of one entry, with the errors of torch."""
+    if options["is_grads_batched"]:
+        raise _refused("torch.autograd.grad with is_grads_batched", "vmap of a function that calls it for one")
+    if not options["only_inputs"]:
+        raise ValueError("only_inputs argument is deprecated and is ignored now (defaults to True)")
+    if options["allow_unused"] is False and options["materialize_grads"]:
+        raise ValueError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
+        )
+    if not all(isinstance(v, TensorProxy) for v in (*of["outputs"], *of["inputs"])):
+        raise _refused("torch.autograd.grad of what is no tensor", "tensors, or tuples and lists of them")
+    cotangents = list(of["grad_outputs"]) or [None] * len(of["outputs"])
+    if len(cotangents) < len(of["outputs"]):
+        raise RuntimeError(f"got {len(of['outputs'])} tensors and {len(cotangents)} gradients")
+    for i, (out, ct) in enumerate(zip(of["outputs"], cotangents, strict=False)):
+        if not acquisition.autograd.requires_grad(out):
+            raise RuntimeError(f"element {i} of tensors does not require grad and does not have a grad_fn")
+        if ct is None and out.numel != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        if ct is None and is_complex(out):
+            raise RuntimeError("grad can be implicitly created only for real scalar outputs but got " + described(out))
+        if ct is not None and tuple(ct.shape) != tuple(out.shape):
+            raise RuntimeError(
+                f"Mismatch in shape: grad_output[{i}] has a shape of {tuple(ct.shape)} and output[{i}] has a shape of {tuple(out.shape)}."
+            )
+        if ct is not None and is_complex(ct) != is_complex(out):
+            raise RuntimeError("For complex Tensors, both grad_output and output are required to have the same dtype.")
+    if not all(acquisition.autograd.requires_grad(v) for v in of["inputs"]):
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    return cotangents
+
+
+def _written(
+    outputs: Sequence[TensorProxy], inputs: Sequence[TensorProxy], given: Sequence[TensorProxy | None], options: dict[str, Any]
+) -> tuple[TensorProxy | None, ...]:
+    scopes = get_jit_ctx().computation_trace.scopes[:-1]
+    _check([b for scope in scopes for b in scope], inputs)
+    pullback = pullback_of(scopes, inputs, outputs)
+    cotangents = [
+        ltorch.ones_like(v) if ct is None else ltorch.to(ct, dtypes.to_torch_dtype(v.dtype))
+        for v, ct in zip(outputs, given, strict=False)
+    ]
+    found = list(pullback(cotangents))
+    for i, (gradient, v) in enumerate(zip(found, inputs, strict=True)):
+        if gradient is not None:
+            continue
+        if options["materialize_grads"]:
+            found[i] = ltorch.zeros_like(v)
+        elif not options["allow_unused"]:
+            raise RuntimeError(
+                f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set allow_unused=True if this is the "
+                "desired behavior."
+            )
+    if not (options["create_graph"] and is_grad_enabled()):
+        detach(found)
+    return tuple(found)
+
+
+def _check(operations: Iterable[BoundSymbol], inputs: Sequence[TensorProxy]) -> None:
+    """Refuse what has written into a tensor on the way: the program's tensors are known by what they were made as."""
+    reached = {v.name for v in inputs}
+    for bsym in operations:
+        if not any(p.name in reached for p in bsym.flat_proxy_args):
+            continue
+        if bsym.sym is UNFLATTEN:
+            raise _refused("torch.autograd.grad through a wrapper subclass", "the plain tensors inside of it")
+        if _is_inplace_op(bsym):
+            raise _refused("torch.autograd.grad through an operation in place", "the operation that returns a new tensor")
+        reached.update(p.name for p in bsym.flat_proxy_outs if is_differentiable(p))
+
+
+def _refused(what: str, instead: str) -> UnsupportedOpError:
+    return UnsupportedOpError(with_details(f"{what} inside a traced program", at=location_of_user(), instead=instead))
