@@ -125,9 +125,6 @@ def test_what_is_written_into_is_eagers(f: Callable, kind: str) -> None:
 def test_each_written_tensor_has_eagers_place_in_autograd(f: Callable, kind: str) -> None:
     jf = thunder.jit(f, transforms=[SubclassTransform()])
     found, expected = run(jf, kind, True), run(f, kind, True)
-    if (f, kind) == (batch_norm_with_update, PLAIN):  # Thunder's results require grad, those that no gradient reaches too
-        assert found[0][1] == found[0][2] == (torch.Tensor, True, False, True)
-        found[0][1:3] = expected[0][1:3]
     assert found[0] == expected[0]
     torch.testing.assert_close(found[1], expected[1])
 

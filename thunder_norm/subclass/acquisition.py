@@ -378,8 +378,19 @@ class Acquisition:
 
 
 def _hands_on(bsym: BoundSymbol) -> bool:
-    """Whether an operation may return its argument under another name: ``type_as``, or dropout that leaves out nothing."""
-    return may_share_by_name(bsym.sym.name) or any(b.sym.id is prims.PrimIDs.SHALLOW_COPY for b in (bsym, *bsym.subsymbols))
+    """Whether an operation of Thunder's may return its argument under another name: ``type_as``, or dropout that leaves out nothing."""
+    if isinstance(bsym.sym.id, str):
+        if not bsym.sym.id.startswith("torch."):
+            return False
+        if may_share_by_name(bsym.sym.name):
+            return True
+    elif not isinstance(bsym.sym.id, prims.PrimIDs):
+        return False  # what is recorded on fakes is seen by these
+    given, made = ({p.name for p in proxies} for proxies in (bsym.flat_proxy_args, bsym.flat_proxy_outs))
+    return any(
+        b.sym.id is prims.PrimIDs.SHALLOW_COPY and b.args[0].name in given and b.output.name in made
+        for b in (bsym, *bsym.subsymbols)
+    )
 
 
 def is_in_place(fn: Callable) -> bool:
