@@ -76,6 +76,9 @@ SPECTRA = {
     "all sizes": lambda m: torch.logspace(0, -4, m, dtype=D),
     "rank deficient": lambda m: torch.cat([torch.ones(m // 2, dtype=D), torch.zeros(m - m // 2, dtype=D)]),
     "equal": lambda m: torch.ones(m, dtype=D),
+    "one that the first step makes small": lambda m: torch.cat(
+        [torch.ones(1, dtype=D), torch.full((m - 1,), math.sqrt((1 / 0.84**2 - 1) / (m - 1)), dtype=D)]
+    ),
 }
 
 
@@ -95,7 +98,7 @@ def test_float32_keeps_the_accuracy_of_the_polynomial(shape, spectrum):
     assert torch.linalg.matrix_norm(found - u * in_five_steps(s) @ v.mT, 2) <= 1e-2  # half of it in four seeds
 
 
-@pytest.mark.parametrize("m, n", [(8, 8), (8, 12), (8, 24), (8, 400), (400, 400), (400, 1300)])
+@pytest.mark.parametrize("m, n", [(8, 8), (8, 400), (64, 96), (64, 192), (400, 400), (400, 1300)])
 def test_products_are_saved_where_that_is_cheaper_and_change_nothing(m, n):
     """In float64, where both ways are exact."""
     x = torch.randn(m, n, dtype=D)
@@ -105,7 +108,7 @@ def test_products_are_saved_where_that_is_cheaper_and_change_nothing(m, n):
     torch.testing.assert_close(orthogonalize(torch.stack([x, 2 * x]), size=3.0), 3 * plain.expand(2, m, n), atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("m, n", [(8, 8), (8, 24), (400, 400)])
+@pytest.mark.parametrize("m, n", [(64, 64), (64, 192), (400, 400)])
 def test_the_count_of_products_is_the_one_that_is_minimized(m, n):
     """As torch counts floating point operations, in one batch that leaves out nothing."""
     from torch.utils.flop_counter import FlopCounterMode

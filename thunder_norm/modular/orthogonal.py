@@ -29,6 +29,7 @@ _QUINTICS = (
     (1.90558185, -1.29680374, 0.388660776),
 )
 
+_FEW = 64  # rows whose singular values may be so large that the first step makes small ones of some, which drown in a Gram matrix
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
 _BLOCK = 64  # rows of a block that is worth a product of its own, on a CPU
 
@@ -121,11 +122,11 @@ def _by_products(x: torch.Tensor, size: float) -> torch.Tensor:
 
 
 def _steps_on_x(m: int, n: int) -> int:
-    """1 or all, whichever has fewer multiplications, in units of m^3."""
+    """1 or all, whichever has fewer multiplications, in units of m^3; all of few rows."""
     steps = len(_QUINTICS)
     all_on_x = steps * (2 * n / m + 1)
     gram_alone = 4 * n / m + 4 * steps - 6
-    return steps if all_on_x <= gram_alone else 1
+    return steps if m < _FEW or all_on_x <= gram_alone else 1
 
 
 def _polynomial(gram: torch.Tensor, k: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.record import autocast_regions, autocasting
+from thunder_norm.subclass.record import in_autocast_region
 from thunder_norm.tracing.translation import for_torch
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import WrappedValue
@@ -38,7 +38,12 @@ _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, Unsupp
 def of_torch(
     acquisition: Acquisition, torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]
 ) -> Any:
-    """What torch's function returns for tensors without data, the exception that it raises with data too, or `UNKNOWN`."""
+    """What torch's function returns for tensors without data, the exception that it raises with data too, or `UNKNOWN`.
+
+    Under autocast it is unknown: without data a function that calls others (`linalg.pinv`) may return another dtype than with it.
+    """
+    if in_autocast_region() or torch._C._is_any_autocast_enabled():
+        return UNKNOWN
     call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), acquisition.fakes.strides)
     key = call.key()
     if key is None:
@@ -79,7 +84,7 @@ class _Call:
             else:
                 return None
         structure = tree_structure((self.args, list(self.kwargs.items())))
-        return self.function, structure, tuple(described), autocast_regions(), torch.get_default_dtype()
+        return self.function, structure, tuple(described), torch.get_default_dtype()
 
     def outcome(self, mode: FakeTensorMode) -> Any:
         """See `of_torch`."""
@@ -103,7 +108,7 @@ class _Call:
 
     def _run(self, make: Callable[[TensorProxy], torch.Tensor]) -> Any:
         args, kwargs = _for_torch(self.args, make), {k: _for_torch(v, make) for k, v in self.kwargs.items()}
-        with torch.no_grad(), autocasting():
+        with torch.no_grad():
             return self.function(*args, **kwargs)
 
     def _empty(self, p: TensorProxy) -> torch.Tensor:
