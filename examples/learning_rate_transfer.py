@@ -182,7 +182,7 @@ def planned(tasks: Sequence[str], optimizers: Sequence[str], variant: str, is_qu
         task = TASKS[name]
         sizes = [(width, task.depths[0]) for width in task.widths] + [(task.width, depth) for depth in task.depths[1:]]
         if is_quick:
-            sizes = [(width, 2) for width in task.widths[:3:2]]
+            sizes = [(width, task.depths[0]) for width in task.widths[:2]]
         elif variant:
             sizes = [sizes[0], (task.width, task.depths[0]), sizes[len(task.widths) - 1], sizes[-1]]
         for width, depth in sizes:
