@@ -36,10 +36,14 @@ from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 
+_TORCHS = (torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax)
+
+
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
     """What Thunder calls for `fn`; torch's function runs and is recorded instead where Thunder knows none, raises, or returns something else.
 
-    So does ``unfold``: what stands for it elsewhere is no view.  What torch raises is raised.
+    So do ``unfold``, as what stands for it elsewhere is no view, and what draws other numbers in Thunder.  What torch
+    raises is raised.
     """
     if fn is getattr:
         return with_attributes(acquisition, found, args)
@@ -47,7 +51,7 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
     if torch_fn is None:
         return found
     is_unknown = found is None and isinstance(fn, _OPAQUE) and any(isinstance(a.value, TensorProxy) for a in args)
-    if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or torch_fn is torch.Tensor.unfold:
+    if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or torch_fn in _TORCHS:
         return functools.partial(_recorded, acquisition, torch_fn)
     if found is None or not callable(found) or torch_fn.__name__ in views_in_place.NAMES:
         return found

@@ -117,9 +117,9 @@ def refuse_derivative(acquisition: Acquisition | None, *args: WrappedValue, **kw
     """Called for torch's autograd in a program."""
     error = UnsupportedOpError(
         with_details(
-            "torch.autograd.grad, or .backward(), inside a traced program",
+            "torch.autograd.grad of more than plain tensors, or .backward(), inside a traced program",
             at=location_of_user(),
-            why="there is no graph while a trace is acquired",
+            why="there is no graph while a trace is acquired, and derivatives of wrappers are their classes' affair",
             instead="thunder_norm.transforms.grad or vjp inside of it, or take the derivative outside",
         )
     )
