@@ -35,7 +35,6 @@ from thunder.core.interpreter import (
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
-
 _TORCHS = (torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax)
 
 
