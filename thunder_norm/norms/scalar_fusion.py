@@ -73,11 +73,18 @@ _BINARY = {
 }
 _BINARY |= {"gt": "{0} > {1}", "ge": "{0} >= {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "eq": "{0} == {1}", "ne": "{0} != {1}"}
 _BINARY |= {"maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})"}
+_BINARY |= {"clamp_min": _BINARY["maximum"], "clamp_max": _BINARY["minimum"]}
 _UNARY = {"neg": "-{0}", "abs": "abs({0})", "sqrt": "square_root({0})", "reciprocal": "divide(1.0, {0})", "clone": "{0}"}
 _UNARY |= {"shallow_copy": "{0}"}
 _BINARY |= {"torch_div_prim_impl": _BINARY["div"]}  # Thunder's own: torch.div, except for integers
 _POWERS = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", -1.0: "divide(1.0, {0})"}  # bit for bit torch's
 _ARITHMETIC = ("add", "sub", "mul", "abs")  # which on flags are something else in torch than in Python
+_CLAMPS = {  # by whether there is a least, and a largest number
+    (True, False): "maximum({0}, {1})",
+    (False, True): "minimum({0}, {1})",
+    (True, True): "minimum(maximum({0}, {1}), {2})",
+    (False, False): "{0}",
+}
 _CONSTANTS = {"ones": 1.0, "zeros": 0.0, "ones_like": 1.0, "zeros_like": 0.0}
 _IN_TORCH = {
     name: in_torch(getattr(torch, name))
@@ -163,6 +170,8 @@ def _expression(bsym: BoundSymbol) -> str | None:
     extra = {k: v for k, v in bsym.kwargs.items() if v is not None and not (k == "alpha" and v == 1)}
     if name == "where" and len(operands) == 3:
         return "{1} if {0} else {2}"
+    if name == "clamp" and not extra and all(map(_is_number, operands[1:])):
+        return _CLAMPS[tuple(a is not None for a in (*bsym.args[1:], None)[:2])]
     if extra or name in _ARITHMETIC and dtypes.to_torch_dtype(bsym.output.dtype) is torch.bool:
         return None
     if len(operands) == 2 and name in _BINARY:
