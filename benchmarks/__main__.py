@@ -86,7 +86,8 @@ def main() -> None:
     amount = dataclasses.replace(amount, modula_python=options.modula)
     torch.set_num_threads(1)
     folder = options.into or (None if options.quick else page.RESULTS)
-    command = shlex.join(["python", "-m", "benchmarks", *("PYTHON" if a == str(options.modula) else a for a in sys.argv[1:])])
+    places = {str(options.modula): "PYTHON", str(options.into): "FOLDER"}
+    command = shlex.join(["python", "-m", "benchmarks", *(places.get(a, a) for a in sys.argv[1:])])
     described = machine.describe()
     print(json.dumps(described, indent=1), flush=True)
     for name in options.suites or SUITES:
