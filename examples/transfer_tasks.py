@@ -219,31 +219,22 @@ _MLP = Task(
     width=32,
     blocks_mass=2.0,
 )
+_TEXT = replace(
+    _MLP,
+    title="text, transformer",
+    model=CharTransformer,
+    batch=some_text,
+    judged=text_apart,
+    classes=len(ALPHABET),
+    blocks_mass=5.0,
+)
 TASKS = {
     "mlp": _MLP,
     "conv": replace(
         _MLP, title="digits, conv net", model=ConvNet, batch=partial(some_digits, 32, 8), widths=(8, 16, 32, 64), width=16
     ),
-    "text": replace(
-        _MLP,
-        title="text, transformer",
-        model=CharTransformer,
-        batch=some_text,
-        judged=text_apart,
-        classes=len(ALPHABET),
-        blocks_mass=5.0,
-    ),
-    "gpt": replace(
-        _MLP,
-        title="text, GPT of 4 layers",
-        model=CharTransformer,
-        batch=some_text,
-        judged=text_apart,
-        classes=len(ALPHABET),
-        widths=(64, 128, 256),
-        depths=(4,),
-        blocks_mass=5.0,
-    ),
+    "text": _TEXT,
+    "gpt": replace(_TEXT, title="text, GPT of 4 layers", widths=(64, 128, 256), depths=(4,)),
     "vit": replace(_MLP, title="digits, ViT", model=VisionTransformer, depths=(2,), blocks_mass=5.0),
     # the inputs are no more than the narrowest model is wide
     "small": replace(
