@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.functions.programs import flat_proxies, is_differentiable
-from thunder_norm.tracing.fake_norms import PositiveDims
+from thunder_norm.tracing.fake_norms import PositiveDims, quiet
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.trees import flat_tensors
 from thunder.core.proxies import TensorProxy
@@ -77,7 +76,7 @@ def try_out(function: Callable, args: tuple, kwargs: dict) -> Trial:
     """
     make = _values_for(function)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if make is torch.empty else contextlib.nullcontext()
-    with mode, PositiveDims(), torch.no_grad(), _quiet():
+    with mode, PositiveDims(), torch.no_grad(), quiet():
         given, tensors = _samples((args, kwargs), make)
         before = [t._version for t in tensors]
         result = function(*given[0], **given[1])
@@ -101,17 +100,6 @@ def _values_for(function: Callable) -> Callable:
 def _random(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
     generator = torch.Generator(options["device"]).manual_seed(0)  # the user's is not to move
     return torch.randn(shape, generator=generator, **options)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's report of a call that fails without data: the error says it."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _samples(tree: Any, make: Callable) -> tuple[Any, list[torch.Tensor]]:

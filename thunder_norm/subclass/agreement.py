@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.record import in_autocast_region
+from thunder_norm.tracing.fake_norms import quiet
 from thunder_norm.tracing.translation import for_torch
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import WrappedValue
@@ -91,7 +92,7 @@ class _Call:
         proxies = [v for v in tree_leaves((self.args, self.kwargs)) if isinstance(v, TensorProxy)]
         is_checked = not (getattr(self.function, "__name__", "") in _UNCHECKED and any(p.dtype is dtypes.bool8 for p in proxies))
         try:
-            with mode:
+            with mode, quiet():
                 found = self._run(self._empty)
         except _NEEDS_DATA:
             return UNKNOWN

@@ -6,7 +6,9 @@ computed with it, and Thunder asks it for their shapes.  So dimensions are count
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,3 +44,14 @@ def _positive(dim: Any, ndim: int) -> Any:
     if isinstance(dim, int):
         return dim + max(ndim, 1) if -max(ndim, 1) <= dim < 0 else dim
     return [_positive(d, ndim) for d in dim]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's report of a call that fails without data: the error says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
