@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
 from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, Scaled, sum_of
 from thunder_norm.core.joint import Bend, Step, Sum, smallest
-from thunder_norm.core.kinds import L2Tensor, RMSTensor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
@@ -174,10 +174,17 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A result's movement: the sum of some terms, for features of its last `ndim` dimensions."""
+    """A result's movement: the sum of some terms, for features of its last `ndim` dimensions.
+
+    Attributes:
+        ndim: how many.
+        terms: the terms.
+        besides: the Euclidean length that each row moves by beside them, in any direction, where there is such a part.
+    """
 
     ndim: int
     terms: tuple[Term, ...]
+    besides: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,28 +233,6 @@ def is_composed() -> bool:
     return True
 
 
-def is_within() -> bool:
-    """Whether they are those of inputs within their perturbation_size of the data."""
-    return current_sensitivity() == "within"
-
-
-def reach(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor]:
-    """Between which numbers each feature of x stays, in all rows, for inputs within their perturbation_size of the data.
-
-    What rounding does to entries is allowed for by a thousand units in the last place of the largest one.
-    """
-    rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
-    moved = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for part in spread.parts:
-        moved = moved + part.ellipsoid.scale * part.ellipsoid.cov.detach().diagonal().sqrt() * values(part.root.size.detach())
-    if not len(rows):
-        return -moved, moved
-    largest = rows.abs().amax()
-    slack = moved * 1e-9 + 1000 * torch.finfo(x.backing.dtype).eps * largest
-    low, high = rows.amin(0) - moved - slack, rows.amax(0) + moved + slack
-    return torch.nan_to_num(low, nan=-math.inf), torch.nan_to_num(high, nan=math.inf)
-
-
 def moves(x: Any) -> TypeGuard[NormedTensor]:
     """Whether a value is a normed tensor that carries a perturbation."""
     return isinstance(x, NormedTensor) and x.perturbation_size is not None
@@ -290,7 +275,7 @@ def _within_norm(x: NormedTensor) -> Spread | None:
 def length(e: Ellipsoid, ndim: int, x: NormedTensor) -> torch.Tensor:
     """How far x moves in its own norm when the features of each row, its last `ndim` dimensions, move within `e`."""
     over, features = set(x.elem_dims), set(range(-ndim, 0))
-    of_all = math.sqrt(x.numel_normed) if isinstance(x, L2Tensor) else 1.0
+    of_all = x.numel_normed ** (0.5 if isinstance(x, L2Tensor) else 1.0 if isinstance(x, L1Tensor) else 0.0)
     if over and over >= features:
         return e.length * (of_all / math.sqrt(max(len(e.cov), 1)))
     if not over or not over < features:
@@ -323,25 +308,40 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
     with _disable_current_modes():
         for y, m, by_others in zip(call.results, made, left, strict=True):
             if m is not None:
+                by_rule = y.perturbation_size
                 _attach(y, m, by_others)
+                if m.besides is not None and bool(y.perturbation_size > by_rule):
+                    y.perturbation_size, y._spread = by_rule, None
 
 
 def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
+    size = math.prod(y.shape[y.ndim - made.ndim :])
+    parts = parts_of(made.terms, size)
+    if left is not None:
+        parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, _row_of(y, made.ndim, size))))
+    if made.besides is not None:
+        parts.append(Vertex(Root(made.besides), size, given=Ellipsoid.ball(size, 1.0)))
+    y.perturbation_size = _size(y, made.ndim, parts)
+    y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)))
+
+
+def _row_of(y: NormedTensor, ndim: int, size: int) -> float:
+    """The length of the longest row of y, its last `ndim` dimensions of `size` features, where the norm of y is 1."""
+    count = math.prod(y.shape[d] for d in y.elem_dims if d >= -ndim) if isinstance(y, L1Tensor | L2Tensor) else 1
+    return math.sqrt(size / max(count, 1))
+
+
+def parts_of(terms: Sequence[Term], size: int) -> list[Vertex]:
+    """What terms move by together, `size` features: a vertex for each root."""
     by_root: dict[Root, list[tuple[Vertex, Term]]] = {}
-    for term in made.terms:
+    for term in terms:
         spread = spread_of(term.x)
         assert spread is not None, "a movement rule takes arguments that have one"
         for vertex in spread.parts:
             if not term.keeps_rows:  # rows of other numbers: what is the same row of both is not known any more
                 vertex = Vertex(Root(vertex.root.size), vertex.size, given=vertex.ellipsoid.times(term.factor))
             by_root.setdefault(vertex.root, []).append((vertex, term))
-    size = math.prod(y.shape[y.ndim - made.ndim :])
-    parts = [_vertex(root, size, found) for root, found in by_root.items()]
-    if left is not None:
-        radius = 1.0 if isinstance(y, L2Tensor) else math.sqrt(size)
-        parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, radius)))
-    y.perturbation_size = _size(y, made.ndim, parts)
-    y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)))
+    return [_vertex(root, size, found) for root, found in by_root.items()]
 
 
 def _vertex(root: Root, size: int, found: Sequence[tuple[Vertex, Term]]) -> Vertex:

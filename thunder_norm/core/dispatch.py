@@ -27,13 +27,14 @@ from thunder_norm.core.context import (
 from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import range_by_rule
-from thunder_norm.core.local import at_data
+from thunder_norm.core.local import at_data, is_within
 from thunder_norm.core.nonfinite import BEYOND_FLOATS, Followed, bounded, of_floats, settled, spoiled
 from thunder_norm.core.perturbations import Rest, moving_sizes, numbers_given, perturbation_of, recorded
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call, has_norm
+from thunder_norm.core.within import keep_near
 from thunder_norm.errors import (
     JumpError,
     MissingNormRuleError,
@@ -263,12 +264,16 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, _normed(out), body), Rest(op, rule, prepared, _normed(result)))
         for x in _normed(out):
+            if is_within():
+                keep_near(x)
             current_environment().note(op.body, x)
     if op.range_rule is not None:
         found = range_by_rule(op, args, kwargs)
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
                 x._range = None if found is None else found.rounded(x.dtype)
+                if is_within():
+                    keep_near(x)
     if op.sums_rule is not None and isinstance(out, NormedTensor):
         args, kwargs = at_data((args, kwargs))
         out._sums = of_floats(op.sums_rule, args, kwargs, out)

@@ -1,7 +1,11 @@
-"""Norms at the data at hand: inside ``norm_sensitivity("local")`` a rule gets tensors with the norms their entries have."""
+"""Claims about the data at hand: inside ``norm_sensitivity("local")`` a rule gets tensors with the norms their entries have.
+
+Inside ``norm_sensitivity("within")`` they are about all that is within a distance of it, each tensor's perturbation_size.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +53,35 @@ def are_local(arguments: Mapping[str, Any]) -> bool:
     return bool(normed) and is_local(*normed)
 
 
+def is_within() -> bool:
+    """Whether claims are to hold for inputs within their perturbation_size of the data."""
+    return current_sensitivity() == "within"
+
+
+def distances(*inputs: NormedTensor) -> tuple[float, ...] | None:
+    """How far from the data at hand, each in its own norm, claims are to hold; None if they are to for all tensors of a norm.
+
+    At the data itself (`is_local`) it is 0, to first order; inside "within" the perturbation_size, with what rounding does to
+    entries: a thousand units in the last place.  There a tensor that does not move stands for all of its norm.
+    """
+    if is_local(*inputs):
+        return (0.0,) * len(inputs)
+    if not is_within():
+        return None
+    found = tuple(_distance(x) for x in inputs)
+    return None if any(d is None for d in found) else tuple(d for d in found if d is not None)
+
+
+def _distance(x: NormedTensor) -> float | None:
+    if x.perturbation_size is None or not isinstance(x, _MEASURED) or x.backing.device.type == "meta" or not x.backing.numel():
+        return None
+    moved = (
+        x.perturbation_size.item()
+        + 1000 * torch.finfo(x.backing.dtype).eps * type(x).measure(x.backing.detach(), x.elem_dims).item()
+    )
+    return moved * (1 + 1e-9) if math.isfinite(moved) else None
+
+
 def at_data(tree: Any) -> Any:
     """The same structure where every NormedTensor has the norm of its entries, if that is smaller: of x twice the same tensor."""
     if current_sensitivity() != "local":
@@ -70,11 +103,11 @@ def _at_data(x: NormedTensor) -> NormedTensor:
 
 
 def _size(x: NormedTensor) -> torch.Tensor:
-    """n m / n with the measured m as a constant: its derivatives are those of n, as if the data grew with it."""
-    n = x.norm_size
-    measured = type(x).measure(x.backing.detach(), x.elem_dims).detach().to(NORM_DTYPE)
-    is_scaled = ~(measured >= n) & ~n.isinf() & (n != 0)  # a NaN stays one
-    ratio = torch.where(
-        is_scaled, measured / torch.where(is_scaled, n.detach(), torch.ones_like(measured)), torch.ones_like(measured)
-    )
-    return torch.where(n.isinf(), measured, n * ratio)
+    return scaled_to(x.norm_size, type(x).measure(x.backing.detach(), x.elem_dims).detach().to(NORM_DTYPE))
+
+
+def scaled_to(n: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """n m / n with a constant m, where that is smaller than n: its derivatives are those of n, as if the data grew with it."""
+    is_scaled = ~(m >= n) & ~n.isinf() & (n != 0)  # a NaN stays one
+    ratio = torch.where(is_scaled, m / torch.where(is_scaled, n.detach(), torch.ones_like(m)), torch.ones_like(m))
+    return torch.where(n.isinf(), m, n * ratio)

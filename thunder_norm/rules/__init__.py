@@ -81,6 +81,7 @@ from thunder_norm.rules import (
     complex_exponentials,
     products,  # after all that know more of a product
     movements,
+    movements_nearby,
     slopes,
 )
 
@@ -122,6 +123,7 @@ __all__ = [
     "masking",
     "matrix_functions",
     "movements",
+    "movements_nearby",
     "normalization",
     "order_statistics",
     "patches",

@@ -19,7 +19,7 @@ import torch
 
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import distances, is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -204,12 +204,14 @@ def _claims(found: Group) -> tuple[torch.Tensor, Constant]:
     c, smallest = abs(found.scale) * root.slack / root.scale, root.divisor.smallest
     if current_mode() != "bound":
         return c / largest, c * spread / largest.square()
-    if is_local(x):
-        length = root.divisor.at(smallest_mean_square(x, root.dims, root.is_centred, 1))
-        return bounded(c / smallest if smallest else math.inf, x.norm_size), c * spread / length.square()
+    value = bounded(c / smallest if smallest else math.inf, x.norm_size)
+    near = distances(x)
+    length = None if near is None else root.divisor.at(smallest_mean_square(x, root.dims, root.is_centred, 1, *near))
+    if length is not None and is_local(x):
+        return value, c * spread / length.square()
     # of groups that are not 0; of those that are the inverse is infinite
     least = root.divisor.of_length(least_length(x, root.dims, root.is_centred))
-    return bounded(c / smallest if smallest else math.inf, x.norm_size), c * spread / least / least
+    return value, c * spread / (least if length is None else length.clamp(min=least)).square()
 
 
 def _claims_of_form(f: Form) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_sensitivity
 from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
@@ -53,9 +54,13 @@ class Source:
         )
 
     def tensor(self, scale: float = 1.0) -> Any:
-        """It again, or a multiple of it, its norm that many times: without facts, its backing only for the shape unless a rule looks."""
-        backing = self.backing if scale == 1 or current_sensitivity() != "local" else self.backing * scale
-        out = self.kind._wrap(backing, times(self.norm_size, abs(scale)), None, self.elem_dims)
+        """It again, or a multiple of it, its norm that many times: without facts, its backing only for the shape unless a rule looks.
+
+        Inside "within" it moves as far, so that rules know how far it may be from the data.
+        """
+        backing = self.backing if scale == 1 or current_sensitivity() not in ("local", "within") else self.backing * scale
+        moved = None if self.perturbation_size is None or not is_within() else times(self.perturbation_size.detach(), abs(scale))
+        out = self.kind._wrap(backing, times(self.norm_size, abs(scale)), moved, self.elem_dims)
         out._least = self.least * abs(scale)
         return out
 

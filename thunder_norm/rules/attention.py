@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import distances
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules import _local
+from thunder_norm.rules._attention_nearby import Moved, Nearby
 from thunder_norm.rules._gaussian import softmax_gain
 from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import Constant, refined, rms, root, spread
@@ -36,7 +36,8 @@ def _attention(
 ) -> RMSTensor:
     """The bound, see `scaled_dot_product_attention`; `mask` is plain or normed."""
     width, tokens = query.shape[-1], key.shape[-2]
-    scale = 1 / math.sqrt(width) if scale is None else abs(scale)
+    given = 1 / math.sqrt(width) if scale is None else scale
+    scale = abs(given)
     # heads and batches in value's norm stay in the output's; its features stay as they are
     kept = tuple(d for d in ed.nontrivial(value.shape, value.elem_dims) if d != -2)
     batch = tuple(d for d in kept if d < -2)
@@ -55,9 +56,9 @@ def _attention(
         c = softmax_gain(nq * nk * by_width, tokens) * (by_width * gain)
     sensitivity: dict[str, Any] = {"query": nk * nv * c, "key": nq * nv * c, "value": of_value * gain}
     is_moving = any(x.perturbation_size is not None for x in (query, key, value))
-    if is_moving and dropout_p == 0 and not enable_gqa and is_local(query, key, value):
+    if is_moving and dropout_p == 0 and not enable_gqa and (moved := _moved(query, key, value, mask)) is not None:
         bias = mask.backing if isinstance(mask, RMSTensor) else mask
-        here = _local.attention(data(query), data(key), data(value), bias, is_causal, scale, batch)
+        here = Nearby.of(data(query), data(key), data(value), bias, is_causal, given, moved).slopes(batch)
         # from RMS over features to the largest one where the output is
         by_feature = 1.0 if -1 in kept else root(value.shape[-1])
         for name, x, found in (("query", query, here.query), ("key", key, here.key)):
@@ -69,6 +70,17 @@ def _attention(
         sensitivity["attn_mask"] = nv * (of_value * refined(mask, ()) * gain)
         value_size = value_size + bounded(0.0, mask.norm_size)
     return rms(value_size, kept, sensitivity=sensitivity)
+
+
+def _moved(query: RMSTensor, key: RMSTensor, value: RMSTensor, mask: torch.Tensor | None) -> Moved | None:
+    """How far tokens are from the data where claims are to hold there alone (`distances`)."""
+    normed = [query, key, value, *([mask] if isinstance(mask, RMSTensor) else [])]
+    found = distances(*normed)
+    if found is None:
+        return None
+    entries = [refined(x, ()) for x in normed[3:]]
+    lengths = [refined(x, (-1,)) * math.sqrt(x.shape[-1]) for x in normed[:3]]
+    return Moved(*(d * c for d, c in zip(found, lengths + entries, strict=True)))
 
 
 @normed_op(F.scaled_dot_product_attention).register_norm(allow_plain_tensors=True)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import distances
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -64,7 +64,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     Value:        n / g(n^2), n = |x|            (concave in the mean square, hence also for a mean over several groups)
     Sensitivity:  1 / g(0), 1 / sqrt(eps) mostly (the Jacobian (I - x x^T g' / (N r g)) / g at x = 0); 1 / g(l^2) for the least RMS l that
                   a group can have (`least_length`): that is what counts where g(0) = 0
-    Local:        1 / g(r^2) of the group with the smallest mean square r^2 of the data (centred if x is)
+    Local:        1 / g(r^2) of the group with the smallest mean square r^2 of the data (centred if x is), less how far it moves inside "within"
     Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom.  Mode "modula": 1.
     Raises NormMismatchError where eps < 0.  Where g(0) = 0 the claims are about groups that are not 0: of those that are the result is NaN.
     """
@@ -84,8 +84,9 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
         lipschitz = 1.0
     elif current_mode() == "typical" and freedom > 2:
         lipschitz = math.sqrt((freedom - 1) / (freedom - 2)) / length
-    elif is_local(input):
-        lipschitz = 1 / divisor.at(smallest_mean_square(input, dims, is_centred, groups))
+    elif (near := distances(input)) is not None:
+        length = divisor.at(smallest_mean_square(input, dims, is_centred, groups, *near))
+        lipschitz = torch.minimum(1 / length, scalar(lipschitz, length)) if near[0] else 1 / length
     return rms(size, elem_dims, sensitivity={"input": lipschitz})
 
 
@@ -373,7 +374,7 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     lipschitz: Constant = inverse_length(x.norm_size, least_length(input, dims) * math.sqrt(max(count, 1)), count, eps)
     if current_mode() == "modula":
         lipschitz = 1.0
-    elif is_local(input) and dims:
-        shortest = data(input).square().sum(dims).sqrt().amin().to(value.dtype)
-        lipschitz = 1 / shortest.clamp(min=eps)
+    elif (near := distances(input)) is not None and dims:
+        shortest = data(input).square().sum(dims).sqrt().amin().to(value.dtype) - c * near[0]
+        lipschitz = (1 / shortest.clamp(min=eps)).clamp(max=lipschitz if near[0] else None)
     return L2Tensor(value, elem_dims=dims, sensitivity={"input": c * lipschitz})

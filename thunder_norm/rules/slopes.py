@@ -12,9 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Made, Term, is_fixed, is_within, reach, spread_of, values
+from thunder_norm.core.composed import Call, Made, Term, is_fixed, spread_of, values
 from thunder_norm.core.ellipsoids import Scaled
+from thunder_norm.core.local import is_within
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.within import reach
 from thunder_norm.rules import slopes_within
 
 Slopes = Callable[[dict[str, Any]], "tuple[float, float] | None"]

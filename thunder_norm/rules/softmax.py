@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import distances
 from thunder_norm.core.nonfinite import bounded, spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules import _local
@@ -34,8 +34,8 @@ def _softmax(input: RMSTensor, dim: int, of_negative: bool = False) -> L1Tensor:
     # from RMS over dim, |J|_(2 -> 1) <= 1 / sqrt(2) and Cauchy-Schwarz; otherwise through the largest entry
     is_length = _elements_along(input, dim) > 1
     constant: Constant = refined(input, ()) * (math.sqrt(0.5) if is_length else 1.0)
-    if is_local(input) and input.ndim and input.shape[dim] > 1:
-        of_entries, of_length = _local.softmax(input, dim, of_negative)
+    if (near := distances(input)) is not None and input.ndim and input.shape[dim] > 1:
+        of_entries, of_length = _local.softmax(input, dim, of_negative, *near)
         constant = refined(input, ()) * (of_length.clamp(max=math.sqrt(0.5)) if is_length else of_entries)
     if input.ndim == 0 or input.shape[dim] <= 1:
         constant = 0.0

@@ -1,0 +1,189 @@
+"""Within a radius of the data, of operations that are curved: normalizations, softmax, attention, inverses and logarithms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.seeds import seeded
+from thunder_norm import L1Tensor, RMSTensor, certified_radii, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm.rules._attention_nearby import Moved, Nearby
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
+
+
+def inputs(shape, radius):
+    """A sample with a norm over all of it, within a Euclidean distance."""
+    x = torch.randn(1, *shape, dtype=torch.float64)
+    dims, moved = tuple(range(-len(shape), 0)), radius / math.sqrt(math.prod(shape))
+    return x, with_perturbation(RMSTensor._wrap(x.clone(), RMSTensor.of(x, dims).norm_size + moved, None, dims), moved)
+
+
+def bound_of(f, given):
+    """The Lipschitz constant near the data, both ends Euclidean, by the norm of the result."""
+    with norm_sensitivity("within"):
+        y = f(given)
+    found = sensitivities(y, given).item()
+    over = math.prod(y.shape[d] for d in y.elem_dims)
+    # a norm that is the largest of several rows bounds all of them; a sum is no less than the length
+    length = 1.0 if isinstance(y, L1Tensor) else math.sqrt(over)
+    return found * length * math.sqrt(y.numel() / over / given.numel())
+
+
+def steepest(f, x, radius):
+    """The largest Jacobian norm at a point within the radius that a search finds."""
+    generator = torch.Generator().manual_seed(seeded(5))
+
+    def norms(points):
+        return torch.linalg.matrix_norm(torch.func.vmap(torch.func.jacrev(lambda v: f(v).flatten()))(points).flatten(2), 2)
+
+    best, found = x, norms(x).max()
+    for step in (1.0, 0.5, 0.3, 0.1):
+        moved = torch.randn(100, *x.shape[1:], generator=generator, dtype=x.dtype)
+        moved = best - x + step * radius * moved / moved.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
+        lengths = moved.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
+        points = x + moved * (radius / lengths).clamp(max=1.0)
+        tried = norms(points)
+        if tried.max() > found:
+            best, found = points[tried.argmax()][None], tried.max()
+    return found.item()
+
+
+W = torch.linspace(0.3, -2.0, 5, dtype=torch.float64)
+SEEN = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 1, 1]], dtype=torch.bool)
+
+
+def of_three(f):
+    """Queries, keys and values from one tensor of tokens."""
+    torch.manual_seed(seeded(6))
+    maps = [torch.randn(5, 4, dtype=torch.float64) for _ in range(3)]
+    return lambda x: f(*(x @ m for m in maps))
+
+
+FUNCTIONS = {
+    "layer_norm": lambda x: F.layer_norm(x, (5,)),
+    "layer_norm, gain and bias": lambda x: F.layer_norm(x, (5,), W, W + 1, 1e-2),
+    "layer_norm of all": lambda x: F.layer_norm(x, (3, 5)),
+    "rms_norm": lambda x: F.rms_norm(x, (5,), W),
+    "rms_norm, eps": lambda x: F.rms_norm(x, (5,), None, 0.3),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "written out": lambda x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, correction=0) + 1e-5),
+    "softmax, mixed": lambda x: x.softmax(-1) @ torch.vander(W),
+    "softmax": lambda x: x.softmax(-1),
+    "softmax, large": lambda x: (4 * x).softmax(-2),
+    "attention": of_three(F.scaled_dot_product_attention),
+    "attention, causal": of_three(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+    "attention, masked": of_three(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, SEEN)),
+    "attention, negative scale": of_three(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=-0.7)),
+    "attention, bias": of_three(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, 3.0 * SEEN.double())),
+    "attention to itself": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "attention by a fixed query": of_three(lambda q, k, v: F.scaled_dot_product_attention(W[:4].expand(1, 2, 4), k, v)),
+    "heads": of_three(
+        lambda q, k, v: F.scaled_dot_product_attention(*(t.unflatten(-1, (2, 2)).transpose(-2, -3) for t in (q, k, v))).transpose(
+            -2, -3
+        )
+    ),
+    "inverse": lambda x: 1 / (x * x + 0.1),
+    "inverse of what is positive": lambda x: 1 / (x + 4),
+    "logarithm": lambda x: (x.abs() + 4 - x).log(),
+    "root": lambda x: (x + 5).sqrt(),
+    "gate": lambda x: F.silu(x @ torch.diag(W)) * x,
+    "scores": lambda x: (x @ x.mT).softmax(-1) @ x,
+}
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_no_point_nearby_is_steeper(name, radius):
+    torch.manual_seed(seeded(7))
+    f = FUNCTIONS[name]
+    x, given = inputs((3, 5), radius)
+    bound = bound_of(f, given)
+    found = steepest(lambda v: f(v[None])[0], x, radius)
+    assert found <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in FUNCTIONS if n.startswith(("layer_norm", "rms_norm", "softmax, mixed", "attention", "heads"))]
+)
+def test_at_radius_0_it_is_the_norm_of_the_jacobian(name):
+    torch.manual_seed(seeded(7))
+    f = FUNCTIONS[name]
+    x, given = inputs((3, 5), 0.0)
+    with norm_sensitivity("within"):
+        y = f(given)
+        z = y.flatten(1)
+    jacobian = torch.func.jacrev(lambda v: f(v[None]).flatten())(x[0]).flatten(1)
+    # between lengths, or from a length to the largest entry
+    exact = torch.linalg.matrix_norm(jacobian, 2) if z.elem_dims else jacobian.norm(dim=1).max()
+    length = math.sqrt(z.numel() if z.elem_dims else 1)
+    assert sensitivities(z, given).item() * length / math.sqrt(given.numel()) == pytest.approx(exact.item(), rel=1e-6)
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out, self.head = nn.LayerNorm(6), nn.Linear(6, 18), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = x.unflatten(-1, (4, 6))
+        x = x + self.out(F.scaled_dot_product_attention(*self.qkv(self.norm(x)).chunk(3, -1)))
+        return self.head(x.mean(-2))
+
+
+def test_labels_of_a_transformer_are_certified():
+    torch.manual_seed(seeded(8))
+    model, x = Transformer().double(), torch.randn(3, 24, dtype=torch.float64)
+    labels = model(x).argmax(-1)
+    radii = certified_radii(model, x, labels)
+    assert (radii > 0).all()
+    for point, label, radius in zip(x, labels, radii, strict=True):
+        near = point + _downhill(model, point, label, radius)
+        assert (model(near).argmax(-1) == label).all()
+
+
+def _downhill(model, x, label, radius):
+    """Moves of that length which a search finds to lower the label's margin."""
+    moved = torch.randn(20, len(x), dtype=torch.float64) * 0.1
+    for _ in range(20):
+        moved = (radius * moved / moved.norm(dim=1, keepdim=True)).requires_grad_()
+        logits = model(x + moved)
+        others = logits.masked_fill(F.one_hot(label, logits.shape[-1]).bool(), -math.inf)
+        (slope,) = torch.autograd.grad((logits[:, label] - others.amax(-1)).sum(), moved)
+        moved = moved.detach() - 0.3 * radius * slope / slope.norm(dim=1, keepdim=True)
+    return (radius * moved / moved.norm(dim=1, keepdim=True)).detach()
+
+
+def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
+    generator = torch.Generator().manual_seed(seeded(9))
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    largest = 0.0
+    for _ in range(30):
+        q, k, v = (random(4, 3) * 10 ** random(1) for _ in range(3))
+        e = [random(4, 3) for _ in range(3)]
+        moved = Moved(*(t.norm(dim=-1).max().item() for t in e))
+        scale = 0.7
+
+        def of(q, k, v, scale=scale):
+            return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+        _, second = torch.func.jvp(lambda *t, e=e: torch.func.jvp(of, t, tuple(e))[1], (q, k, v), tuple(e))
+        scores = scale * (e[0] @ k.mT + q @ e[1].mT)
+        scores = scores - (Nearby.of(q, k, v, None, False, scale, Moved()).data * scores).sum(-1, keepdim=True)
+        # at the data itself, along one direction: what weights and tokens grow by nearby is left out
+        at_data = Nearby.of(q, k, v, None, False, scale, Moved())
+        near = Nearby(
+            q, k, v, at_data.data, scale, moved, scores.abs(), at_data.weights, at_data.apart, at_data.lengths, at_data.grown
+        )
+        (by_scores,), by_query, by_key, by_value = near.bend([scores.abs()])
+        bound = by_scores + by_query * moved.query + by_key * moved.key + by_value * moved.value
+        assert second.norm() <= bound * (1 + 1e-9)
+        largest = max(largest, (second.norm() / bound).item())
+    assert largest > 0.05

@@ -1,0 +1,71 @@
+"""Tensors that stay near the data at hand, inside ``norm_sensitivity("within")``: between which numbers their entries are, and their norms.
+
+What an operation makes of tensors near the data is near what it made of the data.  So its norm is at most that of the entries and how far
+they move, however much more the operation's rule allows, and entries that are away from 0 stay so.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+import torch
+
+from thunder_norm.core.composed import Spread, is_composed, spread_of, values
+from thunder_norm.core.conversions import factor
+from thunder_norm.core.kinds import LinfTensor
+from thunder_norm.core.local import distances, is_within, scaled_to
+from thunder_norm.core.ranges import Range
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
+
+
+def reach(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor]:
+    """Between which numbers each feature of x stays, in all rows, for inputs within their perturbation_size of the data.
+
+    What rounding does to entries is allowed for by a thousand units in the last place of the largest one.
+    """
+    rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
+    moved = torch.zeros(rows.shape[1], dtype=torch.float64)
+    for part in spread.parts:
+        moved = moved + part.ellipsoid.scale * part.ellipsoid.cov.detach().diagonal().sqrt() * values(part.root.size.detach())
+    if not len(rows):
+        return -moved, moved
+    largest = rows.abs().amax()
+    slack = moved * 1e-9 + 1000 * torch.finfo(x.backing.dtype).eps * largest
+    low, high = rows.amin(0) - moved - slack, rows.amax(0) + moved + slack
+    return torch.nan_to_num(low, nan=-math.inf), torch.nan_to_num(high, nan=math.inf)
+
+
+def moved(spread: Spread, groups: torch.Tensor | None = None) -> torch.Tensor:
+    """How far a row moves, Euclidean, or that group of its features, given by their numbers [groups, size], which moves furthest."""
+    lengths = ((v.ellipsoid.length if groups is None else v.ellipsoid.part(groups), v.root.size) for v in spread.parts)
+    return functools.reduce(torch.add, (length.to(size.device) * size for length, size in lengths))
+
+
+def keep_near(y: NormedTensor) -> None:
+    """Give the result of an operation the norm and the range that it has near the data, where they are smaller than those of its rules."""
+    if not is_composed() or not is_within() or is_complex(y):
+        return
+    found = distances(y)
+    if found is None:
+        return
+    (distance,) = found
+    measured = type(y).measure(y.backing.detach(), y.elem_dims).detach().to(NORM_DTYPE)
+    y.norm_size = scaled_to(y.norm_size, measured + distance)
+    by_entry = _entries(y, distance)
+    if by_entry is not None:
+        known = y._range or Range()
+        y._range = replace(known, low=max(known.low, by_entry[0]), high=min(known.high, by_entry[1]))
+
+
+def _entries(y: NormedTensor, distance: float) -> tuple[float, float] | None:
+    spread = spread_of(y)
+    if spread is not None:
+        low, high = reach(y, spread)
+        return low.amin().item(), high.amax().item()
+    c = factor(y, LinfTensor, ())
+    if c is None:
+        return None
+    t = values(y.backing.detach())
+    return t.amin().item() - float(c) * distance, t.amax().item() + float(c) * distance

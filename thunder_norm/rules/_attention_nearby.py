@@ -1,0 +1,180 @@
+"""Attention at the tokens at hand, and at all that are near them: sensitivities, and how much they change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.tensors import NORM_DTYPE
+
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far tokens may be from the data, Euclidean, the one that moves most, and the entries of a mask."""
+
+    query: float = 0.0
+    key: float = 0.0
+    value: float = 0.0
+    mask: float = 0.0
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Sensitivities of attention to its arguments, both ends in RMS over features and some heads, the worst token's."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """What ``y_i = sum_j p_ij v_j`` is made of, at most, for all tokens within some lengths of the data; s is the scale.
+
+    Scores move by at most a_ij beside what all of a row have in common, so that weights are at most ``g_i = exp(2 max_j a_ij)`` times
+    as large or small.  With Q, K, V, M for how far queries, keys, values and the mask move and c the mean of the keys
+    ``a_ij = s (|q_i| K + Q max_j |k_j - c| + Q K) + M``, if nothing better is known; the weights of the data are multiplied by 1 + t,
+    ``|t| <= e_i = g_i - 1``, and
+
+        |v_j - y_i| <= |v_j - y_i| at the data + 2 V + e_i sum_l p_il |v_l - y_i|.
+
+    Attributes:
+        query, key, value: the data.
+        data: the weights there.
+        scale: s.
+        moved: the lengths.
+        scores: a_ij, [..., i, j] or broadcast to it.
+        weights: p_ij, [..., i, j].
+        apart: |v_j - y_i|, likewise.
+        lengths: |q_i|, [..., i, 1].
+        grown: g_i, [..., i, 1].
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    data: torch.Tensor
+    scale: float
+    moved: Moved
+    scores: torch.Tensor
+    weights: torch.Tensor
+    apart: torch.Tensor
+    lengths: torch.Tensor
+    grown: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+        is_causal: bool,
+        scale: float,
+        moved: Moved,
+        scores: torch.Tensor | None = None,
+    ) -> Nearby:
+        """All of it, given the data, with a mask that is added or says what is seen; the scale may be negative."""
+        p, scale = weights_of(query, key, bias, is_causal, scale), abs(scale)
+        y = p @ value
+        squares = value.square().sum(-1).unsqueeze(-2) - 2 * (y @ value.transpose(-1, -2)) + y.square().sum(-1, keepdim=True)
+        apart, lengths = squares.clamp(min=0).sqrt(), query.square().sum(-1, keepdim=True).sqrt()
+        if scores is None:
+            keys = (key - key.mean(-2, keepdim=True)).square().sum(-1).sqrt().amax(-1)[..., None, None]
+            scores = scale * (lengths * moved.key + moved.query * keys + moved.query * moved.key) + moved.mask
+        grown = (2 * scores.amax(-1, keepdim=True)).exp()
+        apart = apart + 2 * moved.value + (grown - 1) * (p * apart).sum(-1, keepdim=True)
+        weights = torch.where(p > 0, (p * grown).clamp(max=1.0), p)
+        return cls(query, key, value, p, scale, moved, scores, weights, apart, lengths + moved.query, grown)
+
+    def slopes(self, heads: ed.Dims) -> Slopes:
+        """Sensitivities, h over `heads` (dims before -2).
+
+        ``dy_i = s Cov_p(v, k) dq_i``, hence ``s |Cov_p(v, k)|_2``, the largest over heads: the map is diagonal in them.
+        ``dy_i = s sum_j p_ij (v_j - y_i) (q_i . dk_j)``: with ``b_ij = p_ij |v_j - y_i|``, by Cauchy-Schwarz over j in each head,
+        ``s (sum_j max_h |q_hi|^2 (sum_l b_hil) b_hij)^(1/2)``; and ``(sum_j max_h p_hij)^(1/2)`` by Jensen to the values.
+        The spectral norm of a d x d covariance C is bounded by ``|(C^T C)^2|_F^(1/4)``, at most d^(1/8) too large.
+        Memory: tokens x (d^2 + tokens) for each head; time: tokens^2 x d^2.
+
+        Away from the data, with ``u^2 = |Cov_p(v, v)|_2`` and ``w^2 = |Cov_p(k, k)|_2`` there,
+
+            |Cov_p(v, k)|_2 <= |Cov at the data|_2 + (e + e^2) u w + g^(1/2) (V w + u K) + V K
+
+        by Cauchy-Schwarz, as a covariance is smallest about the mean.
+        """
+        covariance = _covariance(self.data, self.value, self.key)
+        by_value, by_key = self.moved.value, self.moved.key
+        if any((self.moved.query, by_key, by_value, self.moved.mask)):
+            of_values, of_keys = (_covariance(self.data, t, t).sqrt() for t in (self.value, self.key))
+            e, root = self.grown[..., 0] - 1, self.grown[..., 0].sqrt()
+            covariance = covariance + (e + e.square()) * of_values * of_keys
+            covariance = covariance + root * (by_value * of_keys + of_values * by_key) + by_value * by_key
+        weighted = self.weights * self.apart
+        of_key = self.lengths.square() * weighted.sum(-1, keepdim=True) * weighted
+        found = (
+            self.scale * covariance.amax(),
+            self.scale * _largest_over(of_key, heads).sum(-1).amax().sqrt(),
+            _largest_over(self.weights, heads).sum(-1).amax().sqrt(),
+        )
+        return Slopes(*(t.to(NORM_DTYPE).nan_to_num(nan=math.inf) for t in found))
+
+    def bend(self, by_root: Sequence[torch.Tensor]) -> tuple[list[float], float, float, float]:
+        """How much derivatives change within the lengths moved, of y in any direction.
+
+        A second derivative along e and d is at most, with ``A_i(e)^2 = sum_j p_ij a_ij(e)^2`` (a variance is smallest about the mean),
+
+            A(e) A(d) max_j |v_j - y_i| + s (Q_e K_d + Q_d K_e) sum_j p_ij |v_j - y_i| + A(e) V_d + A(d) V_e:
+
+        of weights ``p_j ((a_j - E a)(b_j - E b) - Cov(a, b))``, the covariance without effect as deviations from y have mean 0.
+
+        Args:
+            by_root: for some causes how far each score moves by one of size 1, to first order at the data, [..., i, j].
+
+        Returns:
+            Lengths of all tokens of the result together: for each cause of size 1, and for the longest moves of one token of query, key
+            and value in it.
+        """
+        s, by = self.scale, self.moved
+        deviation = (self.weights * self.scores.square()).sum(-1).sqrt()
+        furthest = torch.where(self.data > 0, self.apart, 0.0).amax(-1)
+        by_score = deviation * furthest + by.value
+        by_product = s * (by_score + (self.weights * self.apart).sum(-1))
+        found = [by_score * (self.weights * a.square()).sum(-1).sqrt() for a in by_root]
+        found += [by.key * by_product, by.query * by_product, deviation]
+        *causes, query, key, value = (t.square().sum().sqrt().nan_to_num(nan=math.inf).item() for t in found)
+        return causes, query, key, value
+
+
+def _covariance(p: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``|Cov_p(a, b)|_2`` of each row of weights, or more (`_spectral_bound`)."""
+    outer = (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2)
+    means = ((p @ a).unsqueeze(-1) * (p @ b).unsqueeze(-2)).flatten(-2)
+    return _spectral_bound((p @ outer - means).unflatten(-1, (a.shape[-1], b.shape[-1])))
+
+
+def weights_of(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, is_causal: bool, scale: float) -> torch.Tensor:
+    scores = scale * (query @ key.transpose(-1, -2))
+    if bias is not None:
+        scores = torch.where(bias, scores, -math.inf) if bias.dtype == torch.bool else scores + bias
+    if is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = torch.where(seen, scores, -math.inf)
+    # a row that sees nothing has no weights
+    return scores.softmax(-1).nan_to_num(nan=0.0)
+
+
+def _largest_over(t: torch.Tensor, dims: ed.Dims) -> torch.Tensor:
+    return t.amax(dims) if dims else t
+
+
+def _spectral_bound(matrices: torch.Tensor) -> torch.Tensor:
+    frobenius = matrices.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=_TINY)
+    unit = matrices / frobenius
+    gram = unit.transpose(-1, -2) @ unit
+    return (gram @ gram).square().sum((-2, -1)).sqrt().sqrt().sqrt() * frobenius[..., 0, 0]

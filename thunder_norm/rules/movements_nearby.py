@@ -1,0 +1,193 @@
+"""How results move near the data where they are curved: normalizations, softmax, attention, products of what moves.
+
+Inside ``norm_sensitivity("within")`` such a result y = f(x) of one sample moves by ``J d``, J its Jacobian at the data, exactly known, and by
+``(J(z) - J) d`` for points z within the distance, a *remainder* that is no longer than the second derivative's bound there, times the
+distance, times |d|.  What goes by J keeps its ellipsoid, together with what it is added to; the remainder may have any direction.  At
+radius 0 there is none, and as the distance grows the norm rule says more, which has one constant for all points near the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, parts_of, spread_of, values
+from thunder_norm.core.ellipsoids import Dense
+from thunder_norm.core.local import is_within
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.within import moved
+from thunder_norm.rules._attention_nearby import Moved, Nearby, weights_of
+from thunder_norm.trees import flat_tensors
+
+Found = Sequence[Made | None] | None
+# An operation, given what takes an argument to a plain tensor.
+Function = Callable[[Callable[[Any], Any]], torch.Tensor]
+# |D^2 f(z)[h, h]| for f(z) = z / sqrt(|z|^2 + c) is at most this times |h|^2 / (|z|^2 + c): the largest of
+# t ((b^2 + 3 a^2 (1 - t^2))^2 + 4 a^2 b^2)^(1/2) with a^2 + b^2 = 1, t = |z| / (|z|^2 + c)^(1/2) <= 1.
+_OF_UNIT_VECTORS = 2 / math.sqrt(3) * (1 + 1e-9)
+
+
+def _one_sample(call: Call, tensors: Sequence[Any]) -> list[NormedTensor] | None:
+    """The arguments that move, if they are among `tensors`, each is one row of features, and all other normed ones are fixed."""
+    moving = call.moving
+    given = {id(t) for t in tensors}
+    others = [t for t in flat_tensors((call.args, call.kwargs)) if not is_fixed(t) and not moves(t)]
+    if not is_within() or others or not moving or any(id(x) not in given for x in moving):
+        return None
+    spreads = [spread_of(x) for x in moving]
+    if any(s is None or s.parts[0].size != x.numel() for s, x in zip(spreads, moving, strict=True)):
+        return None
+    return moving
+
+
+def _near(x: Any) -> Spread:
+    spread = spread_of(x)
+    assert spread is not None, "`_one_sample` has looked"
+    return spread
+
+
+def _linear(moving: Sequence[NormedTensor], f: Function) -> tuple[Term, ...] | None:
+    """The Jacobian of f at the data, of at most as many results as a row may have; None if it has no derivative there."""
+    at = {id(x): values(x.backing.detach()).clone().requires_grad_() for x in moving}
+
+    def plain(t: Any) -> Any:
+        if id(t) in at:
+            return at[id(t)]
+        return values(t.detach()) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        out = f(plain).reshape(-1)
+        if len(out) > LARGEST:
+            return None
+        units = torch.eye(len(out), dtype=out.dtype)
+        rows = torch.autograd.grad(out, list(at.values()), units, is_grads_batched=True, materialize_grads=True)
+    matrices = [r.reshape(len(out), -1) for r in rows]
+    if not all(bool(m.isfinite().all()) for m in matrices):
+        return None
+    return tuple(Term(x, Dense(m)) for x, m in zip(moving, matrices, strict=True))
+
+
+def _by_jacobian(call: Call, moving: Sequence[NormedTensor], f: Function, besides: torch.Tensor) -> Found:
+    """The Jacobian at the data, and a remainder."""
+    y = call.results[0]
+    batch = min(x.ndim - _near(x).ndim for x in moving)
+    if any(n != 1 for n in y.shape[:batch]) or not bool(besides.isfinite()):
+        return None
+    terms = _linear(moving, f)
+    return None if terms is None else [Made(y.ndim - batch, terms, besides), *[None] * (len(call.results) - 1)]
+
+
+def _groups(x: NormedTensor, dims: Sequence[int]) -> torch.Tensor:
+    """The features of each group, by their numbers: over `dims`, negative."""
+    numbers = torch.arange(x.numel()).reshape(x.shape).movedim(tuple(dims), tuple(range(-len(dims), 0)))
+    return numbers.reshape(-1, math.prod(x.shape[d] for d in dims))
+
+
+# -- normalizations -------------------------------------------------------------------------------------------------------
+
+
+def _normalized(
+    call: Call, x: Any, shape: Sequence[int], eps: float, gain: torch.Tensor | None, is_centred: bool, f: Callable
+) -> Found:
+    """``g f(x)`` with ``f(z) = n^(1/2) z / (|z|^2 + n eps)^(1/2)`` of n entries, centred or not.
+
+    Within a distance r of a group its derivative changes by at most ``2 / 3^(1/2) n^(1/2) r / s^2``, s^2 the least of |z|^2 + n eps there.
+    """
+    moving = _one_sample(call, [x])
+    if moving is None or gain is not None and not is_fixed(gain):
+        return None
+    dims = tuple(range(-len(shape), 0))
+    count, spread = math.prod(shape), _near(x)
+    t = values(x.backing.detach()).reshape(-1, count)
+    lengths = (t - t.mean(-1, keepdim=True) if is_centred else t).norm(dim=-1)
+    distance = moved(spread, _groups(x, dims))
+    r = distance.detach().item() * (1 + 1e-9)
+    least = (lengths.amin().item() - r) if len(lengths) else 0.0
+    square = max(least, 0.0) ** 2 + count * eps
+    if square == 0:
+        return None
+    factor = 1.0 if gain is None else values(gain.detach()).abs().amax().item()
+    rate = _OF_UNIT_VECTORS * math.sqrt(count) * factor * r / square
+    return _by_jacobian(call, moving, f, rate * moved(spread))
+
+
+@normed_op(F.layer_norm).register_movement
+@normed_op(torch.ops.aten.native_layer_norm.default).register_movement
+def layer_norm(call: Call) -> Found:
+    """Centred, over the last dimensions."""
+    x, shape, weight, bias, eps = (call.given.get(k) for k in ("input", "normalized_shape", "weight", "bias", "eps"))
+    eps = 1e-5 if eps is None else eps
+    if bias is not None and not is_fixed(bias) or eps < 0:
+        return None
+    return _normalized(
+        call, x, shape, eps, weight, True, lambda plain: F.layer_norm(plain(x), shape, plain(weight), plain(bias), eps)
+    )
+
+
+@normed_op(F.rms_norm).register_movement
+def rms_norm(call: Call) -> Found:
+    """The same about 0."""
+    x, shape, weight, eps = (call.given.get(k) for k in ("input", "normalized_shape", "weight", "eps"))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    if eps < 0:
+        return None
+    return _normalized(call, x, shape, eps, weight, False, lambda plain: F.rms_norm(plain(x), shape, plain(weight), eps))
+
+
+# -- softmax and attention ------------------------------------------------------------------------------------------------
+
+
+@normed_op(F.softmax).register_movement
+@normed_op(torch.ops.aten._softmax.default).register_movement
+def softmax(call: Call) -> Found:
+    """Its second derivative is ``p ((a - E a)(b - E b) - Cov(a, b))``, of length ``2 (Var a Var b)^(1/2) <= min(1, 2 max p) |a| |b|``."""
+    x, dim = call.given.get("input"), call.given.get("dim")
+    moving = _one_sample(call, [x])
+    if moving is None or not isinstance(dim, int) or not x.ndim:
+        return None
+    spread = _near(x)
+    groups = _groups(x, (dim - x.ndim if dim >= 0 else dim,))
+    r = moved(spread, groups).detach().item()
+    largest = values(x.backing.detach()).softmax(dim).amax().item() * math.exp(min(2 * r, 700.0))
+    return _by_jacobian(call, moving, lambda plain: plain(x).softmax(dim), min(1.0, 2 * largest) * r * moved(spread))
+
+
+@normed_op(F.scaled_dot_product_attention).register_movement
+def attention(call: Call) -> Found:
+    """``softmax(s q k^T + mask) v`` (`Nearby.bend`)."""
+    q, k, v, mask = (call.given.get(name) for name in ("query", "key", "value", "attn_mask"))
+    moving = _one_sample(call, [q, k, v])
+    if moving is None or call.given.get("dropout_p") or call.given.get("enable_gqa") or q.ndim < 2:
+        return None
+    is_causal, scale = bool(call.given.get("is_causal")), call.given.get("scale")
+    s = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    lengths = [moved(_near(x), _groups(x, (-1,))) if moves(x) else torch.zeros((), dtype=torch.float64) for x in (q, k, v)]
+    data = [values((x.backing if isinstance(x, NormedTensor) else x).detach()) for x in (q, k, v)]
+    bias = values(mask.detach()) if isinstance(mask, torch.Tensor) and mask.is_floating_point() else mask
+    at_data = weights_of(*data[:2], bias, is_causal, s)
+
+    def scores(plain: Callable[[Any], Any]) -> torch.Tensor:
+        found = s * (plain(q) @ plain(k).mT)
+        return found - (at_data * found).sum(-1, keepdim=True)
+
+    def run(plain: Callable[[Any], Any]) -> torch.Tensor:
+        return F.scaled_dot_product_attention(plain(q), plain(k), plain(v), plain(mask), is_causal=is_causal, scale=scale)
+
+    of_scores = [x for x in moving if x is q or x is k]
+    terms = _linear(of_scores, scores) if of_scores else ()
+    if terms is None:
+        return None
+    roots = parts_of(terms, at_data.numel())
+    by_root = [(r.ellipsoid.scale * r.ellipsoid.cov.diagonal().sqrt()).reshape(at_data.shape).detach() for r in roots]
+    by = Moved(*(n.detach().item() for n in lengths))
+    first = sum((a * r.root.size.detach() for a, r in zip(by_root, roots, strict=True)), torch.zeros_like(at_data))
+    near = Nearby.of(*data, bias, is_causal, s, by, first + 2 * abs(s) * by.query * by.key)
+    causes, *of_tokens = near.bend(by_root)
+    found = [*zip(causes, (r.root.size for r in roots), strict=True), *zip(of_tokens, lengths, strict=True)]
+    return _by_jacobian(call, moving, run, sum((c * n for c, n in found if c), torch.zeros((), dtype=torch.float64)))
