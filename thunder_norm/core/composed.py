@@ -308,10 +308,7 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
     with _disable_current_modes():
         for y, m, by_others in zip(call.results, made, left, strict=True):
             if m is not None:
-                by_rule = y.perturbation_size
                 _attach(y, m, by_others)
-                if m.besides is not None and bool(y.perturbation_size > by_rule):
-                    y.perturbation_size, y._spread = by_rule, None
 
 
 def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
@@ -321,7 +318,10 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
         parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, _row_of(y, made.ndim, size))))
     if made.besides is not None:
         parts.append(Vertex(Root(made.besides), size, given=Ellipsoid.ball(size, 1.0)))
-    y.perturbation_size = _size(y, made.ndim, parts)
+    moved = _size(y, made.ndim, parts)
+    if made.besides is not None and y.perturbation_size is not None and moved.item() > y.perturbation_size.item():
+        return  # the norm rule has one constant for all points, which is less this far from the data
+    y.perturbation_size = moved
     y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)))
 
 

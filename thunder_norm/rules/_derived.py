@@ -211,7 +211,9 @@ def _claims(found: Group) -> tuple[torch.Tensor, Constant]:
         return value, c * spread / length.square()
     # of groups that are not 0; of those that are the inverse is infinite
     least = root.divisor.of_length(least_length(x, root.dims, root.is_centred))
-    return value, c * spread / (least if length is None else length.clamp(min=least)).square()
+    if length is None:
+        return value, c * spread / least / least
+    return value, c * spread / length.clamp(min=least).square()
 
 
 def _claims_of_form(f: Form) -> tuple[torch.Tensor, torch.Tensor]:

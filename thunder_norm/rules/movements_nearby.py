@@ -121,8 +121,8 @@ def _normalized(
 @normed_op(torch.ops.aten.native_layer_norm.default).register_movement
 def layer_norm(call: Call) -> Found:
     """Centred, over the last dimensions."""
-    x, shape, weight, bias, eps = (call.given.get(k) for k in ("input", "normalized_shape", "weight", "bias", "eps"))
-    eps = 1e-5 if eps is None else eps
+    x, shape, weight, bias = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("bias")
+    eps = call.given.get("eps", 1e-5)
     if bias is not None and not is_fixed(bias) or eps < 0:
         return None
     return _normalized(
@@ -133,7 +133,7 @@ def layer_norm(call: Call) -> Found:
 @normed_op(F.rms_norm).register_movement
 def rms_norm(call: Call) -> Found:
     """The same about 0."""
-    x, shape, weight, eps = (call.given.get(k) for k in ("input", "normalized_shape", "weight", "eps"))
+    x, shape, weight, eps = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("eps")
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     if eps < 0:
         return None
@@ -147,7 +147,7 @@ def rms_norm(call: Call) -> Found:
 @normed_op(torch.ops.aten._softmax.default).register_movement
 def softmax(call: Call) -> Found:
     """Its second derivative is ``p ((a - E a)(b - E b) - Cov(a, b))``, of length ``2 (Var a Var b)^(1/2) <= min(1, 2 max p) |a| |b|``."""
-    x, dim = call.given.get("input"), call.given.get("dim")
+    x, dim = call.given["input"], call.given["dim"]
     moving = _one_sample(call, [x])
     if moving is None or not isinstance(dim, int) or not x.ndim:
         return None
@@ -161,16 +161,16 @@ def softmax(call: Call) -> Found:
 @normed_op(F.scaled_dot_product_attention).register_movement
 def attention(call: Call) -> Found:
     """``softmax(s q k^T + mask) v`` (`Nearby.bend`)."""
-    q, k, v, mask = (call.given.get(name) for name in ("query", "key", "value", "attn_mask"))
+    q, k, v, mask = call.given["query"], call.given["key"], call.given["value"], call.given.get("attn_mask")
     moving = _one_sample(call, [q, k, v])
     if moving is None or call.given.get("dropout_p") or call.given.get("enable_gqa") or q.ndim < 2:
         return None
     is_causal, scale = bool(call.given.get("is_causal")), call.given.get("scale")
     s = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     lengths = [moved(_near(x), _groups(x, (-1,))) if moves(x) else torch.zeros((), dtype=torch.float64) for x in (q, k, v)]
-    data = [values((x.backing if isinstance(x, NormedTensor) else x).detach()) for x in (q, k, v)]
+    query, key, value = (values((x.backing if isinstance(x, NormedTensor) else x).detach()) for x in (q, k, v))
     bias = values(mask.detach()) if isinstance(mask, torch.Tensor) and mask.is_floating_point() else mask
-    at_data = weights_of(*data[:2], bias, is_causal, s)
+    at_data = weights_of(query, key, bias, is_causal, s)
 
     def scores(plain: Callable[[Any], Any]) -> torch.Tensor:
         found = s * (plain(q) @ plain(k).mT)
@@ -187,7 +187,7 @@ def attention(call: Call) -> Found:
     by_root = [(r.ellipsoid.scale * r.ellipsoid.cov.diagonal().sqrt()).reshape(at_data.shape).detach() for r in roots]
     by = Moved(*(n.detach().item() for n in lengths))
     first = sum((a * r.root.size.detach() for a, r in zip(by_root, roots, strict=True)), torch.zeros_like(at_data))
-    near = Nearby.of(*data, bias, is_causal, s, by, first + 2 * abs(s) * by.query * by.key)
+    near = Nearby.of(query, key, value, bias, is_causal, s, by, first + 2 * abs(s) * by.query * by.key)
     causes, *of_tokens = near.bend(by_root)
     found = [*zip(causes, (r.root.size for r in roots), strict=True), *zip(of_tokens, lengths, strict=True)]
     return _by_jacobian(call, moving, run, sum((c * n for c, n in found if c), torch.zeros((), dtype=torch.float64)))

@@ -78,7 +78,8 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     within = squarable(n)
     length = divisor.at(within.square())
     size = spoiled(within / length if divisor.smallest else (n > 0).to(n.dtype), n)
-    lipschitz: Constant = 1 / divisor.of_length(least_length(input, dims, is_centred, groups))
+    shortest = divisor.of_length(least_length(input, dims, is_centred, groups))
+    lipschitz: Constant = 1 / shortest
     freedom = count - is_centred
     if current_mode() == "modula":
         lipschitz = 1.0
@@ -86,7 +87,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
         lipschitz = math.sqrt((freedom - 1) / (freedom - 2)) / length
     elif (near := distances(input)) is not None:
         length = divisor.at(smallest_mean_square(input, dims, is_centred, groups, *near))
-        lipschitz = torch.minimum(1 / length, scalar(lipschitz, length)) if near[0] else 1 / length
+        lipschitz = 1 / (length.clamp(min=shortest) if near[0] else length)
     return rms(size, elem_dims, sensitivity={"input": lipschitz})
 
 
@@ -371,10 +372,11 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     one = scalar(1.0, x.norm_size)
     value = spoiled(torch.minimum(x.norm_size / eps, one) if eps else (x.norm_size > 0) * one, x.norm_size)
     count = ed.numel(input.shape, dims)
-    lipschitz: Constant = inverse_length(x.norm_size, least_length(input, dims) * math.sqrt(max(count, 1)), count, eps)
+    least = least_length(input, dims) * math.sqrt(max(count, 1))
+    lipschitz: Constant = inverse_length(x.norm_size, least, count, eps)
     if current_mode() == "modula":
         lipschitz = 1.0
     elif (near := distances(input)) is not None and dims:
         shortest = data(input).square().sum(dims).sqrt().amin().to(value.dtype) - c * near[0]
-        lipschitz = (1 / shortest.clamp(min=eps)).clamp(max=lipschitz if near[0] else None)
+        lipschitz = 1 / shortest.clamp(min=max(eps, least) if near[0] else eps)
     return L2Tensor(value, elem_dims=dims, sensitivity={"input": c * lipschitz})
