@@ -87,6 +87,13 @@ FUNCTIONS = {
             -2, -3
         )
     ),
+    "group_norm": lambda x: F.group_norm(x, 3, 1 + torch.arange(3).double(), torch.ones(3).double()),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "log_softmax, mixed": lambda x: (3 * x).log_softmax(-1) @ torch.vander(W),
+    "product, mixed": lambda x: (x * x[:, :1]) @ torch.vander(W),
+    "matrix product, mixed": lambda x: x @ x.mT @ torch.vander(W)[:3],
+    "exponential": lambda x: (0.5 * x).exp() @ torch.vander(W),
+    "powers": lambda x: (x + 5) ** -1.5 + x**3 + (x + 6).rsqrt() + x.square(),
     "inverse": lambda x: 1 / (x * x + 0.1),
     "inverse of what is positive": lambda x: 1 / (x + 4),
     "logarithm": lambda x: (x.abs() + 4 - x).log(),
@@ -107,9 +114,23 @@ def test_no_point_nearby_is_steeper(name, radius):
     assert found <= bound * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in FUNCTIONS if n.startswith(("layer_norm", "rms_norm", "softmax, mixed", "attention", "heads"))]
+EXACT = (
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "softmax, mixed",
+    "log_softmax, mixed",
+    "product",
+    "matrix",
+    "attention",
+    "heads",
+    "exp",
+    "pow",
+    "gate",
 )
+
+
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n.startswith(EXACT)])
 def test_at_radius_0_it_is_the_norm_of_the_jacobian(name):
     torch.manual_seed(seeded(7))
     f = FUNCTIONS[name]

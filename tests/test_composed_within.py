@@ -63,6 +63,33 @@ def test_slopes_over_intervals_are_those_that_functions_have_there(op):
             assert whole[1] <= everywhere[1] + 1e-9
 
 
+POWERS = [{"exponent": p} for p in (2, 3, 1, 0.5, -1, -2.5, 1.7)]
+
+
+@pytest.mark.parametrize("op", slopes_within.steep_functions(), ids=lambda op: op.__name__)
+def test_slopes_of_functions_without_a_steepest_one(op):
+    generator = torch.Generator().manual_seed(seeded(4))
+    low = torch.randn(300, generator=generator, dtype=torch.float64) * 2
+    high = low + 3 * torch.rand(300, generator=generator, dtype=torch.float64) ** 3
+    for given in POWERS if op is torch.pow else [{}]:
+        least, largest = slopes_within.of(op, given, low, high)
+        x = (low + (high - low) * torch.linspace(0, 1, 501, dtype=torch.float64)[:, None]).requires_grad_()
+        y = op(x, *given.values())
+        (derivative,) = torch.autograd.grad(y.sum(), x)
+        is_known = least.isfinite() & largest.isfinite()
+        # the reciprocal and odd powers jump at 0: there its value is finite on both sides
+        has_pole = op is torch.reciprocal or given.get("exponent", 1) < 0
+        is_defined = y.isfinite().all(0) & ~((low <= 0) & (high >= 0) & has_pole)
+        assert (is_defined | ~is_known).all()
+        # negative bases of powers are left out, and ends where the slope is infinite
+        assert is_known[is_defined & (low > 0)].all()
+        slack = 1e-9 * (1 + derivative.abs())
+        assert ((derivative >= least - slack) & (derivative <= largest + slack))[:, is_known].all()
+        steps = (y.diff(dim=0) / x.diff(dim=0)).detach()
+        rounding = 1e-6 * (1 + steps.abs()) + 1e-13 * (1 + y.detach()[1:].abs()) / x.diff(dim=0).detach()
+        assert ((steps >= least - rounding) & (steps <= largest + rounding))[:, is_known].all()
+
+
 class Block(nn.Module):
     def __init__(self, width, activation):
         super().__init__()

@@ -19,6 +19,7 @@ from thunder_norm.core.composed import LARGEST, Call, Made, Term, is_fixed, move
 from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.rules import movements_nearby
 from thunder_norm.trees import flat_tensors, map_tensors
 
 Found = Sequence[Made | None] | None
@@ -84,7 +85,7 @@ _REARRANGING = (
     torch.flip, torch.roll, torch.unsqueeze, torch.squeeze, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.repeat,
     torch.ops.aten.slice.Tensor, torch.narrow, torch.select, torch.unbind, torch.split, torch.chunk, torch.Tensor.__getitem__,
     torch.index_select, torch.cat, torch.stack, torch.diagonal, torch.tril, torch.triu, torch.channel_shuffle,
-    torch.pixel_shuffle, torch.pixel_unshuffle,
+    torch.pixel_shuffle, torch.pixel_unshuffle, *(getattr(torch.Tensor, n).__get__ for n in ("T", "mT", "H", "mH")),
 )  # fmt: skip
 for _op in _REARRANGING:
     normed_op(_op).register_movement(rearranged)
@@ -168,6 +169,8 @@ def matmul(call: Call, *, has_batch: bool = False) -> Found:
     x, other = call.given.get("input"), call.given.get("other", call.given.get("mat2"))
     if x is None or other is None:
         return None
+    if moves(x) and moves(other):
+        return movements_nearby.product(call, x, other, torch.matmul)
     if moves(x) and x.ndim >= 1 and other.ndim == 2:
         return _of_samples(call, x, has_batch=has_batch)
     if moves(other) and is_fixed(x) and x.ndim >= 2 and other.ndim >= 2:
@@ -188,6 +191,7 @@ def _summing_rows(call: Call, x: NormedTensor, factor: float) -> Found:
 
 normed_op(torch.matmul).register_movement(matmul)
 normed_op(torch.mm).register_movement(functools.partial(matmul, has_batch=True))
+normed_op(torch.bmm).register_movement(functools.partial(matmul, has_batch=True))
 
 
 @normed_op(torch.addmm).register_movement
@@ -325,6 +329,8 @@ def _multiplied(call: Call, x: Any, factor: Any) -> Found:
 def mul(call: Call) -> Found:
     """x c."""
     a, b = call.given.get("input"), call.given.get("other")
+    if moves(a) and moves(b):
+        return movements_nearby.entrywise(call, a, b)
     return _multiplied(call, b, a) if moves(b) else _multiplied(call, a, b)
 
 

@@ -26,6 +26,8 @@ from thunder_norm.rules._attention_nearby import Moved, Nearby, weights_of
 from thunder_norm.trees import flat_tensors
 
 Found = Sequence[Made | None] | None
+# The features of each group, by their numbers [groups, size].
+Groups = Callable[[NormedTensor], torch.Tensor]
 # An operation, given what takes an argument to a plain tensor.
 Function = Callable[[Callable[[Any], Any]], torch.Tensor]
 # |D^2 f(z)[h, h]| for f(z) = z / sqrt(|z|^2 + c) is at most this times |h|^2 / (|z|^2 + c): the largest of
@@ -92,29 +94,28 @@ def _groups(x: NormedTensor, dims: Sequence[int]) -> torch.Tensor:
 # -- normalizations -------------------------------------------------------------------------------------------------------
 
 
-def _normalized(
-    call: Call, x: Any, shape: Sequence[int], eps: float, gain: torch.Tensor | None, is_centred: bool, f: Callable
-) -> Found:
-    """``g f(x)`` with ``f(z) = n^(1/2) z / (|z|^2 + n eps)^(1/2)`` of n entries, centred or not.
+def _normalized(call: Call, x: Any, groups: Groups, eps: float, gain: Any, is_centred: bool, f: Function) -> Found:
+    """``g f(x)`` with ``f(z) = n^(1/2) z / (|z|^2 + n eps)^(1/2)`` of groups of n entries, centred or not.
 
     Within a distance r of a group its derivative changes by at most ``2 / 3^(1/2) n^(1/2) r / s^2``, s^2 the least of |z|^2 + n eps there.
     """
     moving = _one_sample(call, [x])
-    if moving is None or gain is not None and not is_fixed(gain):
+    if moving is None or gain is not None and not is_fixed(gain) or eps < 0:
         return None
-    dims = tuple(range(-len(shape), 0))
-    count, spread = math.prod(shape), _near(x)
-    t = values(x.backing.detach()).reshape(-1, count)
+    spread, numbers = _near(x), groups(x)
+    t = values(x.backing.detach()).reshape(-1)[numbers]
     lengths = (t - t.mean(-1, keepdim=True) if is_centred else t).norm(dim=-1)
-    distance = moved(spread, _groups(x, dims))
-    r = distance.detach().item() * (1 + 1e-9)
-    least = (lengths.amin().item() - r) if len(lengths) else 0.0
-    square = max(least, 0.0) ** 2 + count * eps
+    r, count = moved(spread, numbers).detach().item() * (1 + 1e-9), numbers.shape[1]
+    square = max(lengths.amin().item() - r, 0.0) ** 2 + count * eps
     if square == 0:
         return None
     factor = 1.0 if gain is None else values(gain.detach()).abs().amax().item()
     rate = _OF_UNIT_VECTORS * math.sqrt(count) * factor * r / square
     return _by_jacobian(call, moving, f, rate * moved(spread))
+
+
+def _last(shape: Sequence[int]) -> Groups:
+    return lambda x: _groups(x, tuple(range(-len(shape), 0)))
 
 
 @normed_op(F.layer_norm).register_movement
@@ -123,10 +124,10 @@ def layer_norm(call: Call) -> Found:
     """Centred, over the last dimensions."""
     x, shape, weight, bias = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("bias")
     eps = call.given.get("eps", 1e-5)
-    if bias is not None and not is_fixed(bias) or eps < 0:
+    if bias is not None and not is_fixed(bias):
         return None
     return _normalized(
-        call, x, shape, eps, weight, True, lambda plain: F.layer_norm(plain(x), shape, plain(weight), plain(bias), eps)
+        call, x, _last(shape), eps, weight, True, lambda plain: F.layer_norm(plain(x), shape, plain(weight), plain(bias), eps)
     )
 
 
@@ -135,9 +136,21 @@ def rms_norm(call: Call) -> Found:
     """The same about 0."""
     x, shape, weight, eps = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("eps")
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    if eps < 0:
+    return _normalized(call, x, _last(shape), eps, weight, False, lambda plain: F.rms_norm(plain(x), shape, plain(weight), eps))
+
+
+@normed_op(F.group_norm).register_movement
+def group_norm(call: Call) -> Found:
+    """Groups of channels of one sample."""
+    x, groups, weight, bias = call.given["input"], call.given["num_groups"], call.given.get("weight"), call.given.get("bias")
+    eps = call.given.get("eps", 1e-5)
+    if bias is not None and not is_fixed(bias) or not groups or x.shape[0] != 1:
         return None
-    return _normalized(call, x, shape, eps, weight, False, lambda plain: F.rms_norm(plain(x), shape, plain(weight), eps))
+
+    def run(plain: Callable[[Any], Any]) -> torch.Tensor:
+        return F.group_norm(plain(x), groups, plain(weight), plain(bias), eps)
+
+    return _normalized(call, x, lambda x: torch.arange(x.numel()).reshape(groups, -1), eps, weight, True, run)
 
 
 # -- softmax and attention ------------------------------------------------------------------------------------------------
@@ -147,15 +160,35 @@ def rms_norm(call: Call) -> Found:
 @normed_op(torch.ops.aten._softmax.default).register_movement
 def softmax(call: Call) -> Found:
     """Its second derivative is ``p ((a - E a)(b - E b) - Cov(a, b))``, of length ``2 (Var a Var b)^(1/2) <= min(1, 2 max p) |a| |b|``."""
+    found = _softmax_nearby(call)
+    if found is None:
+        return None
+    moving, x, dim, r, largest = found
+    return _by_jacobian(call, moving, lambda plain: plain(x).softmax(dim), min(1.0, 2 * largest) * r * moved(_near(x)))
+
+
+def _softmax_nearby(call: Call) -> tuple[list[NormedTensor], NormedTensor, int, float, float] | None:
+    """What moves, the logits, their dimension, how far a row of them moves, and the largest weight there may be."""
     x, dim = call.given["input"], call.given["dim"]
     moving = _one_sample(call, [x])
     if moving is None or not isinstance(dim, int) or not x.ndim:
         return None
-    spread = _near(x)
-    groups = _groups(x, (dim - x.ndim if dim >= 0 else dim,))
-    r = moved(spread, groups).detach().item()
-    largest = values(x.backing.detach()).softmax(dim).amax().item() * math.exp(min(2 * r, 700.0))
-    return _by_jacobian(call, moving, lambda plain: plain(x).softmax(dim), min(1.0, 2 * largest) * r * moved(spread))
+    r = moved(_near(x), _groups(x, (dim - x.ndim if dim >= 0 else dim,))).detach().item()
+    # of two logits the difference moves by at most sqrt(2) r
+    largest = values(x.backing.detach()).softmax(dim).amax().item() * math.exp(min(math.sqrt(2) * r, 700.0))
+    return moving, x, dim, r, largest
+
+
+@normed_op(F.log_softmax).register_movement
+@normed_op(torch.ops.aten._log_softmax.default).register_movement
+def log_softmax(call: Call) -> Found:
+    """Its second derivative is ``-Cov(a, b)`` in each of n entries, of length ``n^(1/2) (Var a Var b)^(1/2) <= n^(1/2) min(1/2, max p) |a| |b|``."""
+    found = _softmax_nearby(call)
+    if found is None:
+        return None
+    moving, x, dim, r, largest = found
+    rate = math.sqrt(x.shape[dim]) * min(0.5, largest) * r
+    return _by_jacobian(call, moving, lambda plain: plain(x).log_softmax(dim), rate * moved(_near(x)))
 
 
 @normed_op(F.scaled_dot_product_attention).register_movement
@@ -191,3 +224,32 @@ def attention(call: Call) -> Found:
     causes, *of_tokens = near.bend(by_root)
     found = [*zip(causes, (r.root.size for r in roots), strict=True), *zip(of_tokens, lengths, strict=True)]
     return _by_jacobian(call, moving, run, sum((c * n for c, n in found if c), torch.zeros((), dtype=torch.float64)))
+
+
+# -- products of what moves -----------------------------------------------------------------------------------------------
+
+
+def product(call: Call, a: Any, b: Any, f: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Found:
+    """A product of two tensors that both move, each entry of one with some of the other, as a matrix product or entry by entry.
+
+    Its derivative changes by ``e_a d_b + d_a e_b`` for moves e of the point: by ``|e_a| |d_b| + |d_a| |e_b|`` at most, which Cauchy-Schwarz
+    gives for matrix products, and with the largest entries of e for products of entries.
+    """
+    moving = _one_sample(call, [a, b])
+    if moving is None or not (moves(a) and moves(b)):
+        return None
+    of_a, of_b = moved(_near(a)), moved(_near(b))
+    besides = of_a.detach() * of_b + of_b.detach() * of_a
+    return _by_jacobian(call, moving, lambda plain: f(plain(a), plain(b)), besides)
+
+
+def entrywise(call: Call, a: Any, b: Any) -> Found:
+    """The same entry by entry, broadcast: how often an entry is used counts."""
+    moving = _one_sample(call, [a, b])
+    if moving is None or not (moves(a) and moves(b)):
+        return None
+    (y,) = call.results
+    entries = [moved(_near(x), torch.arange(x.numel())[:, None]).detach() for x in (a, b)]
+    lengths = [moved(_near(x)) * math.sqrt(y.numel() / x.numel()) for x in (a, b)]
+    besides = entries[0] * lengths[1] + entries[1] * lengths[0]
+    return _by_jacobian(call, moving, lambda plain: plain(a) * plain(b), besides)

@@ -87,6 +87,8 @@ def _between(op: Any, slopes: Slopes) -> Callable[[Call], Sequence[Made] | None]
             nearer = slopes_within.of(op, call.given, *reach(x, spread))
             if nearer is not None:
                 low, high = torch.maximum(low, nearer[0]), torch.minimum(high, nearer[1])
+        if not (low.isfinite().all() and high.isfinite().all()):
+            return None
         is_linear = torch.equal(low, high)
         return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_linear else (low, high)),))]
 
@@ -110,6 +112,8 @@ def of(op: Any, given: dict[str, Any]) -> tuple[float, float] | None:
 
 for _op in functions():
     normed_op(_op).register_movement(_between(_op, lambda given, op=_op: of(op, given)))
+for _op in slopes_within.steep_functions():
+    normed_op(_op).register_movement(_between(_op, lambda given: (-math.inf, math.inf)))
 
 
 @normed_op(torch.ops.aten._prelu_kernel.default).register_movement

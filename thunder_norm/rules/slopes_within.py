@@ -124,6 +124,29 @@ def _hardtanh(given: dict[str, Any]) -> tuple[Piece, ...] | None:
     return _kinks(low, high, slopes=(0.0, 1.0, 0.0)) if low <= high else None
 
 
+def _above(low: float, derivative: Derivative) -> tuple[Piece, ...]:
+    """A function of numbers above `low` alone, steep towards it: of intervals that reach further there is no slope."""
+    return Piece(lambda x: torch.full_like(x, math.nan), high=low), Piece(derivative, low=low)
+
+
+def _power(given: dict[str, Any]) -> tuple[Piece, ...] | None:
+    p = given.get("exponent")
+    if isinstance(p, bool) or not isinstance(p, int | float):
+        return None
+    return _above(0.0, lambda x: p * x ** (p - 1)) if p != int(p) or p < 1 else _whole_power(int(p))
+
+
+def _whole_power(p: int) -> tuple[Piece, ...]:
+    return _smooth(lambda x: p * x ** (p - 1), 0.0)
+
+
+def _reciprocal(given: dict[str, Any]) -> tuple[Piece, ...]:
+    def derivative(x: torch.Tensor) -> torch.Tensor:
+        return -1 / x.square()
+
+    return Piece(derivative, high=0.0), Piece(lambda x: torch.full_like(x, math.nan), 0.0, 0.0), Piece(derivative, low=0.0)
+
+
 # Derivatives are there what they are at infinity.
 _FAR = 1e30
 
@@ -146,14 +169,36 @@ _PIECES: dict[Any, Callable[[dict[str, Any]], tuple[Piece, ...] | None]] = {
     F.leaky_relu: _leaky_relu, F.hardswish: _hardswish, F.hardtanh: _hardtanh,
 }  # fmt: skip
 
+# Those that have no steepest slope.
+_STEEP: dict[Any, Callable[[dict[str, Any]], tuple[Piece, ...] | None]] = {
+    torch.exp: lambda given: _smooth(torch.exp),
+    torch.expm1: lambda given: _smooth(torch.exp),
+    torch.sinh: lambda given: _smooth(torch.cosh, 0.0),
+    torch.cosh: lambda given: _smooth(torch.sinh),
+    torch.square: lambda given: _whole_power(2),
+    torch.pow: _power,
+    torch.sqrt: lambda given: _above(0.0, lambda x: 0.5 / x.sqrt()),
+    torch.rsqrt: lambda given: _above(0.0, lambda x: -0.5 * x**-1.5),
+    torch.log: lambda given: _above(0.0, lambda x: 1 / x),
+    torch.log1p: lambda given: _above(-1.0, lambda x: 1 / (1 + x)),
+    torch.reciprocal: _reciprocal,
+}
+
 
 def functions() -> list[Any]:
     """The functions of each entry whose slopes over intervals are known."""
     return list(_PIECES)
 
 
+def steep_functions() -> list[Any]:
+    """Those of them that are steeper the further entries go, or the nearer to some number: without slopes for all entries."""
+    return list(_STEEP)
+
+
 def of(op: Any, given: dict[str, Any], low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The least and the largest slope of a function where its entries are between `low` and `high`; None if that is not known.
+
+    Where an interval reaches beyond what the function is defined for, or to a pole, they are NaN or infinite.
 
     Args:
         op: the function.
@@ -161,7 +206,8 @@ def of(op: Any, given: dict[str, Any], low: torch.Tensor, high: torch.Tensor) ->
         low: float64, of any shape.
         high: the same, at least `low`.
     """
-    pieces = _PIECES[op](given) if op in _PIECES else None
+    make = _PIECES.get(op) or _STEEP.get(op)
+    pieces = None if make is None else make(given)
     if pieces is None:
         return None
     low, high = low.clamp(-_FAR, _FAR), high.clamp(-_FAR, _FAR)
@@ -171,6 +217,7 @@ def of(op: Any, given: dict[str, Any], low: torch.Tensor, high: torch.Tensor) ->
         for at in (a, b, *(torch.full_like(low, v) for v in piece.extreme)):
             slopes = _rounded_outwards(piece.derivative(at))
             is_there = (a <= at) & (at <= b)
+            # of a NaN both are one
             least = torch.where(is_there, torch.minimum(least, slopes[0]), least)
             largest = torch.where(is_there, torch.maximum(largest, slopes[1]), largest)
     return least, largest
