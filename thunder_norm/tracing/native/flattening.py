@@ -8,7 +8,7 @@ import optree
 import torch
 
 from thunder.core import devices, dtypes, pytree
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy
 from thunder.core.pytree import OPTREE_NAMESPACE
 
 _PLAIN = (tuple, list, dict)
@@ -16,6 +16,8 @@ _PROXIES = (TensorProxy, NumberProxy)
 _LEAVES = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, devices.Device, dtypes.floating, dtypes.bool_}
 )
+# Whose instances are leaves, and no dataclasses: nearly all that symbols are given.
+_KNOWN = _LEAVES | {TensorProxy, NumberProxy, IntegerProxy, FloatProxy, dtypes.signedinteger, dtypes.unsignedinteger}
 _original_flatten = pytree.tree_flatten
 _original_flatten_with_dataclass = pytree.tree_flatten_with_dataclass
 _OF_A_LEAF = pytree.tree_flatten(0)[1]
@@ -37,5 +39,12 @@ def flatten_with_dataclass(tree: Any) -> Any:
     if type(tree) not in _PLAIN:
         return _original_flatten_with_dataclass(tree)
     found = optree.tree_flatten(tree, none_is_leaf=True, namespace=OPTREE_NAMESPACE)
+    if _KNOWN.issuperset(map(type, found[0])):
+        return found
     is_to_be_registered = any(hasattr(kind, "__dataclass_fields__") for kind in {*map(type, found[0])})
     return _original_flatten_with_dataclass(tree) if is_to_be_registered else found
+
+
+def are_leaves(values: tuple) -> bool:
+    """Whether none of these, with certainty, is a container or a dataclass."""
+    return _KNOWN.issuperset(map(type, values))
