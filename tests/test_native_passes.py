@@ -16,7 +16,16 @@ import torch
 from thunder_norm.tracing.native import bound_symbols, flattening, passes
 from thunder_norm.tracing.value_kinds import ValueKinds
 from thunder.core import devices, dtypes, prims, pytree
-from thunder.core.proxies import ComplexProxy, FloatProxy, IntegerProxy, NumberProxy, TensorProxy
+from thunder.core.proxies import (
+    AnyProxy,
+    CollectionProxy,
+    ComplexProxy,
+    FloatProxy,
+    IntegerProxy,
+    NumberProxy,
+    StringProxy,
+    TensorProxy,
+)
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 
@@ -114,6 +123,7 @@ def trees():
             [],
             {},
             (dtypes.uint8, dtypes.complex64),
+            (StringProxy("x", name="s"), [CollectionProxy([t], name="l"), float], (AnyProxy(object(), name="a"),)),
             (t, [n, {"b": 1, "a": t}]),
             Point(t, 2),
             slice(1, n),

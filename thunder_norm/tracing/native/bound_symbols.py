@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing.native.flattening import are_leaves, flatten, flatten_with_dataclass
+from thunder_norm.tracing.native.flattening import flatten, flatten_with_dataclass, leaves_of
 from thunder_norm.tracing.replacement import Replacement
 import thunder
 from thunder.core import devices, dtypes, prims, trace_interpreter
@@ -62,15 +62,29 @@ class _Found:
 
 
 def _flat_args(bsym: BoundSymbol) -> list[Any]:
-    return list(bsym.args) if not bsym.kwargs and are_leaves(bsym.args) else bsym.flat_args_and_spec[0]
+    kwargs = bsym.kwargs
+    given = (*bsym.args, *[kwargs[name] for name in sorted(kwargs)]) if kwargs else bsym.args  # a tree has names in order
+    found = leaves_of(given)
+    return bsym.flat_args_and_spec[0] if found is None else found
 
 
 def _flat_outs(bsym: BoundSymbol) -> list[Any]:
-    output = bsym.output
-    return list(output) if type(output) is tuple and are_leaves(output) else bsym.flat_outs_and_spec[0]
+    found = leaves_of((bsym.output,))
+    return bsym.flat_outs_and_spec[0] if found is None else found
 
 
-_FIND = {name: v.func for name, v in _PROPERTIES.items()} | {"flat_args": _flat_args, "flat_outs": _flat_outs}
+def _proxies(values: list[Any]) -> tuple[Proxy, ...]:
+    return tuple([x for x in values if isinstance(x, Proxy)])
+
+
+_FIND: dict[str, Callable[[BoundSymbol], Any]] = {name: v.func for name, v in _PROPERTIES.items()} | {
+    "flat_args": _flat_args,
+    "flat_outs": _flat_outs,
+    "flat_proxy_args": lambda bsym: _proxies(bsym.flat_args),
+    "flat_proxy_outs": lambda bsym: _proxies(bsym.flat_outs),
+    "flat_variableified_proxy_args": lambda bsym: tuple(map(Variable, bsym.flat_proxy_args)),
+    "flat_variableified_proxy_outs": lambda bsym: tuple(map(Variable, bsym.flat_proxy_outs)),
+}
 
 
 def _is_touched(bsym: BoundSymbol, swapped: KeysView[Variable]) -> bool:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import optree
 import torch
 
 from thunder.core import devices, dtypes, pytree
-from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy
+from thunder.core.proxies import (
+    AnyProxy,
+    CollectionProxy,
+    ComplexProxy,
+    FloatProxy,
+    IntegerProxy,
+    NumberProxy,
+    Proxy,
+    StringProxy,
+    TensorProxy,
+)
 from thunder.core.pytree import OPTREE_NAMESPACE
 
 _PLAIN = (tuple, list, dict)
@@ -17,7 +28,18 @@ _LEAVES = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, devices.Device, dtypes.floating, dtypes.bool_}
 )
 # Whose instances are leaves, and no dataclasses: nearly all that symbols are given.
-_KNOWN = _LEAVES | {TensorProxy, NumberProxy, IntegerProxy, FloatProxy, dtypes.signedinteger, dtypes.unsignedinteger}
+_KNOWN = _LEAVES | {
+    Proxy,
+    TensorProxy,
+    NumberProxy,
+    IntegerProxy,
+    FloatProxy,
+    ComplexProxy,
+    StringProxy,
+    AnyProxy,
+    CollectionProxy,
+}
+_KNOWN |= {dtypes.signedinteger, dtypes.unsignedinteger, dtypes.complexfloating, type}
 _original_flatten = pytree.tree_flatten
 _original_flatten_with_dataclass = pytree.tree_flatten_with_dataclass
 _OF_A_LEAF = pytree.tree_flatten(0)[1]
@@ -45,6 +67,18 @@ def flatten_with_dataclass(tree: Any) -> Any:
     return _original_flatten_with_dataclass(tree) if is_to_be_registered else found
 
 
-def are_leaves(values: tuple) -> bool:
-    """Whether none of these, with certainty, is a container or a dataclass."""
-    return _KNOWN.issuperset(map(type, values))
+def leaves_of(values: Collection[Any]) -> list[Any] | None:
+    """The leaves of values that are leaves, or tuples and lists of some; None where they may be others, which Thunder's tree knows."""
+    if _KNOWN.issuperset(map(type, values)):
+        return list(values)
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind in _KNOWN:
+            found.append(value)
+            continue
+        inner = leaves_of(value) if kind is tuple or kind is list else None
+        if inner is None:
+            return None
+        found += inner
+    return found
