@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -12,10 +13,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from thunder_norm.tracing.native import flattening, passes
+from thunder_norm.tracing.native import bound_symbols, flattening, passes
 from thunder_norm.tracing.value_kinds import ValueKinds
-from thunder.core import devices, dtypes, pytree
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core import devices, dtypes, prims, pytree
+from thunder.core.proxies import (
+    AnyProxy,
+    CollectionProxy,
+    ComplexProxy,
+    FloatProxy,
+    IntegerProxy,
+    NumberProxy,
+    StringProxy,
+    TensorProxy,
+)
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 
 
@@ -95,47 +106,79 @@ class Pair:
     b: object
 
 
-def test_containers_are_flattened_as_thunder_flattens_them():
-    Point = collections.namedtuple("Point", "x y")
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.fixture
+def trees():
+    """What symbols are given, in a trace."""
     with tracectx(TraceCtx()):
         t = TensorProxy("t", shape=(2,), device=devices.cpu, dtype=dtypes.float32)
         n = NumberProxy("n", 3, python_type=int)
-        leaves = [
-            t,
-            n,
-            1,
-            2.0,
-            True,
-            1j,
-            "s",
-            None,
-            torch.float32,
-            torch.device("cpu"),
-            devices.cpu,
-            dtypes.float32,
-            dtypes.bool8,
-        ]
+        numbers = [n, IntegerProxy("i", 2), FloatProxy("f", 2.0), ComplexProxy("c", 2j), 1, 2.0, True, 1j]
+        kinds = [dtypes.float32, dtypes.bool8, dtypes.int64, torch.float32]
+        leaves = [t, *numbers, "s", None, *kinds, torch.device("cpu"), devices.cpu]
         containers = [
             (),
             [],
             {},
+            (dtypes.uint8, dtypes.complex64),
+            (StringProxy("x", name="s"), [CollectionProxy([t], name="l"), float], (AnyProxy(object(), name="a"),)),
             (t, [n, {"b": 1, "a": t}]),
             Point(t, 2),
             slice(1, n),
             torch.Size([1, 2]),
             torch.contiguous_format,
         ]
-        for tree in (*leaves, *containers, leaves, tuple(leaves)):
-            for ours, theirs in (
-                (flattening.flatten, pytree.tree_flatten),
-                (flattening.flatten_with_dataclass, pytree.tree_flatten_with_dataclass),
-            ):
-                (found, spec), (expected, expected_spec) = ours(tree), theirs(tree)
-                assert spec == expected_spec and len(found) == len(expected)
-                assert all(a is b or a == b for a, b in zip(found, expected, strict=True)), tree
-        assert flattening.flatten_with_dataclass([Pair(t, 2)])[0] == [t, 2]
+        yield [*leaves, *containers, leaves, tuple(leaves)]
+
+
+def is_one(a, b):
+    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
+
+
+def test_containers_are_flattened_as_thunder_flattens_them(trees):
+    for tree in trees:
+        for ours, theirs in (
+            (flattening.flatten, pytree.tree_flatten),
+            (flattening.flatten_with_dataclass, pytree.tree_flatten_with_dataclass),
+        ):
+            (found, spec), (expected, expected_spec) = ours(tree), theirs(tree)
+            assert spec == expected_spec and is_one(found, expected), tree
+    t = trees[0]
+    assert flattening.flatten_with_dataclass([Pair(t, 2)])[0] == [t, 2]
     with pytest.raises(TypeError, match="not supported"):
         flattening.flatten({1, 2})
+
+
+@dataclass
+class Given:
+    a: object
+    b: object
+
+
+def test_arguments_and_results_of_symbols_are_those_that_thunder_finds(trees):
+    t = trees[0]
+    for tree in (*trees, Given(t, 2), (t, Given(t, 3)), {"a": Given(t, t)}):
+        for args, kwargs in (((tree,), {}), ((1, tree, t), {}), ((), {"a": tree}), ((t,), {"b": 1, "a": tree})):
+            bsym = BoundSymbol(prims.add, args=args, kwargs=kwargs, output=tree)
+            for name, find in bound_symbols._FIND.items():
+                if name.startswith("flat_") and not name.endswith("_spec"):
+                    # of another, which keeps nothing of what was found out of this one
+                    expected = getattr(BoundSymbol(prims.add, args=args, kwargs=kwargs, output=tree), name)
+                    assert is_one(find(bsym), expected), (name, args, kwargs)
+
+
+def test_symbols_are_copied_as_thunder_copies_them(trees):
+    t, original = trees[0], BoundSymbol.from_bsym
+    bsym = prims.add.bind(t, t, output=t)
+    for changes in ({}, {"args": [t, 2]}, {"output": (t, t)}, {"header": "# here"}, {"tags": {"tag"}}, {"kwargs": {"a": t}}):
+        for found in (bsym, bsym.flat_args, bsym.flat_proxy_outs, bsym.rhs):
+            assert found is not None  # which stays with the symbol
+            ours, theirs = bound_symbols.from_bsym(bsym, **changes), original(bsym, **changes)
+            assert ours.tags is not bsym.tags and type(ours.args) is tuple
+            for name in (*(f.name for f in dataclasses.fields(BoundSymbol)), *bound_symbols._PROPERTIES):
+                assert is_one([getattr(ours, name)], [getattr(theirs, name)]), (name, changes)
 
 
 def test_kinds_of_values_are_those_of_isinstance():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -87,20 +87,34 @@ def reports_of(model: nn.Module) -> list[tuple]:
     return [*rows(norm_report(jitted, TOKENS)), *rows(norm_report(norm_map, TOKENS))]
 
 
-def check(folder: Path) -> None:
+class Whole(NamedTuple):
+    """What a model says of itself in one process."""
+
+    reports: list[tuple]
+    norms: dict[str, Any]
+    targets: dict[str, float]
+    grads: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Whole:
+        reports, norms, targets = reports_of(model), norms_of(model), ModularNorm(model, TOKENS).targets
+        return cls(reports, norms, targets, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+
+def check(folder: Path, wholes: dict[str, Whole]) -> None:
     for shard, one_process in WAYS.items():
-        model, whole = shard(), one_process()
+        model, whole = shard(), wholes[one_process.__name__]
         before = None if shard is with_dtensors else model(TOKENS)
         tensors = {id(p) for p in model.parameters() if isinstance(p, DTensor)}
-        for found, expected in zip(reports_of(model), reports_of(whole), strict=True):
+        for found, expected in zip(reports_of(model), whole.reports, strict=True):
             assert found == expected, f"{shard.__name__}: {found} is not {expected}"
-        assert norms_of(model) == pytest.approx(norms_of(whole), rel=1e-6)
-        assert ModularNorm(model, TOKENS).targets == pytest.approx(ModularNorm(whole, TOKENS).targets)
+        assert norms_of(model) == pytest.approx(whole.norms, rel=1e-6)
+        assert ModularNorm(model, TOKENS).targets == pytest.approx(whole.targets)
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         placed = {name: p for name, p in model.named_parameters() if isinstance(p, DTensor)}
         assert all(grads[name].placements == p.placements for name, p in placed.items() if p.requires_grad)
         full = {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in grads.items()}
-        assert_same(full, {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}, 1e-5)
+        assert_same(full, whole.grads, 1e-5)
         # what was done to the model is undone
         with torch.no_grad():
             for p in model.parameters():
@@ -139,7 +153,7 @@ def check_sharding_afterwards(folder: Path) -> None:
 
 
 def test_two_processes_have_the_norms_of_one(tmp_path):
-    run_ranks(2, check, tmp_path)
+    run_ranks(2, check, tmp_path, {f.__name__: Whole.of(f()) for f in dict.fromkeys(WAYS.values())})
 
 
 def test_a_norm_map_reads_the_parameters_that_its_model_has_by_now():

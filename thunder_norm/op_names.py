@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -91,6 +91,19 @@ _BUILTIN_TYPES = (
 # What there is a fixed number of, as of the attributes of tensors, so that names found once can be kept.
 _OF_TORCH = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, types.MethodDescriptorType, types.WrapperDescriptorType)
 _key_of_torchs = functools.cache(_key)
+
+
+def _accesses() -> Iterator[Callable]:
+    """What ``x.shape`` and ``x.dim()`` call, of all that a tensor has."""
+    for member in vars(torch._C.TensorBase).values():
+        if isinstance(member, types.GetSetDescriptorType):
+            yield member.__get__
+        elif isinstance(member, _OF_TORCH):
+            yield member
+
+
+# Most of what asks: torch's accesses of `METADATA`, which need no key.
+METADATA_ACCESSES = frozenset(access for access in _accesses() if op_key(access) in METADATA)
 
 
 def op_name(func: Callable) -> str:

@@ -43,12 +43,15 @@ from thunder_norm.errors import (
     UnsupportedOpError,
     with_details,
 )
-from thunder_norm.op_names import METADATA, op_key, op_name
+from thunder_norm.op_names import METADATA, METADATA_ACCESSES, op_key, op_name
 from thunder_norm.trees import flat_tensors, map_tensors
 
 
 def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     """A torch function called with a NormedTensor: its rule, or else its decomposition into aten ops."""
+    if func in METADATA_ACCESSES:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
     if func in _DERIVATIVES:
         raise UnsupportedOpError(
             with_details(
@@ -242,7 +245,7 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
             current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
             sizes = list(_sizes(prepared))
             with Followed(n for _, n in sizes) as followed:
-                result = rule.fn(*prepared.args, **prepared.kwargs)
+                result = rule.run(prepared)
     except NormMapKeyError:  # a parameter's name is not the operation's affair
         raise
     except (NormMismatchError, ArithmeticError) as e:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,8 +116,10 @@ class NormRule:
 
     def fits(self, bound: inspect.BoundArguments, *, converting: bool) -> bool:
         """Whether every argument fits its slot, and all of them the rule's condition."""
-        if not all(self.slots[name].fits(value, converting=converting) for name, value in _named_values(bound)):
-            return False
+        named = _named_values(bound) if self._positional is None else bound.arguments.items()
+        for name, value in named:
+            if not self.slots[name].fits(value, converting=converting):
+                return False
         return self.when is None or bool(of_floats(self.when, bound.arguments))
 
     def wanted(self, name: str, t: torch.Tensor, given: dict[str, Any]) -> tuple[type[NormedTensor], tuple[int, ...] | None]:
@@ -146,7 +149,11 @@ class NormRule:
                 return lift(value, *self.wanted(name, value, given))
             return value
 
-        for name, value in list(bound.arguments.items()):
+        if self._positional is not None:
+            for name, value in given.items():
+                bound.arguments[name] = prepare(name, value)
+            return bound
+        for name, value in given.items():
             parameter = self.signature.parameters[name]
             if parameter.kind is parameter.VAR_POSITIONAL:
                 bound.arguments[name] = tuple(prepare(name, v) for v in value)
@@ -155,6 +162,17 @@ class NormRule:
             else:
                 bound.arguments[name] = prepare(name, value)
         return bound
+
+    def run(self, prepared: inspect.BoundArguments) -> Any:
+        """What the rule says of arguments that are prepared for it."""
+        if self._is_called_by_name:
+            return self.fn(**prepared.arguments)
+        return self.fn(*prepared.args, **prepared.kwargs)
+
+    @functools.cached_property
+    def _is_called_by_name(self) -> bool:
+        """Whether all arguments may be given by name, which `inspect.BoundArguments` has them by; not to what stands for a function."""
+        return self._positional is not None and type(self.fn) is types.FunctionType and not hasattr(self.fn, "__wrapped__")
 
 
 _ABSENT = id(inspect.Parameter.empty)

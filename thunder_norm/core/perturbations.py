@@ -67,7 +67,7 @@ def _times(perturbation: torch.Tensor, constant: float | torch.Tensor, bound: in
 
 def numbers_given(bound: inspect.BoundArguments) -> Iterator[torch.Tensor]:
     """What a rule computes with: the norms of normed arguments, and plain tensors (statistics, say)."""
-    return (v.norm_size if isinstance(v, NormedTensor) else v for v in flat_tensors((bound.args, bound.kwargs)))
+    return (v.norm_size if isinstance(v, NormedTensor) else v for v in flat_tensors(bound.arguments))
 
 
 def moving_sizes(bound: inspect.BoundArguments) -> Iterator[torch.Tensor]:
@@ -131,6 +131,6 @@ def _partial_derivatives(rule: NormRule, bound: inspect.BoundArguments, result: 
         x = bound.arguments[name]
         at = type(x)._wrap(x.backing, torch.full_like(x.norm_size, size), None, x.elem_dims)
         changed = inspect.BoundArguments(bound.signature, {**bound.arguments, name: at})
-        return rule.fn(*changed.args, **changed.kwargs).norm_size
+        return rule.run(changed).norm_size
 
     return {name: value(name, 1.0) - value(name, 0.0) for name, _ in slots}

@@ -248,6 +248,8 @@ def has_rule(func: Callable) -> bool:
 def key_of(func: Callable) -> Any:
     """The registry key of an operation, None for what cannot be one."""
     key = func.key if isinstance(func, NormedOp) else op_key(func)
+    if type(key) is str:
+        return key
     try:
         hash(key)
     except TypeError:

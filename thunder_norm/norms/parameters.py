@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from thunder_norm import op_names
 from thunder_norm.core import by_data, context, conversions, dispatch, registry
@@ -22,6 +22,7 @@ from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.norms.annotations import Annotation
 from thunder_norm.norms.sizes import Sizes
+from thunder_norm.trees import flat_tensors, map_tensors
 
 Policy = Literal["measured", "unit"] | Mapping[str, Any]
 
@@ -215,7 +216,7 @@ class Derived:
 
     def sources(self) -> list[torch.Tensor]:
         """The tensors it was made from."""
-        return [v for v in tree_flatten((self.args, self.kwargs))[0] if isinstance(v, torch.Tensor)]
+        return list(flat_tensors((self.args, self.kwargs)))
 
     @property
     def wants_own_kinds(self) -> bool:
@@ -225,7 +226,7 @@ class Derived:
 
     def norm(self, lift: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """What the operation's rule makes of the norms that `lift` gives its tensors."""
-        args, kwargs = tree_map(lambda v: lift(v) if isinstance(v, torch.Tensor) else v, (self.args, self.kwargs))
+        args, kwargs = map_tensors(lift, (self.args, self.kwargs))
         result = dispatch.run_registered(self.fn, args, kwargs)
         return result if self.index is None else result[self.index]
 

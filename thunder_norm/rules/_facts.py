@@ -123,7 +123,7 @@ def unconditional(op: Callable, *args: Any, **kwargs: Any) -> Any:
     given = dict(bound.arguments)
     prepared = rule.prepare(bound)
     factors = {name: c for name, x in given.items() if (c := _converted_by(x, prepared.arguments[name])) != 1}
-    result = rule.fn(*prepared.args, **prepared.kwargs)
+    result = rule.run(prepared)
     for y in result if isinstance(result, list | tuple) else (result,):
         if isinstance(y, NormedTensor) and y._sensitivity is not None:
             y._sensitivity = {name: _times(c, factors.get(name, 1.0)) for name, c in y._sensitivity.items()}

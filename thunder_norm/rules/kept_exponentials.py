@@ -58,7 +58,7 @@ def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]
             return out._facts
         own, bound = found
         prepared = own.prepare(bound)
-        result = own.fn(*prepared.args, **prepared.kwargs)
+        result = own.run(prepared)
         return _of(x, out, result.norm_size, perturbation_of(known, own, prepared, result), result.elem_dims)
 
     return rule

@@ -67,7 +67,7 @@ def _otherwise(op: Callable, *args: Any, **kwargs: Any) -> NormedTensor:
         assert found is not None, "what takes scores takes any tensor"
         rule, bound = found
         prepared = rule.prepare(bound)
-        return rule.fn(*prepared.args, **prepared.kwargs)
+        return rule.run(prepared)
 
 
 def _scores(x: RMSTensor) -> Scores:

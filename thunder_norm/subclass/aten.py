@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from thunder_norm.errors import UnsupportedOpError, with_details
@@ -25,6 +25,7 @@ from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import scope
+from thunder_norm.trees import map_tensors
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes
 from thunder.core.proxies import TensorProxy
@@ -46,7 +47,7 @@ def emit(
     Raises:
         UnsupportedOpError: the operation cannot be represented (a large constant).
     """
-    args, kwargs = tree_map(lambda v: to_proxy(v) if isinstance(v, torch.Tensor) else v, (recorded.args, recorded.kwargs))
+    args, kwargs = map_tensors(to_proxy, (recorded.args, recorded.kwargs))
     if isinstance(recorded.func, Step):
         return recorded.func.emit(*args)
     if recorded.func in LIFTS and isinstance(args[0], TensorProxy):
@@ -176,7 +177,8 @@ def _try(symbol: Callable, args: tuple, kwargs: dict, expected: tuple[torch.Tens
             result = symbol(*args, **kwargs)
     except Exception:  # noqa: BLE001 - any failure means this symbol is not the right one; the next candidate is
         return None
-    outputs = tuple(v for v in tree_flatten(result)[0] if isinstance(v, TensorProxy))
+    results = (result,) if isinstance(result, TensorProxy) else tree_flatten(result)[0]
+    outputs = tuple(v for v in results if isinstance(v, TensorProxy))
     if len(outputs) != len(expected) or not all(_same_metadata(p, t) for p, t in zip(outputs, expected, strict=True)):
         return None
     trace.peek_scope().extend(written)
@@ -233,8 +235,11 @@ _WITHOUT_GRADIENT = frozenset(
 
 def _is_complex(tree: Any) -> bool:
     """Whether complex numbers take part: Thunder's gradients forget to conjugate."""
-    leaves = tree_flatten(tree)[0]
-    return any(isinstance(v, complex) or (isinstance(v, TensorProxy) and dtypes.is_complex_dtype(v.dtype)) for v in leaves)
+    if isinstance(tree, TensorProxy):
+        return dtypes.is_complex_dtype(tree.dtype)
+    if isinstance(tree, (tuple, list, dict)):
+        return any(map(_is_complex, tree.values() if isinstance(tree, dict) else tree))
+    return isinstance(tree, complex)
 
 
 def _name(func: Callable) -> str:

@@ -53,10 +53,12 @@ AUTOGRAD_APPLY = torch.autograd.Function.apply.__func__
 
 def torch_callable(fn: Callable) -> Callable | None:
     """The torch function the interpreter is about to call, or None if `fn` is Python it should look into."""
+    if id(fn) in _OF_PYTHON:  # most calls
+        return None
     name = _PROXY_METHODS.get(id(fn))
     if name is not None:
         return getattr(torch.Tensor, name, None)
-    if type(fn) is types.FunctionType:  # most calls
+    if type(fn) is types.FunctionType:
         return fn if _is_operation(fn) else None
     if is_of_wrappers(fn):
         return fn
@@ -74,6 +76,10 @@ def torch_callable(fn: Callable) -> Callable | None:
     if is_private and getattr(torch._C._VariableFunctions, fn.__name__) == fn:
         return fn
     return fn if getattr(torch._C._nn, fn.__name__, None) is fn else None  # F.leaky_relu_
+
+
+# Python's own that ask about objects; by what they are, because what is called may be an object that is not hashable.
+_OF_PYTHON = frozenset(map(id, (getattr, hasattr, setattr, isinstance, type, len, bool)))
 
 
 def _is_operation(fn: Callable) -> bool:

@@ -120,7 +120,7 @@ def leaves_of_wrappers(acquisition: Acquisition, tree: Any) -> dict[int, tuple[t
 
 def operation_id(fn: Callable, args: Any, kwargs: Any, result: Any) -> OperationId:
     """The class and the operation that the trace shows: of the first wrapper argument, else of the result."""
-    wrappers = [x for x in tree_flatten((args, kwargs, result))[0] if is_wrapper(x)]
+    wrappers = [x for x in flat_tensors((args, kwargs, result)) if is_wrapper(x)]
     cls = type(wrappers[0]) if wrappers else "plain"
     if isinstance(fn, type):
         return OperationId(fn, "new")
@@ -201,7 +201,7 @@ def emit_composite(
     used = {id(t): t for r in log for t in r.inputs if acquisition.fakes.proxy_of(t) is not None}
     inputs = _unique([*(t for t in arguments if id(t) in used), *used.values()])
 
-    wanted = {id(t) for t in outputs} | {id(t) for r in log for t in tree_flatten((r.args, r.kwargs))[0]}
+    wanted = {id(t) for t in outputs} | {id(t) for r in log for t in flat_tensors((r.args, r.kwargs))}
     if acquisition.autograd.is_running:
         wanted |= produced
     going_on = None if is_grad_enabled() else _going_on(acquisition, log)

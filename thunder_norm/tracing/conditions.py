@@ -11,6 +11,7 @@ import torch
 
 from thunder_norm.tracing.surroundings import Surroundings
 from thunder_norm.tracing.ways import Path, Ways
+from thunder_norm.tracing.written_code import code_of
 
 
 class GuardError(Exception):
@@ -97,7 +98,7 @@ def compiled(
     if not lines:
         return None
     source = "def check(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
-    exec(compile(source, "<guards of thunder_norm>", "exec"), constants)  # noqa: S102 - of names and literals alone
+    exec(code_of(source, "guards"), constants)  # noqa: S102 - of names and literals alone
     return constants["check"]
 
 

@@ -264,6 +264,8 @@ def look_into(args: tuple[Any, ...]) -> None:
 
 def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     """Note what a call that is interpreted looks at: whether attributes and keys are there, and what functions in C are given."""
+    if fn is getattr and len(args) == 2:
+        return  # more than half of all calls: what is read is noted where it is wrapped
     if (fn is hasattr or (fn is getattr and len(args) == 3)) and type(args[1].value) is str:
         obj = args[0].value
         is_special = thunders.DUNDER_PATTERN.match(args[1].value)  # the interpreter itself asks for those

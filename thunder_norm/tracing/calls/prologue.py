@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing.tensor_checks import check_like
+from thunder_norm.tracing.written_code import code_of
 from thunder.core.module import ThunderModule
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy
@@ -299,7 +300,7 @@ def shortened(
     shapes, checks = iter(writer.shapes), {}
     for n, count in enumerate(writer.groups):
         names[f"_tensors{n}"] = checks[f"_tensors{n}"] = _TensorCheck(list(itertools.islice(shapes, count)))
-    exec(compile(writer.source(), "<prologue of thunder_norm>", "exec"), names)  # noqa: S102 - written here, of names and literals
+    exec(code_of(writer.source(), "prologue"), names)  # noqa: S102 - written here, of names and literals
     inputs = names.pop("inputs")
     if _accepted(inputs, args, kwargs) is None:
         return None

@@ -75,9 +75,12 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if asked is not None:
         guards.note_call(fn, args)
         autocast.note_call()
-        about_python = attributes.lookaside(fn, args) or standard_library.lookaside(fn)
+        about_python = attributes.lookaside(fn, args)
+        if fn is getattr:  # more than half of all calls, of which the others below have nothing to say
+            return about_python or asked.lookaside(fn, args, kwargs)
         about_python = (
             about_python
+            or standard_library.lookaside(fn)
             or callbacks.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
             or torch_arguments.lookaside(fn, args, kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing.native.flattening import flatten, flatten_with_dataclass
+from thunder_norm.tracing.native.flattening import flatten, flatten_with_dataclass, leaves_of
 from thunder_norm.tracing.replacement import Replacement
 import thunder
 from thunder.core import devices, dtypes, prims, trace_interpreter
@@ -22,9 +22,9 @@ from thunder.executors import passes, torch_compile
 from thunder.transforms import autodiff
 
 _original_swap = BoundSymbol.from_bsym_swap_proxies
-_FIELDS = tuple(f.name for f in dataclasses.fields(BoundSymbol) if f.name not in ("tags", "_line_no"))
+_FIELDS = frozenset(f.name for f in dataclasses.fields(BoundSymbol) if f.name not in ("tags", "_line_no"))
 _PROPERTIES = {name: v for name, v in vars(BoundSymbol).items() if isinstance(v, functools.cached_property)}
-_CACHED = frozenset(_PROPERTIES) - {"rhs"}
+_FIELDS_AND_FOUND = _FIELDS | frozenset(_PROPERTIES) - {"rhs"}
 # What arguments and results are found out from does not change with these.
 _BESIDE = frozenset({"header", "source_filename", "source_positions", "_call_ctx", "_import_ctx", "_object_ctx", "_executor"})
 _MAKES_NOTHING = frozenset({prims.PrimIDs.COMMENT, prims.PrimIDs.PRINT, prims.PrimIDs.RETURN})
@@ -33,11 +33,11 @@ _MAKES_NOTHING = frozenset({prims.PrimIDs.COMMENT, prims.PrimIDs.PRINT, prims.Pr
 def from_bsym(self: BoundSymbol, **changes: Any) -> BoundSymbol:
     """A copy with these changes; what was found out of arguments and results is kept where they are."""
     new, state = object.__new__(BoundSymbol), self.__dict__
+    kept = _FIELDS_AND_FOUND if _BESIDE.issuperset(changes) else _FIELDS
     to = new.__dict__
-    for name in _FIELDS:
-        to[name] = state[name]
-    if _BESIDE.issuperset(changes):
-        to.update({name: found for name, found in state.items() if name in _CACHED})
+    for name, value in state.items():
+        if name in kept:
+            to[name] = value
     to.update(changes)
     to["args"] = tuple(to["args"])
     if "tags" not in changes:
@@ -59,6 +59,32 @@ class _Found:
             return self
         found = bsym.__dict__[self.name] = self.find(bsym)
         return found
+
+
+def _flat_args(bsym: BoundSymbol) -> list[Any]:
+    kwargs = bsym.kwargs
+    given = (*bsym.args, *[kwargs[name] for name in sorted(kwargs)]) if kwargs else bsym.args  # a tree has names in order
+    found = leaves_of(given)
+    return bsym.flat_args_and_spec[0] if found is None else found
+
+
+def _flat_outs(bsym: BoundSymbol) -> list[Any]:
+    found = leaves_of((bsym.output,))
+    return bsym.flat_outs_and_spec[0] if found is None else found
+
+
+def _proxies(values: list[Any]) -> tuple[Proxy, ...]:
+    return tuple([x for x in values if isinstance(x, Proxy)])
+
+
+_FIND: dict[str, Callable[[BoundSymbol], Any]] = {name: v.func for name, v in _PROPERTIES.items()} | {
+    "flat_args": _flat_args,
+    "flat_outs": _flat_outs,
+    "flat_proxy_args": lambda bsym: _proxies(bsym.flat_args),
+    "flat_proxy_outs": lambda bsym: _proxies(bsym.flat_outs),
+    "flat_variableified_proxy_args": lambda bsym: tuple(map(Variable, bsym.flat_proxy_args)),
+    "flat_variableified_proxy_outs": lambda bsym: tuple(map(Variable, bsym.flat_proxy_outs)),
+}
 
 
 def _is_touched(bsym: BoundSymbol, swapped: KeysView[Variable]) -> bool:
@@ -241,7 +267,10 @@ def _tree_map(f: Any, tree: Any, *rests: Any) -> Any:
 REPLACEMENTS = (
     Replacement(BoundSymbol, "from_bsym", from_bsym, "BoundSymbol.from_bsym, of which everything is found out again"),
     Replacement(BoundSymbol, "from_bsym_swap_proxies", _from_bsym_swap_proxies, "the same, of what the map has nothing of too"),
-    *(Replacement(BoundSymbol, name, _Found(name, v.func), "the same, under a lock") for name, v in _PROPERTIES.items()),
+    *(
+        Replacement(BoundSymbol, name, _Found(name, find), "the same, under a lock, and by a tree")
+        for name, find in _FIND.items()
+    ),
     Replacement(trace_interpreter, "safe_map_flat", _safe_map_flat, "safe_map_flat of lists of tensors"),
     *(
         Replacement(module, "dce", dce, "dce, which goes through maps of proxies")
