@@ -43,7 +43,7 @@ from thunder_norm.errors import (
     with_details,
 )
 from thunder_norm.op_names import METADATA, op_key, op_name
-from thunder_norm.trees import flat_tensors, map_tensors
+from thunder_norm.trees import flat_tensors, map_tensors, of_plain_classes
 
 
 def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -200,7 +200,7 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         found = op.find(*at_data((args, kwargs)))
         if found is None:
-            args, kwargs = map_tensors(_read, (args, kwargs))
+            args, kwargs = map_tensors(_read, of_plain_classes((args, kwargs)))
             found = op.find(*at_data((args, kwargs)))
         if found is None:
             raise missing_rule(func, args, kwargs)

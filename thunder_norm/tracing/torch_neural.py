@@ -180,6 +180,18 @@ def _instance_norm(
     return result
 
 
+# -- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def max_pool3d(input: Any, kernel_size: Any, stride: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Thunder's hands a stride of None on to an operator that does not take it, in programs that are differentiated."""
+    return ltorch.max_pool3d(input, kernel_size, kernel_size if stride is None else stride, *args, **kwargs)
+
+
+for _function in (F.max_pool3d, torch.max_pool3d):
+    _instead_of(_function)(max_pool3d)
+
+
 # -- attention --------------------------------------------------------------------------------------------------------
 
 _attention = F.multi_head_attention_forward
