@@ -31,7 +31,9 @@ def of_timm(module: str) -> Made:
             return sum(p.numel() for p in timm.create_model(model).parameters())
 
     smallest = min(timm.list_models(module=module)[:6], key=size)
-    return _on_first_image(lambda: timm.create_model(smallest, num_classes=10), ((3, 64, 64), (3, 224, 224), (3, 256, 256), (3, 384, 384)))
+    return _on_first_image(
+        lambda: timm.create_model(smallest, num_classes=10), ((3, 64, 64), (3, 224, 224), (3, 256, 256), (3, 384, 384))
+    )
 
 
 def _on_first_image(make: Callable[[], nn.Module], shapes: tuple[tuple[int, ...], ...]) -> Made:

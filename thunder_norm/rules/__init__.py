@@ -70,6 +70,7 @@ from thunder_norm.rules import (
     distances,
     margin_losses,
     likelihoods,
+    binary_entropies,
     factories,
     derivatives,
     recurrent,
@@ -87,6 +88,7 @@ from thunder_norm.rules import (
 __all__ = [
     "attention",
     "binary",
+    "binary_entropies",
     "casts",
     "combining",
     "complex_exponentials",

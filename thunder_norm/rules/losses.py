@@ -151,6 +151,36 @@ def binary_cross_entropy_with_logits(
     return scalar_loss(softplus_of(n), factor, input=product(torch.sigmoid(n), c))
 
 
+@loss(F.binary_cross_entropy_with_logits, lift_dims=_LIFT, when=lambda args: isinstance(args["target"], NormedTensor))
+def binary_cross_entropy_of_normed_labels(
+    input: RMSTensor,
+    target: RMSTensor,
+    weight: torch.Tensor | None = None,
+    pos_weight: torch.Tensor | None = None,
+    reduction: str = "mean",
+) -> LinfTensor:
+    """log(1 + e^x) - y x + (p - 1) y log(1 + e^-x), for labels y of norm m, any numbers; p is `pos_weight` or 1, q = max |p - 1|.
+
+    Value:       log(1 + e^n) + n m, averaged from any RMS of each, not reduced from the largest entries
+                 (attained: all entries n, all labels -m); with p besides q m (n + log 2)
+    Sensitivity: s(n) + m (1 + q) to x; n + q (n + log 2) to y     (attained likewise for p = 1)
+    Gap:         weights count at their largest for all entries, and log(1 + e^-x) as |x| + log 2
+    Summed: times the number of entries.  Weights multiply by the largest.
+    Source:      softplus(sqrt u) and s(sqrt u)^2 are concave; the mean of |x y| is at most the product of their RMS
+    """
+    (x, cx), (y, cy) = entries_or_mean(input, reduction), entries_or_mean(target, reduction)
+    n, m = x.norm_size, y.norm_size
+    value, to_x, to_y = softplus_of(n) + n * m, torch.sigmoid(n) + m, n
+    if pos_weight is not None:
+        q = lift(run_real(torch.sub, (pos_weight, 1.0), {}), LinfTensor).norm_size
+        reach = n + math.log(2)
+        value, to_x, to_y = value + q * m * reach, to_x + q * m, to_y + q * reach
+    factor: Constant = count(reduction, input.numel())
+    if weight is not None:
+        factor = lift(weight, LinfTensor).norm_size * factor
+    return scalar_loss(value, factor, input=product(to_x, cx), target=product(to_y, cy))
+
+
 # -- regression ---------------------------------------------------------------------------------------------------------------
 
 
