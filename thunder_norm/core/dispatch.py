@@ -143,7 +143,10 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
     if op is None or not op.rules:
         body = python_body(func)  # what it calls may have rules
         if body is None:
-            raise missing_rule(func, args, kwargs)
+            try:
+                raise missing_rule(func, args, kwargs)
+            except MissingNormRuleError:
+                return _by_data(func, args, kwargs)
         args, kwargs = map_tensors(
             lambda t: lift(t, RMSTensor) if has_norm(t) and not isinstance(t, NormedTensor) else t, (args, kwargs)
         )
