@@ -93,6 +93,26 @@ def test_probabilities_of_which_nothing_is_known_are_refused():
             BCE(LinfTensor(1.0, backing=bits), y)
 
 
+def test_labels_that_torch_takes_are_within_the_bound():
+    """Where labels have norms no search goes: outside [0, 1] torch refuses them."""
+    generator = torch.Generator().manual_seed(seeded(0))
+
+    def loss(a, y):
+        return BCE(torch.tanh(a) * 0.4 + 0.5, y)
+
+    closest = 0.0
+    for _ in range(200):
+        a = torch.randn(6, generator=generator, dtype=D).sign() * torch.rand(6, generator=generator, dtype=D).sqrt()
+        y = torch.rand(6, generator=generator, dtype=D).round()
+        for moved in range(2):
+            given = [LinfTensor(1.0, backing=t, perturbation_size=float(i == moved)) for i, t in enumerate((a, y))]
+            found = loss(*given)
+            slope = torch.func.grad(loss, argnums=moved)(a, y).abs().sum()  # to the largest entry of a move
+            assert loss(a, y) <= found.norm_size and slope <= found.perturbation_size
+            closest = max(closest, (loss(a, y) / found.norm_size).item(), (slope / found.perturbation_size).item())
+    assert closest > 0.3
+
+
 class Classifier(nn.Module):
     """As tutorials have it: probabilities, and the loss of them in the model."""
 

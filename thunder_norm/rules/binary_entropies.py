@@ -74,6 +74,7 @@ def of_logistic_and_labels(
     """-y log s(x) - (1 - y) log s(-x): the rule of `binary_cross_entropy_with_logits`, of labels that have norms.
 
     Source:      that of `of_logistic`
+    Untried:     torch refuses labels outside [0, 1], which a search tries
     """
     return _of_logistic(input, target, weight, reduction, binary_cross_entropy_of_normed_labels)
 
@@ -128,6 +129,7 @@ def of_kept_away_and_labels(
     Sensitivity: max(1 / a, 1 / (1 - b)) and m times the largest 1 / (p (1 - p)) at an end to p; L to the labels
     Gap:         that of `of_kept_away`
     Summed: times the number of entries.  Weights multiply by the largest.
+    Untried:     torch refuses labels outside [0, 1], which a search tries
     """
     return _entropy(input, target, weight, reduction, ends(input))
 
