@@ -27,7 +27,8 @@ _LIFT = {"input": measured, "target": measured}
 # -- classification -----------------------------------------------------------------------------------------------------------
 
 
-def _class_dim(ndim: int) -> int:
+def class_dim(ndim: int) -> int:
+    """Where the classes are."""
     return -1 if ndim == 1 else 1 - ndim
 
 
@@ -45,6 +46,19 @@ def _unmasked(input: RMSTensor, target: torch.Tensor, along: int) -> RMSTensor:
     before = at_data(found.x.tensor())
     before.norm_size = torch.where(is_hit, input.norm_size, before.norm_size + bounded(0.0, input.norm_size))
     return before
+
+
+def furthest_from_a_class(input: RMSTensor, along: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The largest -log softmax(x)[y] there can be of logits, how far it moves with them, and how much their norm was converted by."""
+    classes = input.shape[along]
+    x, c = as_kind(input, RMSTensor, tuple(d for d in input.elem_dims if d == along))
+    # how far x_j - x_y can be, per |x|
+    reach = math.sqrt(2) * spread(math.sqrt(classes)) if along in x.elem_dims else 2.0
+    odds = x.norm_size * reach + math.log(max(classes - 1, 1))
+    value, slope = softplus_of(odds), torch.sigmoid(odds) * reach
+    if classes < 2:
+        value, slope = value - value, torch.zeros_like(slope)
+    return value, slope, c
 
 
 @loss(F.cross_entropy, torch.ops.aten.cross_entropy_loss.default)
@@ -68,18 +82,12 @@ def cross_entropy(
     divided out); target probabilities by their largest sum.
     Source:       |p - e_y|_1 = 2 (1 - p_y), |p - e_y|_2 <= sqrt 2 (1 - p_y)
     """
-    along = _class_dim(input.ndim)
+    along = class_dim(input.ndim)
     classes = input.shape[along]
     is_indices = not target.is_floating_point()
     if is_indices and label_smoothing == 0:
         input = _unmasked(input, target, along)
-    x, c = as_kind(input, RMSTensor, tuple(d for d in input.elem_dims if d == along))
-    # how far x_j - x_y can be, per |x|
-    reach = math.sqrt(2) * spread(math.sqrt(classes)) if along in x.elem_dims else 2.0
-    odds = x.norm_size * reach + math.log(max(classes - 1, 1))
-    value, slope = softplus_of(odds), torch.sigmoid(odds) * reach
-    if classes < 2:
-        value, slope = value - value, torch.zeros_like(slope)
+    value, slope, c = furthest_from_a_class(input, along)
     factor: Constant = count(reduction, input.numel() // max(classes, 1))
     if weight is not None and not (reduction == "mean" and is_indices and label_smoothing == 0):
         if reduction == "mean" and is_indices:
