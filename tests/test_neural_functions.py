@@ -1,4 +1,4 @@
-"""``max_pool3d`` whose stride is its kernel, as in eager PyTorch, with gradients, of plain and of normed tensors."""
+"""Neural functions that Thunder lacks, or has fail, as in eager PyTorch, with gradients, of plain and of normed tensors."""
 
 from __future__ import annotations
 
@@ -35,3 +35,35 @@ def test_pooling_without_a_stride(name, transform):
     if transform is NormTransform:
         normed = jf(RMSTensor.of(x))
         assert torch.equal(normed.backing, wanted) and actual_norm(normed) <= normed.norm_size * (1 + 1e-6)
+
+
+IN_PLACE = {
+    "elu_": (F.elu_, (0.7,)),
+    "leaky_relu_": (F.leaky_relu_, (0.2,)),
+    "celu_": (F.celu_, (0.5,)),
+    "selu_": (F.selu_, ()),
+    "threshold_": (F.threshold_, (0.1, -0.2)),
+    "hardtanh_": (F.hardtanh_, (-0.5, 0.7)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_activations_in_place(name, transform):
+    torch.manual_seed(seeded(0))
+    function, options = IN_PLACE[name]
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def f(x):
+        y = x * 2
+        function(y, *options)
+        return y.sin() + function(x + 1, *options)
+
+    jf, wanted = thunder.jit(f, transforms=[transform()]), f(x)
+    found = jf(x)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, wanted)))
+    changed, expected = x.detach().clone(), x.detach().clone()
+    thunder.jit(lambda x: function(x, *options), transforms=[transform()])(changed)
+    function(expected, *options)
+    torch.testing.assert_close(changed, expected)

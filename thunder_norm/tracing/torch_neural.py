@@ -334,3 +334,19 @@ def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: 
     if inplace or not dtypes.is_exact_dtype(input.dtype):
         return ltorch.hardtanh(input, min_val, max_val, inplace)
     return ltorch.clamp(input, int(min_val), int(max_val))
+
+
+def _in_place(own: Callable) -> Callable:
+    """``F.elu_(x, alpha)``: Thunder has no such functions."""
+    return lambda *args, **kwargs: own(*args, **kwargs, inplace=True)
+
+
+for _function, _own in (
+    (F.elu_, _written(F.elu)),
+    (F.leaky_relu_, _written(F.leaky_relu)),
+    (F.celu_, _written(F.celu)),
+    (F.selu_, _written(F.selu)),
+    (F.threshold_, _written(F.threshold)),
+    (F.hardtanh_, _hardtanh),
+):
+    _instead_of(_function)(_in_place(_own))
