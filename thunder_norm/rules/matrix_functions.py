@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, refuse, times
@@ -29,8 +31,17 @@ def matrix_exp(input: RMSToRMSTensor) -> RMSToRMSTensor:
     return RMSToRMSTensor(size, elem_dims=input.elem_dims, sensitivity={"input": size})
 
 
-@normed_op(torch.matrix_power).register_norm(when=lambda args: args["n"] >= 0)
-@normed_op(torch.linalg.matrix_power).register_norm(when=lambda args: args["n"] >= 0)
+def _is_global(args: dict[str, Any]) -> bool:
+    """At the data the derivative is known."""
+    return not is_local(args["A"])
+
+
+def _is_positive_power(args: dict[str, Any]) -> bool:
+    return args["n"] >= 0 and _is_global(args)
+
+
+@normed_op(torch.matrix_power).register_norm(when=_is_positive_power)
+@normed_op(torch.linalg.matrix_power).register_norm(when=_is_positive_power)
 def matrix_power(A: RMSToRMSTensor, n: int) -> RMSToRMSTensor:  # noqa: N803
     """A^n of a square matrix, n not negative.
 
@@ -52,7 +63,7 @@ refuse(
 )
 
 
-@normed_op(torch.linalg.svdvals).register_norm
+@normed_op(torch.linalg.svdvals).register_norm(when=_is_global)
 def svdvals(A: RMSToRMSTensor) -> LinfTensor:  # noqa: N803
     """The singular values of [.., M, N].
 
@@ -68,7 +79,7 @@ def svdvals(A: RMSToRMSTensor) -> LinfTensor:  # noqa: N803
     return LinfTensor(times(A.norm_size, c), elem_dims=(), sensitivity={"A": c})
 
 
-@normed_op(torch.linalg.eigvalsh).register_norm
+@normed_op(torch.linalg.eigvalsh).register_norm(when=_is_global)
 def eigvalsh(A: RMSTensor, UPLO: str = "L") -> RMSTensor:  # noqa: N803
     """The eigenvalues of the symmetric [.., N, N] whose triangle below (above, for U) is that of A.
 
