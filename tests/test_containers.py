@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -150,7 +151,25 @@ def missing_deletions(x, y):
         return x + 2 * y
 
 
+class State(NamedTuple):
+    h: torch.Tensor
+    z: torch.Tensor
+
+
+class Features(list):
+    """A list by another name."""
+
+
+def derived_sequences(x, y):
+    """The state of a recurrence, as a whole."""
+    state = State(x, y)
+    for _ in range(2):
+        state = State(torch.cat(state, -1)[:, 1:4], torch.stack(Features(state)).mean(0))
+    return torch.cat([torch.cat(state), torch.einsum("ij,ij->i", State(x, y))[:, None].expand(2, 3)])
+
+
 PROGRAMS = [
+    derived_sequences,
     own_deletions,
     attributes_of_dicts,
     first_fields,
@@ -178,7 +197,11 @@ def test_containers_as_in_eager_mode(program):
     )
 
 
-@pytest.mark.parametrize("program", [replaced_afterwards, appended_afterwards, generator_for_arguments], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [replaced_afterwards, appended_afterwards, generator_for_arguments, derived_sequences],
+    ids=lambda f: f.__name__,
+)
 def test_containers_in_normed_mode(program):
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     y_normed = thunder.jit(program, transforms=[NormTransform()])(RMSTensor.of(x), RMSTensor.of(y))

@@ -251,3 +251,29 @@ def test_densities_are_within_their_bounds_and_have_modular_norms(name):
     assert actual_norm(y) <= y.norm_size * (1 + 1e-6) < math.inf
     norm = ModularNorm(model, x, mode="bound")
     assert all(0 < s < math.inf for s in norm.sensitivities.values()), norm.sensitivities
+
+
+class AdaptsItself(nn.Module):
+    """Gradient steps in the program, on a copy of its parameters, as meta-learning takes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, x, y):
+        def loss(parameters):
+            return torch.nn.functional.mse_loss(torch.func.functional_call(self.inner, parameters, (x,)), y)
+
+        parameters = dict(self.inner.named_parameters())
+        for _ in range(2):
+            gradients = torch.func.grad(loss)(parameters)
+            parameters = {name: p - 0.1 * gradients[name] for name, p in parameters.items()}
+        return loss(parameters)
+
+
+def test_a_report_of_gradient_steps_in_the_program_is_refused():
+    torch.manual_seed(seeded(1))
+    model, x, y = AdaptsItself(), random(5, 3), random(5, 1)
+    torch.testing.assert_close(jit(model)(x, y), model(x, y))
+    with pytest.raises(NormMismatchError, match="part of a derivative"):
+        norm_report(jit(model), x, y)

@@ -48,6 +48,13 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return tree_map(lambda v: function(v) if isinstance(v, torch.Tensor) else v, tree)
 
 
+def of_plain_classes(tree: Any) -> Any:
+    """The same tree with lists and tuples for what derives from them, which torch's operations take and its pytrees may not know."""
+    if isinstance(tree, list | tuple):
+        return (list if isinstance(tree, list) else tuple)(map(of_plain_classes, tree))
+    return {k: of_plain_classes(v) for k, v in tree.items()} if type(tree) is dict else tree
+
+
 def leaves_of_results(tree: Any) -> list[Any]:
     """The leaves of what a program returns: of dataclasses too, which torch's pytrees know only once they are registered."""
     found: list[Any] = []

@@ -13,11 +13,13 @@ Made = Callable[[], tuple[nn.Module, dict[str, Any]]]
 
 
 def of_torchvision(name: str) -> Made:
-    """A model by its name."""
+    """A model by its name, also of parts of it without trained weights, which would be fetched."""
     import torchvision
 
-    make = lambda: torchvision.models.get_model(name, weights=None)  # noqa: E731
-    return _on_first_image(make, ((3, 64, 64), (3, 224, 224), (3, 8, 112, 112)))
+    parameters = inspect.signature(torchvision.models.get_model_builder(name)).parameters
+    weights = dict.fromkeys(n for n in ("weights", "weights_backbone") if n in parameters)
+    make = lambda: torchvision.models.get_model(name, **weights)  # noqa: E731
+    return _on_first_image(make, ((3, 64, 64), (3, 128, 128), (3, 224, 224), (3, 8, 112, 112), (3, 16, 224, 224)))
 
 
 def of_timm(module: str) -> Made:
@@ -29,18 +31,27 @@ def of_timm(module: str) -> Made:
             return sum(p.numel() for p in timm.create_model(model).parameters())
 
     smallest = min(timm.list_models(module=module)[:6], key=size)
-    return _on_first_image(lambda: timm.create_model(smallest, num_classes=10), ((3, 64, 64), (3, 224, 224), (3, 256, 256)))
+    return _on_first_image(
+        lambda: timm.create_model(smallest, num_classes=10), ((3, 64, 64), (3, 224, 224), (3, 256, 256), (3, 384, 384))
+    )
 
 
 def _on_first_image(make: Callable[[], nn.Module], shapes: tuple[tuple[int, ...], ...]) -> Made:
-    """With an image of the first of these shapes that the model runs on in eager PyTorch."""
+    """With an image of the first of these shapes that the model runs on in eager PyTorch: one, a list of one, or one for each argument."""
     module = make().eval()
-    name = next(iter(inspect.signature(module.forward).parameters))
+    names = list(inspect.signature(module.forward).parameters)
+    pair = [n for n in names if n in ("image1", "image2")]
+
+    def given(shape: tuple[int, ...]) -> dict[str, Any]:
+        if names[0] == "images":
+            return {"images": [torch.randn(shape)]}
+        return {n: torch.randn(1, *shape) for n in pair or names[:1]}
+
     for shape in shapes:
         try:
             with torch.no_grad():
-                module(torch.zeros(1, *shape))
+                module(**given(shape))
         except Exception:  # noqa: BLE001 - of a fixed size, or too small an image
             continue
-        return lambda: (make(), {name: torch.randn(1, *shape)})
+        return lambda: (make(), given(shape))
     raise ValueError(f"{type(module).__name__} runs on none of {shapes}")

@@ -44,7 +44,7 @@ from thunder_norm.errors import (
     with_details,
 )
 from thunder_norm.op_names import METADATA, METADATA_ACCESSES, op_key, op_name
-from thunder_norm.trees import flat_tensors, map_tensors
+from thunder_norm.trees import flat_tensors, map_tensors, of_plain_classes
 
 
 def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -147,7 +147,10 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
     if op is None or not op.rules:
         body = python_body(func)  # what it calls may have rules
         if body is None:
-            raise missing_rule(func, args, kwargs)
+            try:
+                raise missing_rule(func, args, kwargs)
+            except MissingNormRuleError:
+                return _by_data(func, args, kwargs)
         args, kwargs = map_tensors(
             lambda t: lift(t, RMSTensor) if has_norm(t) and not isinstance(t, NormedTensor) else t, (args, kwargs)
         )
@@ -204,7 +207,7 @@ def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         found = op.find(*at_data((args, kwargs)))
         if found is None:
-            args, kwargs = map_tensors(_read, (args, kwargs))
+            args, kwargs = map_tensors(_read, of_plain_classes((args, kwargs)))
             found = op.find(*at_data((args, kwargs)))
         if found is None:
             raise missing_rule(func, args, kwargs)

@@ -136,7 +136,7 @@ class NormRule:
         def prepare(name: str, value: Any) -> Any:
             slot = self.slots[name]
             if isinstance(value, list | tuple) and slot.is_list:
-                return type(value)(prepare(name, v) for v in value)
+                return (list if isinstance(value, list) else tuple)(prepare(name, v) for v in value)  # of a named tuple too
             if isinstance(value, NormedTensor):
                 if isinstance(value, slot.kinds):
                     return value

@@ -22,7 +22,7 @@ from thunder_norm.functions.interpreted import active_level, wrapped
 from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.torch_calls import Forward, Trial, position_of, try_out
-from thunder_norm.subclass import operations, plain
+from thunder_norm.subclass import operations, plain, sequences
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of_user
@@ -65,8 +65,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
         return _run_by_torch(operation)
     if found is None:
         is_called_on_tensors = not isinstance(fn, types.FunctionType) and any(_has_proxy(a.value) for a in args)
-        return _run_by_torch(operation) if is_called_on_tensors else None
-    return _first(found, operation)
+        return sequences.given_plainly(_run_by_torch(operation), fn, args, {}) if is_called_on_tensors else None
+    return sequences.given_plainly(_first(found, operation), fn, args, {})
 
 
 def _computed_anew(found: Any, args: Sequence[WrappedValue]) -> Any:

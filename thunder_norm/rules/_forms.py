@@ -22,7 +22,7 @@ Powers = tuple[int, int, int]  # of an entry, of its group's mean, of its group'
 Axes = tuple[int | None, ...]  # for each dimension of a tensor, which of x's it is (negative); None for a new one of size 1
 
 _DEGREE = 3
-_ENTRY: Powers = (1, 0, 0)
+ENTRY: Powers = (1, 0, 0)
 _MEAN: Powers = (0, 1, 0)
 _MEAN_SQUARED: Powers = (0, 2, 0)
 _MEAN_SQUARE: Powers = (0, 0, 1)
@@ -101,7 +101,7 @@ Group = Form | Root | Inverse
 
 def own_form(x: RMSTensor) -> Form:
     """x as a form of itself."""
-    return Form(Source.of(x), {_ENTRY: 1.0}, None, ed.every(x.ndim))
+    return Form(Source.of(x), {ENTRY: 1.0}, None, ed.every(x.ndim))
 
 
 def multiple(f: Form, c: float) -> Form | None:
@@ -259,7 +259,7 @@ def quotient(numerator: Form, inverse: Inverse) -> Normalized | None:
     c = numerator.of_entry(1)
     if c == 0 or numerator.is_of_groups:
         return None
-    others = {p: v for p, v in numerator.terms.items() if p != _ENTRY and v != 0}
+    others = {p: v for p, v in numerator.terms.items() if p != ENTRY and v != 0}
     is_centred = others.keys() == {_MEAN} and math.isclose(others[_MEAN], -c, rel_tol=1e-9)
     if others and not is_centred or root.is_centred and not is_centred:
         return None

@@ -43,10 +43,12 @@ def measured(t: torch.Tensor, arguments: dict[str, Any]) -> ed.Dims:
     return () if reduction == "none" else tuple(range(-t.ndim, 0))
 
 
-def loss(*ops: Callable, lift_dims: Mapping[str, LiftDims] | None = None) -> Callable:
+def loss(
+    *ops: Callable, lift_dims: Mapping[str, LiftDims] | None = None, when: Callable[[dict[str, Any]], bool] | None = None
+) -> Callable:
     """Register a rule of `ops` that takes `reduction` by name; its arguments are in the order of the aten operation.
 
-    The rule then also answers aten's numbers and the flags `size_average` and `reduce`.
+    The rule then also answers aten's numbers and the flags `size_average` and `reduce`; under a condition, others say the rest.
     """
 
     def register(rule: Callable) -> Callable:
@@ -62,8 +64,9 @@ def loss(*ops: Callable, lift_dims: Mapping[str, LiftDims] | None = None) -> Cal
         flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ("size_average", "reduce")]
         vars(reduced)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *flags])
         for op in ops:
-            normed_op(op).register_norm(reduced, allow_plain_tensors=True, lift_dims=lift_dims)
-            refuse(normed_op(op), _PLAIN)
+            normed_op(op).register_norm(reduced, allow_plain_tensors=True, lift_dims=lift_dims, when=when)
+            if when is None:
+                refuse(normed_op(op), _PLAIN)
         return rule
 
     return register

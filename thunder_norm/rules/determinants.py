@@ -1,6 +1,6 @@
-"""Typical sizes of logarithms of determinants, as normalizing flows have them.
+"""Determinants, and typical sizes of their logarithms, as normalizing flows have them.
 
-In mode "bound" they have no norm: a matrix may be singular.  Typically it is a multiple of an orthogonal one.
+In mode "bound" logarithms have no norm: a matrix may be singular.  Typically it is a multiple of an orthogonal one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import torch
 
 from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import refuse, rms, times
 
 _TINY = 1e-30
@@ -30,6 +32,39 @@ def _logdet(x: NormedTensor) -> RMSTensor:
     n, count = x.norm_size.clamp(min=_TINY), x.shape[-1]
     size = (times(n.log(), float(count)).square() + count).sqrt()
     return rms(size, (), sensitivity={"input": times(n.reciprocal(), float(count))})
+
+
+@normed_op(torch.det).register_norm(when=lambda args: not is_local(args["A"]))
+@normed_op(torch.linalg.det).register_norm(when=lambda args: not is_local(args["A"]))
+def det(A: RMSToRMSTensor) -> RMSTensor:  # noqa: N803
+    """det A, of N rows and columns.
+
+    A: operator norm n
+    Value:       n^N              (attained: n I)
+    Sensitivity: N n^(N - 1)      (attained there, along I)
+    Source:      the modulus is the product of the singular values, all at most n; ``d det A = tr(adj(A) dA)``, the singular values of
+                 adj(A) are products of N - 1 of A's
+    Raises NormMismatchError where the operator is not from the last two dimensions to themselves.
+    """
+    if {*A.elem_dims} != {-2, -1}:
+        raise NormMismatchError(f"a determinant is one of matrices in the last two dimensions, got {A.elem_dims}")
+    count = A.shape[-1]
+    n = A.norm_size
+    return rms(n.pow(count), (), sensitivity={"A": count * n.pow(max(count - 1, 0))})
+
+
+@normed_op(torch.linalg.slogdet).register_norm(when=lambda args: _is_typical({"input": args["A"]}))
+def linalg_slogdet(A: RMSToRMSTensor) -> tuple:  # noqa: N803
+    """`slogdet`.
+
+    Untried:     in mode "bound" it does not apply
+    """
+    return None, _renamed(_logdet(A))
+
+
+def _renamed(result: RMSTensor) -> RMSTensor:
+    result._sensitivity = {"A": (result._sensitivity or {})["input"]}
+    return result
 
 
 @normed_op(torch.slogdet).register_norm(when=_is_typical)
@@ -55,3 +90,4 @@ _SINGULAR = (
 )
 refuse(normed_op(torch.slogdet), _SINGULAR)
 refuse(normed_op(torch.logdet), _SINGULAR)
+refuse(normed_op(torch.linalg.slogdet), _SINGULAR)

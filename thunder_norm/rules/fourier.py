@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._shared import negative, rms, scaled, spread, times
 
@@ -164,3 +166,41 @@ for _kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
 def fftshift(input: RMSTensor, dim: Any = None) -> RMSTensor:
     """The same entries, each half of them in the place of the other.  Value n, attained; sensitivity 1."""
     return rms(times(input.norm_size, 1.0), input.elem_dims, sensitivity={"input": 1})
+
+
+# -- of frames ------------------------------------------------------------------------------------------------------------
+
+
+@written_as(torch.stft, torch._VF.stft)  # pyright: ignore[reportAttributeAccessIssue]
+def stft(
+    input: torch.Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    *kernels_own: Any,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    normalized: bool = False,
+    onesided: bool | None = None,
+    return_complex: bool | None = None,
+    align_to_window: bool | None = None,
+) -> torch.Tensor:
+    """As `torch.stft`, or the kernel that it calls with what comes before and after padding: frames, times a window, transformed."""
+    if kernels_own:
+        normalized, onesided, return_complex = kernels_own[:3]
+    elif center:
+        whole = input.unsqueeze(0) if input.ndim == 1 else input
+        padded = F.pad(whole, [n_fft // 2, n_fft // 2], pad_mode)
+        input = padded.squeeze(0) if input.ndim == 1 else padded
+    hop, length = hop_length or n_fft // 4, win_length or n_fft
+    frames: Any = input.unfold(-1, n_fft, hop)
+    if window is None and length < n_fft:
+        window = torch.ones(length, dtype=input.dtype, device=input.device)
+    if window is not None:
+        left = (n_fft - length) // 2
+        frames = frames * (F.pad(window, [left, n_fft - length - left]) if length < n_fft else window)
+    norm = "ortho" if normalized else "backward"
+    is_half = not input.is_complex() if onesided is None else onesided
+    found = (torch.fft.rfft if is_half else torch.fft.fft)(frames, norm=norm).transpose(-1, -2)
+    return found if return_complex or input.is_complex() else torch.view_as_real(found)

@@ -50,7 +50,7 @@ def _divides(args: dict[str, Any]) -> bool:
     return args["rounding_mode"] is None and is_kept
 
 
-def _ends(x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor]:
+def ends(x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest entry there can be."""
     found, n = known_range(x), x.norm_size
     low = found.least_of(n)
@@ -133,7 +133,7 @@ def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
     Gap:         a norm bounds the modulus of p, and its slope in x is largest where x is least
     """
     q = exponent.norm_size
-    low, high = _ends(input)
+    low, high = ends(input)
     far = maximum([low.log().abs(), high.log().abs()])
     size = torch.exp(q * far)
     return rms(size, (), sensitivity={"input": q * size / low * refined(input, ()), "exponent": far * size})
@@ -144,7 +144,7 @@ def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
 
 def _logarithm(op: Callable, base: float) -> Callable:
     def rule(input: RMSTensor) -> RMSTensor:
-        low, high = _ends(input)
+        low, high = ends(input)
         value, slope = maximum([low.log().abs(), high.log().abs()]), 1 / low
         unit = 1 / math.log(base)
         return rms(times(value, unit), input.elem_dims, sensitivity={"input": times(slope, unit)})
@@ -182,7 +182,7 @@ def log1p(input: RMSTensor) -> RMSTensor:
     Sensitivity: 1 / (1 + c)
     Gap:         one entry is as small as c, and not all of them
     """
-    low, high = _ends(input)
+    low, high = ends(input)
     value = maximum([low.log1p().abs(), high.log1p().abs()])
     return rms(value, input.elem_dims, sensitivity={"input": 1 / (1 + low)})
 
@@ -209,7 +209,8 @@ _inverse_of_odd(torch.atanh, lambda x: 1 / (1 - x.square()), "1 / (1 - c^2)")
 _inverse_of_odd(torch.erfinv, lambda x: math.sqrt(math.pi) / 2 * torch.erfinv(x).square().exp(), "sqrt(pi) / 2 e^(erfinv(c)^2)")
 
 
-def _between_0_and_1(args: dict[str, Any]) -> bool:
+def between_0_and_1(args: dict[str, Any]) -> bool:
+    """Whether a bound for all inputs is asked for, of what stays away from 0 and 1."""
     return args.get("eps") is None and _is_kept("input", 0.0, 1.0)(args)
 
 
@@ -219,7 +220,7 @@ def _of_shares(x: RMSTensor, f: Callable, slope: Callable[[torch.Tensor], torch.
     return rms(maximum([f(e).abs() for e in ends]), x.elem_dims, sensitivity={"input": maximum([slope(e) for e in ends])})
 
 
-@normed_op(torch.logit).register_norm(when=_between_0_and_1)
+@normed_op(torch.logit).register_norm(when=between_0_and_1)
 def logit(input: RMSTensor, eps: float | None = None) -> RMSTensor:
     """log(x / (1 - x)), for x between a and b, 0 < a and b < 1.
 
@@ -230,7 +231,7 @@ def logit(input: RMSTensor, eps: float | None = None) -> RMSTensor:
     return _of_shares(input, torch.logit, lambda x: 1 / (x * (1 - x)))
 
 
-@normed_op(torch.special.ndtri).register_norm(when=_between_0_and_1)
+@normed_op(torch.special.ndtri).register_norm(when=between_0_and_1)
 def ndtri(input: RMSTensor) -> RMSTensor:
     """The quantile of a Gaussian, for x between a and b, 0 < a and b < 1.
 

@@ -1,6 +1,7 @@
-"""What stays an exponential: e^x in another shape, a positive multiple of it, a power.
+"""What stays an exponential, or a logistic function: e^x in another shape, a positive multiple of it, a power; sigmoid(x) in another shape.
 
     log_std.exp().expand_as(mean)
+    torch.sigmoid(x).squeeze(-1)
     ((value - mean) ** 2) / (2 * std**2)
     std.log()
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +26,10 @@ from thunder_norm.core.perturbations import perturbation_of
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, fact, moves_with, unconditional
+from thunder_norm.rules._forms import ENTRY, Form, own_form
 from thunder_norm.rules._shared import times
 from thunder_norm.rules.ranges import argument
+from thunder_norm.rules.written_out_activations import Gate
 from thunder_norm.rules.written_out_exponentials import Exponential
 
 
@@ -44,22 +48,43 @@ def _of(x: Source, out: NormedTensor, size: torch.Tensor, moved: torch.Tensor | 
     return Alternatives((*before, Exponential(argument, (), argument, None)))
 
 
+def _logistic(x: Any) -> tuple[Gate, Form] | None:
+    """Of what x is the logistic function, or a multiple of it plus a number."""
+    gate = None if is_local(x) else fact(x, Gate)
+    if gate is None or gate.f is not torch.sigmoid:
+        return None
+    own = [f for f in gate.arguments if {p for p, c in f.terms.items() if c != 0} == {ENTRY} and issubclass(f.x.kind, RMSTensor)]
+    return (gate, own[0]) if own else None
+
+
 def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
     """The argument's entries change their places as those of the exponential do."""
     known = normed_op(op)
 
-    def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
-        x = _exponential(args[0]) if args else None
-        if x is None:
-            return out._facts
+    def argument_of(x: Source, args: tuple, kwargs: dict[str, Any]) -> tuple[NormedTensor, torch.Tensor | None] | None:
+        """What the operation makes of x, and how far that moves."""
         tensor = x.kind._wrap(x.backing, x.norm_size, x.perturbation_size, x.elem_dims)
         found = known.find((tensor, *args[1:]), kwargs, with_conditions=False)
         if found is None:
-            return out._facts
+            return None
         own, bound = found
         prepared = own.prepare(bound)
         result = own.run(prepared)
-        return _of(x, out, result.norm_size, perturbation_of(known, own, prepared, result), result.elem_dims)
+        return result, perturbation_of(known, own, prepared, result)
+
+    def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+        x = _exponential(args[0]) if args else None
+        if x is not None and (moved := argument_of(x, args, kwargs)) is not None:
+            return _of(x, out, moved[0].norm_size, moved[1], moved[0].elem_dims)
+        found = _logistic(args[0]) if args and out._facts is None else None
+        if found is None or (moved := argument_of(found[1].x, args, kwargs)) is None:
+            return out._facts
+        gate, form = found
+        backing = run_real(op, (form.x.backing, *args[1:]), kwargs)
+        x = form.x.kind._wrap(backing, moved[0].norm_size, moved[1], moved[0].elem_dims)
+        assert isinstance(x, RMSTensor), "its kind has been looked at"
+        own = own_form(x)
+        return replace(gate, arguments=(replace(own, terms={ENTRY: form.of_entry(1)}),))
 
     return rule
 

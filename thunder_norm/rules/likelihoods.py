@@ -111,7 +111,7 @@ def gaussian_nll_loss(
 refuse(
     normed_op(F.binary_cross_entropy),
     "its logarithms are unbounded at 0 and 1, and a norm does not keep probabilities away from them; "
-    "use binary_cross_entropy_with_logits",
+    "give it a sigmoid, or use binary_cross_entropy_with_logits",
 )
 
 

@@ -15,11 +15,10 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import SoftmaxOf, Source, fact, moves_with, unconditional, with_fact
+from thunder_norm.rules._forms import ENTRY
 from thunder_norm.rules._shared import like, times
 from thunder_norm.rules.written_out_activations import Gate
 from thunder_norm.rules.written_out_exponentials import Exponential
-
-_ENTRY = (1, 0, 0)
 
 
 @normed_op(F.softmax).register_norm(when=lambda args: isinstance(args["input"], RMSTensor) and isinstance(args["dim"], int))
@@ -28,21 +27,21 @@ def softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype
     return with_fact(unconditional(F.softmax, input, dim), SoftmaxOf(Source.of(input), dim))
 
 
-def _logistic(args: Mapping[str, Any]) -> tuple[Source, float] | None:
+def logistic(args: Mapping[str, Any]) -> tuple[Source, float] | None:
     """x and c, where an argument is the logistic function of c x."""
     gate = fact(args["input"], Gate)
     if gate is None or gate.f is not torch.sigmoid or (gate.scale, gate.shift) not in ((1.0, 0.0), (-1.0, 1.0)):
         return None
     for form in gate.arguments:
-        if {p for p, c in form.terms.items() if c != 0} == {_ENTRY}:
-            return form.x, form.terms[_ENTRY] * gate.scale
+        if {p for p, c in form.terms.items() if c != 0} == {ENTRY}:
+            return form.x, form.terms[ENTRY] * gate.scale
     return None
 
 
-@normed_op(torch.log).register_norm(when=lambda args: _logistic(args) is not None)
+@normed_op(torch.log).register_norm(when=lambda args: logistic(args) is not None)
 def log_of_logistic(input: RMSTensor) -> NormedTensor:
     """log sigmoid(c x): the rule of `logsigmoid`, of c x."""
-    found = _logistic({"input": input})
+    found = logistic({"input": input})
     assert found is not None, "the rule's condition has been checked"
     x, c = found
     result = unconditional(F.logsigmoid, x.tensor(c))

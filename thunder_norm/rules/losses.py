@@ -27,7 +27,8 @@ _LIFT = {"input": measured, "target": measured}
 # -- classification -----------------------------------------------------------------------------------------------------------
 
 
-def _class_dim(ndim: int) -> int:
+def class_dim(ndim: int) -> int:
+    """Where the classes are."""
     return -1 if ndim == 1 else 1 - ndim
 
 
@@ -45,6 +46,19 @@ def _unmasked(input: RMSTensor, target: torch.Tensor, along: int) -> RMSTensor:
     before = at_data(found.x.tensor())
     before.norm_size = torch.where(is_hit, input.norm_size, before.norm_size + bounded(0.0, input.norm_size))
     return before
+
+
+def furthest_from_a_class(input: RMSTensor, along: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The largest -log softmax(x)[y] there can be of logits, how far it moves with them, and how much their norm was converted by."""
+    classes = input.shape[along]
+    x, c = as_kind(input, RMSTensor, tuple(d for d in input.elem_dims if d == along))
+    # how far x_j - x_y can be, per |x|
+    reach = math.sqrt(2) * spread(math.sqrt(classes)) if along in x.elem_dims else 2.0
+    odds = x.norm_size * reach + math.log(max(classes - 1, 1))
+    value, slope = softplus_of(odds), torch.sigmoid(odds) * reach
+    if classes < 2:
+        value, slope = value - value, torch.zeros_like(slope)
+    return value, slope, c
 
 
 @loss(F.cross_entropy, torch.ops.aten.cross_entropy_loss.default)
@@ -68,18 +82,12 @@ def cross_entropy(
     divided out); target probabilities by their largest sum.
     Source:       |p - e_y|_1 = 2 (1 - p_y), |p - e_y|_2 <= sqrt 2 (1 - p_y)
     """
-    along = _class_dim(input.ndim)
+    along = class_dim(input.ndim)
     classes = input.shape[along]
     is_indices = not target.is_floating_point()
     if is_indices and label_smoothing == 0:
         input = _unmasked(input, target, along)
-    x, c = as_kind(input, RMSTensor, tuple(d for d in input.elem_dims if d == along))
-    # how far x_j - x_y can be, per |x|
-    reach = math.sqrt(2) * spread(math.sqrt(classes)) if along in x.elem_dims else 2.0
-    odds = x.norm_size * reach + math.log(max(classes - 1, 1))
-    value, slope = softplus_of(odds), torch.sigmoid(odds) * reach
-    if classes < 2:
-        value, slope = value - value, torch.zeros_like(slope)
+    value, slope, c = furthest_from_a_class(input, along)
     factor: Constant = count(reduction, input.numel() // max(classes, 1))
     if weight is not None and not (reduction == "mean" and is_indices and label_smoothing == 0):
         if reduction == "mean" and is_indices:
@@ -149,6 +157,36 @@ def binary_cross_entropy_with_logits(
         factor = lift(pos_weight, LinfTensor).norm_size.clamp(min=1.0) * factor
     n = x.norm_size
     return scalar_loss(softplus_of(n), factor, input=product(torch.sigmoid(n), c))
+
+
+@loss(F.binary_cross_entropy_with_logits, lift_dims=_LIFT, when=lambda args: isinstance(args["target"], NormedTensor))
+def binary_cross_entropy_of_normed_labels(
+    input: RMSTensor,
+    target: RMSTensor,
+    weight: torch.Tensor | None = None,
+    pos_weight: torch.Tensor | None = None,
+    reduction: str = "mean",
+) -> LinfTensor:
+    """log(1 + e^x) - y x + (p - 1) y log(1 + e^-x), for labels y of norm m, any numbers; p is `pos_weight` or 1, q = max |p - 1|.
+
+    Value:       log(1 + e^n) + n m, averaged from any RMS of each, not reduced from the largest entries
+                 (attained: all entries n, all labels -m); with p besides q m (n + log 2)
+    Sensitivity: s(n) + m (1 + q) to x; n + q (n + log 2) to y     (attained likewise for p = 1)
+    Gap:         weights count at their largest for all entries, and log(1 + e^-x) as |x| + log 2
+    Summed: times the number of entries.  Weights multiply by the largest.
+    Source:      softplus(sqrt u) and s(sqrt u)^2 are concave; the mean of |x y| is at most the product of their RMS
+    """
+    (x, cx), (y, cy) = entries_or_mean(input, reduction), entries_or_mean(target, reduction)
+    n, m = x.norm_size, y.norm_size
+    value, to_x, to_y = softplus_of(n) + n * m, torch.sigmoid(n) + m, n
+    if pos_weight is not None:
+        q = lift(run_real(torch.sub, (pos_weight, 1.0), {}), LinfTensor).norm_size
+        reach = n + math.log(2)
+        value, to_x, to_y = value + q * m * reach, to_x + q * m, to_y + q * reach
+    factor: Constant = count(reduction, input.numel())
+    if weight is not None:
+        factor = lift(weight, LinfTensor).norm_size * factor
+    return scalar_loss(value, factor, input=product(to_x, cx), target=product(to_y, cy))
 
 
 # -- regression ---------------------------------------------------------------------------------------------------------------

@@ -24,10 +24,9 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._derived import facts_of
 from thunder_norm.rules._facts import fact, is_rms, moves_with, unconditional, with_fact
-from thunder_norm.rules._forms import Form, multiple
+from thunder_norm.rules._forms import ENTRY, Form, multiple
 from thunder_norm.rules._shared import Number, times
 
-_ENTRY = (1, 0, 0)
 _GELU_TANH = math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715
 
@@ -144,7 +143,7 @@ def _gated_by(x: Any, gate: Gate | None) -> tuple[Form, tuple[Callable[[Any], No
         return None
     for own in polynomials(x):
         for argument in gate.arguments:
-            activation = _activation(gate, argument) if own.x.is_same(argument.x) and own.terms.keys() == {_ENTRY} else None
+            activation = _activation(gate, argument) if own.x.is_same(argument.x) and own.terms.keys() == {ENTRY} else None
             if activation is not None:
                 return own, activation
     return None

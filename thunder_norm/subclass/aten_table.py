@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.tracing.torch_neural import max_pool3d
 from thunder_norm.tracing.torch_semantics import clamp, unfold
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
@@ -131,6 +133,8 @@ SPECIAL: dict[Any, Callable] = {
     aten.full_like.default: _full_like,
     aten.minimum.default: lambda a, b: _minimum(a, b),
     torch.minimum: lambda a, b: _minimum(a, b),
+    torch.max_pool3d: max_pool3d,
+    F.max_pool3d: max_pool3d,
     aten.copy.default: _copy,
     aten.var.dim: _var,  # Thunder's gradient takes no dimensions for none of them, torch for all
     aten.var.correction: _var_correction,

@@ -19,6 +19,7 @@ from thunder_norm.subclass import (
     plain,
     plain_operations,
     reading,
+    sequences,
     side_effects,
     tensor_hooks,
     values,
@@ -33,7 +34,7 @@ from thunder_norm.tracing import hooks
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import WrappedValue, do_raise, wrap
+from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, get_tracectx
@@ -52,7 +53,8 @@ class Watching(Participant):
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
-        return values.refusal(fn, args) or plain.about_plain(None, fn, args) or lookaside_for(fn, *args, **kwargs)
+        found = values.refusal(fn, args) or plain.about_plain(None, fn, args) or lookaside_for(fn, *args, **kwargs)
+        return sequences.given_plainly(found, fn, args, kwargs)
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
@@ -144,9 +146,9 @@ class Interpreting(Watching):
         if not found:
             found = plain_operations.keeping_history(acquisition, fn, args)
         if not found:
-            found = _with_own_lists(lookaside_for(fn, *args, **kwargs), fn, args, kwargs)
-            found = plain_operations.with_fallback(acquisition, fn, args, found)
+            found = plain_operations.with_fallback(acquisition, fn, args, lookaside_for(fn, *args, **kwargs))
             found = plain.starting_history(acquisition, fn, kwargs, found)
+        found = sequences.given_plainly(found, fn, args, kwargs)
         pending = acquisition.refused.take_pending()
         return found if pending is None else do_raise(pending)
 
@@ -242,40 +244,6 @@ def _plain_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return WrapperSpec.of(x).leaves(x)
     except UnsupportedSubclassError:  # which is said where the program meets it
         return ()
-
-
-def _with_own_lists(found: Any, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
-    """Let an operation keep copies of lists of numbers, which the program may change afterwards, and tuples for shapes of wrappers.
-
-    Thunder's trace prints a ``torch.Size`` as an object by a name that nobody defines.
-    """
-    if not callable(found) or operations.torch_callable(fn) is None:
-        return found
-    if not any(map(_is_list_of_ints, args)) and not any(map(_holds_size, (*args, *kwargs.values()))):
-        return found
-    return lambda *args, **kwargs: found(*map(_copied, args), **{k: _copied(v) for k, v in kwargs.items()})
-
-
-def _is_list_of_ints(a: WrappedValue) -> bool:
-    return type(a.value) is list and all(type(v) is int for v in a.value)
-
-
-def _holds_size(a: Any) -> bool:
-    value = a.value if isinstance(a, WrappedValue) else a
-    return type(value) is torch.Size or (type(value) in (list, tuple) and any(map(_holds_size, value)))
-
-
-def _copied(a: WrappedValue) -> WrappedValue:
-    if not _is_list_of_ints(a) and not _holds_size(a):
-        return a
-    return wrap(_without_sizes(a.value), provenance=a.provenance)
-
-
-def _without_sizes(value: Any) -> Any:
-    value = value.value if isinstance(value, WrappedValue) else value
-    if type(value) in (list, tuple, torch.Size):
-        return (list if type(value) is list else tuple)(map(_without_sizes, value))
-    return value
 
 
 _OWN_CODE = frozenset({types.FunctionType, types.MethodType})

@@ -180,6 +180,18 @@ def _instance_norm(
     return result
 
 
+# -- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def max_pool3d(input: Any, kernel_size: Any, stride: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Thunder's hands a stride of None on to an operator that does not take it, in programs that are differentiated."""
+    return ltorch.max_pool3d(input, kernel_size, kernel_size if stride is None else stride, *args, **kwargs)
+
+
+for _function in (F.max_pool3d, torch.max_pool3d):
+    _instead_of(_function)(max_pool3d)
+
+
 # -- attention --------------------------------------------------------------------------------------------------------
 
 _attention = F.multi_head_attention_forward
@@ -322,3 +334,19 @@ def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: 
     if inplace or not dtypes.is_exact_dtype(input.dtype):
         return ltorch.hardtanh(input, min_val, max_val, inplace)
     return ltorch.clamp(input, int(min_val), int(max_val))
+
+
+def _in_place(own: Callable) -> Callable:
+    """``F.elu_(x, alpha)``: Thunder has no such functions."""
+    return lambda *args, **kwargs: own(*args, **kwargs, inplace=True)
+
+
+for _function, _own in (
+    (F.elu_, _written(F.elu)),
+    (F.leaky_relu_, _written(F.leaky_relu)),
+    (F.celu_, _written(F.celu)),
+    (F.selu_, _written(F.selu)),
+    (F.threshold_, _written(F.threshold)),
+    (F.hardtanh_, _hardtanh),
+):
+    _instead_of(_function)(_in_place(_own))

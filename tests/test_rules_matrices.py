@@ -1,0 +1,101 @@
+"""Functions of matrices: bounds against adversarial inputs, typical sizes against random matrices, and what only the data bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tests.seeds import seeded
+from thunder_norm import RMSTensor, RMSToRMSTensor, norm_mode, norm_report
+from thunder_norm.audit import Ball, Case
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular import ModularNorm
+from thunder_norm.transforms import NormTransform
+import thunder
+
+D = torch.float64
+EYE = torch.eye(3, dtype=D)
+BELOW = torch.tensor([[0.0, 0, 0], [1, 0, 0], [1, 1, 0]], dtype=D)
+
+
+def operator(*shape, n=1.3):
+    return Ball("A", RMSToRMSTensor, shape, n)
+
+
+IDENTITY = {"witnesses": [[1.3 * EYE]]}
+CASES = [
+    Case("det", torch.linalg.det, (operator(3, 3),), 0.98, IDENTITY),
+    Case("det, small", torch.det, (operator(3, 3, n=0.4),), 0.98, {"witnesses": [[0.4 * EYE]]}),
+    Case("det, batch", torch.linalg.det, (operator(2, 2, 2),), 0.98, {"witnesses": [[1.3 * EYE[:2, :2].expand(2, 2, 2)]]}),
+    Case("matrix_power", lambda a: torch.linalg.matrix_power(a, 3), (operator(3, 3),), 0.98, IDENTITY),
+    Case("matrix_power 0", lambda a: torch.matrix_power(a, 0) + a, (operator(3, 3),), 0.98, IDENTITY),
+    Case("svdvals, wide", torch.linalg.svdvals, (operator(2, 3),), 0.98),
+    Case("svdvals, tall", torch.linalg.svdvals, (operator(4, 2),), 0.98),
+    Case("eigvalsh", torch.linalg.eigvalsh, (Ball("A", RMSTensor, (3, 3), 1.3, (-2, -1)),), 0.9, {"witnesses": [[1.3 * BELOW * math.sqrt(3)]]}),
+    Case("eigvalsh, of the rows' norms", lambda a: torch.linalg.eigvalsh(a, UPLO="U"), (Ball("A", RMSTensor, (3, 3), 1.3, (-1,)),), 0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_bound_holds(case):
+    case.check(seeded())
+
+
+def well_conditioned(count: int) -> torch.Tensor:
+    """Twice an orthogonal matrix."""
+    return 2 * torch.linalg.qr(torch.randn(count, count, dtype=D))[0]
+
+
+def spd(a):
+    return a @ a.mT
+
+
+INVERSES = {
+    "solve": lambda a, x: torch.linalg.solve(a, x.mT),
+    "solve from the right": lambda a, x: torch.linalg.solve(a, x, left=False),
+    "inv": lambda a, x: torch.linalg.inv(a) @ x.mT,
+    "method": lambda a, x: a.inverse() @ x.mT,
+    "pinv": lambda a, x: torch.linalg.pinv(a) @ x.mT,
+    "cholesky": lambda a, x: torch.linalg.cholesky(spd(a)) @ x.mT,
+    "cholesky_solve": lambda a, x: torch.cholesky_solve(x.mT, torch.linalg.cholesky(spd(a))),
+}
+
+
+class Around(nn.Module):
+    def __init__(self, f, a):
+        super().__init__()
+        self.f, self.a, self.linear = f, nn.Parameter(a), nn.Linear(len(a), len(a), dtype=a.dtype)
+
+    def forward(self, x):
+        return self.f(self.a, self.linear(x))
+
+
+@pytest.mark.parametrize("name", INVERSES)
+def test_typical_sizes_are_those_of_multiples_of_orthogonal_matrices(name):
+    torch.manual_seed(seeded(0))
+    a, x = well_conditioned(24), torch.randn(24, 24, dtype=D)
+    with norm_mode("typical"):
+        y = INVERSES[name](RMSToRMSTensor.of(a), RMSTensor.of(x, (-2, -1)))
+    actual = INVERSES[name](a, x).square().mean().sqrt()
+    assert 0.5 < actual / y.norm_size < 1.5
+
+
+@pytest.mark.parametrize("name", INVERSES)
+def test_what_a_norm_does_not_bound_has_a_movement_at_the_data_and_typically(name):
+    torch.manual_seed(seeded(0))
+    model, x = Around(INVERSES[name], well_conditioned(4)), torch.randn(4, 4, dtype=D)
+    rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
+    assert all(math.isfinite(r.sensitivity) and r.actual <= r.norm_size * (1 + 1e-6) for r in rows)
+    assert all(t > 1e-3 for t in ModularNorm(model, x, mode="typical").targets.values())
+    with pytest.raises(NormMismatchError, match="singular"):
+        ModularNorm(model, x)
+    with pytest.raises(NormMismatchError, match="singular"):
+        INVERSES[name](RMSToRMSTensor.of(model.a.detach()), x)
+
+
+def test_a_negative_power_is_one_of_the_inverse():
+    with pytest.raises(NormMismatchError, match="negative power"):
+        torch.linalg.matrix_power(RMSToRMSTensor.of(EYE), -1)
