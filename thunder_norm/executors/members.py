@@ -31,7 +31,7 @@ _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_
 _VIEWS = frozenset(
     "shallow_copy permute expand unsqueeze squeeze reshape torch_prims_reshape_impl view view_as transpose getitem __getitem__ select "
     "split chunk tensor_split unbind unfold diagonal movedim flatten slice_prim_impl narrow swapaxes swapdims expand_as broadcast_to "
-    "unflatten contiguous dropout real imag atleast_1d atleast_2d atleast_3d t mT".split()
+    "unflatten contiguous detach dropout real imag atleast_1d atleast_2d atleast_3d t mT".split()
 )
 # of aten: the overload is part of our symbol's name
 _ATEN_VIEWS = tuple(

@@ -21,7 +21,7 @@ from thunder_norm.functions.aliasing import copies_in, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies
-from thunder_norm.functions.written_inputs import history_of, is_recorded, rewritten, without_history
+from thunder_norm.functions.written_inputs import current, history_of, is_recorded, without_history
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.trees import flat_tensors
@@ -122,6 +122,8 @@ class _Memory:
         renamed = self.renamed(bsym)
         for copy in copies:
             self.check_own(copy.args[1], bsym)
+            if self.plain is not None:
+                self.plain.check_seen(bsym, copy)
         written = {copy.output.name for copy in copies}
         get_tracectx().peek_scope().extend(
             b for b in parts_of_copies(renamed) if not any(p.name in written for p in b.flat_proxy_outs)
@@ -141,11 +143,11 @@ class _Memory:
         return source.name in self.views or self.uses[source.name] > 1 or self._root(source) in self.foreign
 
     def note_inputs(self, bsym: BoundSymbol) -> None:
-        """Have copies stand for the differentiated inputs that are written: what is kept for the backward stays what it was."""
+        """Have others of the same memory stand for the differentiated inputs that are written, with the history that stays."""
         for p in bsym.flat_proxy_args:
             if p.name in self.moved and p.name in self.ways and p.name not in self.histories and isinstance(p, TensorProxy):
                 self.histories[p.name] = history_of(p)
-                self.values[p.name] = rewritten(self.histories[p.name], p)
+                self.values[p.name] = current(self.histories[p.name], p)
 
     def left_in_place(self, plain: PlainInputs, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
         """An operation that writes into nothing but what the program did not make, if it writes.
@@ -155,13 +157,13 @@ class _Memory:
         is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs)
         left = self.renamed(bsym, but=self.histories.keys() if copies or is_way else ())
         get_tracectx().peek_scope().append(plain.written_of_copies(left))
-        unrecorded: dict[str, TensorProxy] = {}
         for copy in copies:
             target, root = copy.args[1], self._root(copy.args[1])
+            plain.written(copy)
             if root in self.moved:
                 if is_recorded(copy) and not self._is_detached(target):
                     raise without_history(bsym, "an input that requires grad")
-                unrecorded[root] = target
+                self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
                 continue
             if plain.write(bsym, copy):
                 self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
@@ -181,9 +183,6 @@ class _Memory:
             self.foreign.add(copy.output.name)
             if self._root(copy.args[1]) in self.histories:
                 self.same[copy.output.name] = self.tensor(copy.args[1])
-        for root, target in unrecorded.items():
-            self.values[root] = rewritten(self.histories[root], self._whole(target))
-            self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
         return []
 
     def _whole(self, p: TensorProxy) -> TensorProxy:

@@ -24,6 +24,7 @@ from thunder_norm.subclass.operations import operation_of, torch_callable
 from thunder_norm.tracing import views_in_place
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.version_counters import give_own
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
@@ -119,11 +120,18 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
         return result
     get_interpreterruntimectx().curexc = None
     if name.value == "data":
-        return _interpret_call(_data, obj)
+        return _data_of(obj)
     method = getattr(torch.Tensor, name.value)
     if not callable(method):
         return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
+
+
+def _data_of(tensor: WrappedValue) -> Any:
+    data = _interpret_call(_data, tensor)
+    if data is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        give_own(data.value)
+    return data
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:
