@@ -49,6 +49,20 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
 
+# -- transforms that leave wrappers alone ---------------------------------------------------------------------------------
+
+
+class Watching(interception.Watching):
+    """A transform that leaves wrappers alone, of programs that Thunder may differentiate."""
+
+    def acquired(self, found: Any) -> None:
+        """Have a program that is to be differentiated be one without in-place operations, and no other be differentiated."""
+        trace = found.computation_trace
+        found.computation_trace = (
+            functional(trace) if torch.is_grad_enabled() else boundary_passes.of_constants(trace, trace.args)
+        )
+
+
 # -- the transform that interprets tensor wrapper subclasses ------------------------------------------------------------
 
 
@@ -101,9 +115,10 @@ class SubclassTransform(interception.Interpreting):
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
         try:
-            return self._lowered(acquisition, (prologue_trace, computation_trace, epilogue_trace), executors_list)
+            traces = self._lowered(acquisition, (prologue_trace, computation_trace, epilogue_trace), executors_list)
         finally:
             acquisition.forget_inputs()
+        return traces if torch.is_grad_enabled() else self.without_autograd(traces)
 
     def _lowered(self, acquisition: Acquisition, acquired: boundary_passes.Traces, executors_list: Any) -> boundary_passes.Traces:
         computation_trace = acquired[1]
@@ -139,6 +154,10 @@ class SubclassTransform(interception.Interpreting):
             if not acquisition.is_transformed:
                 prologue, computation, epilogue = boundary_passes.without_inactive((prologue, computation, epilogue), started)
         return boundary_passes.check_what_leaves((prologue, computation, epilogue))
+
+    def without_autograd(self, traces: boundary_passes.Traces) -> boundary_passes.Traces:
+        """The program of a call under `torch.no_grad`."""
+        return traces[0], boundary_passes.of_constants(traces[1], traces[1].args), traces[2]
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
         """Tidy up the program that runs; leave those without wrappers alone."""
