@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from thunder_norm.errors import TransformError, with_details
+from thunder_norm.functions.dropout import drops_on_cpu, with_torchs_noise
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
@@ -182,7 +183,7 @@ def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | No
         executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
         moving: the names of what is differentiated; None if that may be anything.
     """
-    if not any(_is_concerned(b, moving) for b in trace.bound_symbols):
+    if not any(_is_concerned(b, moving) or drops_on_cpu(b) for b in trace.bound_symbols):
         return trace
     new = from_trace(trace)
     new.bound_symbols = with_gradients(trace.bound_symbols, executor, new, moving)
@@ -198,7 +199,9 @@ def with_gradients(
     """
     found: list[BoundSymbol] = []
     for bsym in bsyms:
-        if not _is_concerned(bsym, moving):
+        if drops_on_cpu(bsym):
+            found += with_torchs_noise(bsym, trace)
+        elif not _is_concerned(bsym, moving):
             found.append(bsym)
         elif (
             isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
