@@ -210,3 +210,27 @@ def test_wrappers_of_what_plain_operations_compute_have_its_strides(kind):
     found, expected = thunder.jit(f, transforms=[SubclassTransform()])(x), f(x)
     torch.testing.assert_close((found.a, found.b), (expected.a, expected.b))
     assert [t.stride() for t in (found, found.a, found.b)] == [t.stride() for t in (expected, expected.a, expected.b)]
+
+
+_RETURNED_TWICE = {
+    "then without its history": lambda y: (y, y.detach()),
+    "first without its history": lambda y: (y.detach(), y),
+    "and its data": lambda y: (y, y.data),
+    "as it is": lambda y: (y, y),
+    "three times": lambda y: (y, y.detach(), y.detach()),
+}
+
+
+@pytest.mark.parametrize("kind", _RETURNED_TWICE)
+@pytest.mark.parametrize("compute", [lambda x: x * 2, lambda x: x[0], lambda x: x.t()])
+def test_what_is_returned_with_its_history_and_without_has_its_gradient(compute, kind):
+    def f(w, x):
+        return *_RETURNED_TWICE[kind](compute(x)), w * 2
+
+    def run(g):
+        w, x = _two(0, 2, 3).requires_grad_(), _tensor(2, 2, 3).requires_grad_()
+        *results, _ = g(w, x)
+        moving = [r for r in results if r.requires_grad]
+        return results, torch.autograd.grad(moving, x, [torch.ones_like(r) for r in moving])
+
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[SubclassTransform()])), run(f))

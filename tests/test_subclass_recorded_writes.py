@@ -158,7 +158,15 @@ def kept_result_overwritten_by_data(x, y):
     return z * y
 
 
+def part_overwritten_inside(x, y):
+    part = x[1:]
+    with torch.no_grad():
+        part.a.copy_(part.b)
+    return part
+
+
 CASES = [
+    (part_overwritten_inside, leaf_and_constant),
     (kept_result_overwritten_inside, computed_and_constant),
     *((kept_result_overwritten_by_data, make) for make in (leaf_and_constant, computed_twice)),
     *((f, leaf_and_constant) for f in (without_grad, data, data_after_use, detached, part_without_grad, constant_without_grad, descent)),
