@@ -52,6 +52,7 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
     """
     if not any(copies_in(b) for b in trace.bound_symbols):
         return trace
+    trace = _without_regions(trace)
     moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set()
     views = [views_in(b) for b in trace.bound_symbols]
     assigned = {p.name for b in trace.bound_symbols if b.sym.name == "setitem_" for p in flat_proxies(b.args[2:])}
@@ -71,6 +72,21 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
     new.bound_symbols = kept
     new.names.update(p.name for b in kept for p in b.flat_proxy_outs)
     return new
+
+
+def _without_regions(trace: TraceCtx) -> TraceCtx:
+    """The program with the parts of regions that write into what they make: what follows a write reads what was written."""
+    new = from_trace(trace)
+    new.bound_symbols = [part for b in trace.bound_symbols for part in _parts_of_region(b)]
+    return new
+
+
+def _parts_of_region(bsym: BoundSymbol) -> list[BoundSymbol]:
+    is_operation = not isinstance(bsym.sym.id, str) or bsym.sym.id.startswith(("torch.", "Tensor."))
+    made = {p.name for s in bsym.subsymbols for p in s.flat_proxy_outs}
+    if is_operation or bsym.sym.executor is not None or made.isdisjoint(c.args[1].name for c in copies_in(bsym)):
+        return [bsym]
+    return [part for s in bsym.subsymbols for part in _parts_of_region(s)]
 
 
 @dataclass(frozen=True)
