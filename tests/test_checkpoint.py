@@ -378,7 +378,8 @@ def test_beside_wrappers_a_region_is_what_is_in_it() -> None:
 
 @pytest.mark.parametrize("others", [[], [SubclassTransform], [NormTransform]])
 @pytest.mark.parametrize(
-    "write", [lambda y, x: y.mul_(x), lambda y, x: y.view(-1)[::2].mul_(2), lambda y, x: y[1:].add_(x[1:]), lambda y, x: y.zero_()]
+    "write",
+    [lambda y, x: y.mul_(x), lambda y, x: y.view(-1)[::2].mul_(2), lambda y, x: y[1:].add_(x[1:]), lambda y, x: y.zero_()],
 )
 def test_what_a_region_writes_into_what_it_makes_is_read_in_it(write, others) -> None:
     def f(x):
