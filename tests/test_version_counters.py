@@ -134,3 +134,19 @@ def test_writing_into_the_data_of_what_is_computed_is_refused_where_a_backward_m
         thunder.jit(f, transforms=[NormTransform()])(x, w)
     with torch.no_grad():
         torch.testing.assert_close(thunder.jit(f, transforms=[NormTransform()])(x, w), f(x, w))
+
+
+@pytest.mark.parametrize("write", [lambda v, r: v.copy_(r.sum() * 0.5), lambda v, r: v.copy_(r), lambda v, r: v[1:].copy_(r[0])])
+def test_copies_are_broadcast(write):
+    def f(x, r):
+        v = torch.eye(3) + 1
+        write(v, r)
+        return x @ v
+
+    def run(g):
+        torch.manual_seed(seeded(0))
+        x, r = torch.randn(3, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+        y = g(x, r)
+        return y, torch.autograd.grad(y.square().sum(), (x, r))
+
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[NormTransform()])), run(f))

@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.aliasing import copies_in, parts_of_copies, views_in
+from thunder_norm.functions.aliasing import as_written, copies_in, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies
@@ -146,7 +146,7 @@ class _Memory:
         )
         for copy in copies:
             source, target = copy.args[:2]
-            value, is_detached = self.now(source), self._is_detaching(copy)
+            value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
             is_of_another = self.is_of_another(source) and not is_detached
             self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
             if is_detached:
