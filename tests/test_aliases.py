@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -135,3 +136,21 @@ def test_with_a_parameter_of_the_module():
     with pytest.raises(UnsupportedOpError, match="shares memory with another input"):
         jitted(model.get_buffer("count")[1:2])
     assert torch.equal(jitted(torch.ones(4)), torch.full((4,), 3.0))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_writes_into_inputs_that_met_in_an_operation_are_all_in_the_forward(requires_grad):
+    def f(x, w, r):
+        met = r * w
+        w[1:].copy_(r.sum() * -2.0)
+        r.fill_(-2.0)
+        w.view(-1)[:1].add_(1)
+        return x * 2, met
+
+    def run(g):
+        torch.manual_seed(seeded(0))
+        x, w, r = torch.randn(3, requires_grad=requires_grad), torch.randn(3), torch.randn(3)
+        return g(x, w, r), w, r
+
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[NormTransform()])), run(f))
+    torch.testing.assert_close(run(thunder.jit(lambda *a: f(*a)[0], transforms=[NormTransform()])), run(lambda *a: f(*a)[0]))

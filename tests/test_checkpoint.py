@@ -374,3 +374,26 @@ def test_beside_wrappers_a_region_is_what_is_in_it() -> None:
         lambda x: torch_checkpoint(torch.sin, x, use_reentrant=False), transforms=[SubclassTransform(), CheckpointTransform()]
     )
     torch.testing.assert_close(jf(TwoTensor(x, 2 * x)).b, torch.sin(2 * x))
+
+
+@pytest.mark.parametrize("others", [[], [SubclassTransform], [NormTransform]])
+@pytest.mark.parametrize(
+    "write",
+    [lambda y, x: y.mul_(x), lambda y, x: y.view(-1)[::2].mul_(2), lambda y, x: y[1:].add_(x[1:]), lambda y, x: y.zero_()],
+)
+def test_what_a_region_writes_into_what_it_makes_is_read_in_it(write, others) -> None:
+    def f(x):
+        def region(x):
+            y = x.sin()
+            write(y, x)
+            return y.exp()
+
+        return torch_checkpoint(region, x, use_reentrant=False) * x
+
+    def plain(x):
+        y = x.sin()
+        write(y, x)
+        return y.exp() * x
+
+    x = rand(4)
+    assert_same(gradients(thunder.jit(f, transforms=[*(t() for t in others), CheckpointTransform()]), x), gradients(plain, x))

@@ -296,3 +296,12 @@ def test_profile_of_a_trace_counts_what_regions_do():
     with_regions, without = (profile(model, x, backward=True, target="trace", **how) for how in (INDUCTOR, {}))
     assert with_regions.forward_flops == without.forward_flops > 0
     assert with_regions.backward_flops == without.backward_flops > 0
+
+
+@pytest.mark.parametrize("f", [lambda x: torch.bitwise_and(x.sin() * 2, x) + 1, lambda x: ((x * 2) ^ x.sin()) + 1])
+def test_bits_of_floating_tensors_are_torchs_affair(f):
+    x = torch.ones(4)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
+        f(x)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
+        thunder.jit(f, transforms=[NormTransform()], **INDUCTOR)(x)

@@ -378,3 +378,15 @@ def test_gradients_at_zeros_are_torchs(name, num_zeros):
     leaf = x.clone().requires_grad_()
     thunder.jit(f, transforms=[T.SubclassTransform()])(leaf).backward()
     torch.testing.assert_close(leaf.grad, wanted)
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_rounded_quotients_by_zero_have_no_slope(mode: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.div(1.0, x, rounding_mode=mode).nan_to_num(0, 0, 0) * x
+
+    x, cotangent = torch.tensor([-1.0, 0.0, 2.5], requires_grad=True), torch.ones(3)
+    expected = torch.autograd.grad(f(x), x, cotangent)
+    assert expected[0].isfinite().all()
+    assert_same(torch.autograd.grad(thunder.jit(f, transforms=[T.SubclassTransform()])(x), x, cotangent), expected)
+    assert_same(T.grad(lambda x: f(x).sum())(x.detach()), expected[0])

@@ -87,3 +87,20 @@ def test_an_argument_with_data():
     mask = torch.tensor([True, False, True, True])
     norm_map = build_norm_map(parameters_on_meta(Masked()), torch.empty(2, 4, device="meta"), mask, parameters="unit")
     assert norm_map(LinfTensor(3.0), mask).norm_size.item() == 3
+
+
+class Halved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("r", torch.ones(4))
+
+    def forward(self, x):
+        torch.mul(self.r, 0.5, out=self.r)
+        half = torch.zeros(4).lerp_(torch.ones(4), 0.5)  # a constant whose values are asked for
+        return x * half
+
+
+def test_a_map_of_a_module_that_writes_with_out():
+    model = Halved()
+    assert build_norm_map(model, torch.empty(2, 4))(LinfTensor(3.0)).norm_size.item() == 1.5
+    assert torch.equal(model.r, torch.ones(4))

@@ -31,6 +31,11 @@ PROGRAMS = {
     "gumbel softmax": lambda x: F.gumbel_softmax(x, tau=0.7),
     "gumbel softmax, hard": lambda x: F.gumbel_softmax(x, tau=0.7, hard=True, dim=0),
     "dropout": lambda x: F.dropout(F.dropout(x, 0.3).double(), 0.5),
+    "dropout of other layouts": lambda x: F.dropout(x.t(), 0.3) @ F.dropout((x * 2)[:1].expand(4, 3), 0.5, training=True),
+    "dropout in low precision": lambda x: F.dropout(x.bfloat16(), 0.3).float() + F.dropout(x.half(), 0.5).float(),
+    "dropout in attention": lambda x: F.multi_head_attention_forward(
+        x[:, None], x[:, None], x[:, None], 3, 1, x.new_full((9, 3), 0.1), None, None, None, False, 0.5, torch.eye(3), None
+    )[0],
     "dropout of channels": lambda x: F.dropout2d(x[None, :, :, None], 0.5),
     "alpha dropout": lambda x: F.alpha_dropout(x, 0.5, True) + F.feature_alpha_dropout(x[None], 0.5, True),
     "rrelu": lambda x: F.rrelu(x, training=True),
@@ -40,8 +45,8 @@ PROGRAMS = {
 }
 
 
-# where a gradient is wanted Thunder draws dropout by uniform numbers, and integers have none that reuses them
-_OTHERWISE = ("randint", "integers", "dropout", "dropout of channels", "alpha dropout", "rrelu", "attention", "many")
+# where a gradient is wanted Thunder draws these by uniform numbers, and integers have none that reuses them
+_OTHERWISE = ("randint", "integers", "dropout of channels", "alpha dropout", "rrelu", "attention")
 _CASES = [(name, False) for name in PROGRAMS] + [(name, True) for name in PROGRAMS if name not in _OTHERWISE]
 
 
@@ -58,4 +63,17 @@ def test_they_are_those_of_eager_mode(name, requires_grad, transform):
         y = f(x)
         after = torch.rand(())
         found.append((y, after, *(torch.autograd.grad(y.sin().sum(), x) if y.requires_grad else ())))
+    torch.testing.assert_close(*found)
+
+
+def test_second_derivatives_are_of_the_same_numbers():
+    def f(x):
+        return F.dropout(x.sin(), 0.3) * x
+
+    found = []
+    for g in (thunder.jit(f, transforms=[SubclassTransform()]), f):
+        x = torch.linspace(-1, 2, 20, requires_grad=True)
+        torch.manual_seed(seeded(1))
+        (gradient,) = torch.autograd.grad(g(x).sum(), x, create_graph=True)
+        found.append((gradient, *torch.autograd.grad(gradient.square().sum(), x)))
     torch.testing.assert_close(*found)

@@ -184,3 +184,53 @@ def test_what_thunder_can_hand_on_it_keeps():
     jitted(x, _Scale(scale)).sum().backward()
     assert any(b.sym.id == "torch.sin" for b in thunder.last_traces(jitted)[0].bound_symbols)
     torch.testing.assert_close(x.grad, x.detach().cos() * scale)
+
+
+_LAID_OUT = {
+    "transposed": lambda x: (x / 2).t(),
+    "permuted": lambda x: (x.reshape(3, 2, 2) * 2).permute(2, 0, 1),
+    "of a transposed one": lambda x: x.t().sin() + x.t(),
+    "like a transposed one": lambda x: torch.ones_like((x * 2).t()),
+    "of both layouts": lambda x: x.t() + torch.ones(4, 3),
+    "made contiguous": lambda x: (x * 2).t().contiguous(),
+    "written into": lambda x: (x * 2).t().mul_(3),
+    "reduced": lambda x: (x.reshape(3, 2, 2) * 2).permute(2, 0, 1).sum(1),
+    "channels last": lambda x: torch.relu(x.reshape(1, 3, 2, 2).contiguous(memory_format=torch.channels_last) * 2),
+}
+
+
+@pytest.mark.parametrize("kind", _LAID_OUT)
+def test_wrappers_of_what_plain_operations_compute_have_its_strides(kind):
+    def f(x):
+        y = _LAID_OUT[kind](x)
+        return TwoTensor(y, y * 1.0) * 3
+
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 4)
+    found, expected = thunder.jit(f, transforms=[SubclassTransform()])(x), f(x)
+    torch.testing.assert_close((found.a, found.b), (expected.a, expected.b))
+    assert [t.stride() for t in (found, found.a, found.b)] == [t.stride() for t in (expected, expected.a, expected.b)]
+
+
+_RETURNED_TWICE = {
+    "then without its history": lambda y: (y, y.detach()),
+    "first without its history": lambda y: (y.detach(), y),
+    "and its data": lambda y: (y, y.data),
+    "as it is": lambda y: (y, y),
+    "three times": lambda y: (y, y.detach(), y.detach()),
+}
+
+
+@pytest.mark.parametrize("kind", _RETURNED_TWICE)
+@pytest.mark.parametrize("compute", [lambda x: x * 2, lambda x: x[0], lambda x: x.t()])
+def test_what_is_returned_with_its_history_and_without_has_its_gradient(compute, kind):
+    def f(w, x):
+        return *_RETURNED_TWICE[kind](compute(x)), w * 2
+
+    def run(g):
+        w, x = _two(0, 2, 3).requires_grad_(), _tensor(2, 2, 3).requires_grad_()
+        *results, _ = g(w, x)
+        moving = [r for r in results if r.requires_grad]
+        return results, torch.autograd.grad(moving, x, [torch.ones_like(r) for r in moving])
+
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[SubclassTransform()])), run(f))

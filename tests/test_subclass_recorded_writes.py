@@ -146,7 +146,29 @@ def both_written(x, y):
     return x - y
 
 
+def kept_result_overwritten_inside(x, y):
+    x.relu_()
+    x.a.copy_(x.b)  # autograd does not see it: the backward of relu computes with this
+    return x
+
+
+def kept_result_overwritten_by_data(x, y):
+    z = x.exp()
+    z.data[0].mul_(2)
+    return z * y
+
+
+def part_overwritten_inside(x, y):
+    part = x[1:]
+    with torch.no_grad():
+        part.a.copy_(part.b)
+    return part
+
+
 CASES = [
+    (part_overwritten_inside, leaf_and_constant),
+    (kept_result_overwritten_inside, computed_and_constant),
+    *((kept_result_overwritten_by_data, make) for make in (leaf_and_constant, computed_twice)),
     *((f, leaf_and_constant) for f in (without_grad, data, data_after_use, detached, part_without_grad, constant_without_grad, descent)),
     *((f, computed_and_constant) for f in (without_grad, data_after_use, part_without_grad)),
     *((f, computed_twice) for f in (added, part_written, data)),

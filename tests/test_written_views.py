@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm.errors import ThunderNormError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SplitBiasTransform, SubclassTransform
 import thunder
 
 FORMS = ("plain", "leaf")
@@ -345,3 +346,49 @@ def test_a_tensor_that_cannot_be_detached_in_place_is_refused(f, error, says):
     with pytest.raises(error, match=says):
         thunder.jit(f, transforms=[NormTransform()])(x)
     assert x.requires_grad
+
+
+class _WritesIntoViews(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(seeded(0))
+        self.layer = torch.nn.Linear(4, 4)
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x, *more):
+        y = self.layer(x)
+        y.view(-1)[::2].mul_(3)
+        y.detach()[0].zero_()
+        self.scale.data[1:].mul_(2)
+        return (y, *(m * self.scale for m in more))
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+@pytest.mark.parametrize("beside_wrapper", [False, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_parameters_that_require_grad_change_nothing_without_autograd(mode, beside_wrapper, transform):
+    """What is written into a view of what the module computes of them is there; evaluation is not differentiated."""
+
+    def run(program):
+        with mode():
+            torch.manual_seed(seeded(1))
+            x, more = torch.randn(3, 4), torch.randn(3, 4)
+            y, *results = program(x, *[TwoTensor(more, more * 2)] * beside_wrapper)
+            return [y, *(r.a for r in results)]
+
+    model, ours = _WritesIntoViews(), _WritesIntoViews()
+    found, expected = run(thunder.jit(ours, transforms=[transform()])), run(model)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+        assert not a.requires_grad
+    torch.testing.assert_close(ours.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("transform", [CheckpointTransform, ProfileTransform, SplitBiasTransform])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_transforms_that_do_not_interpret_wrappers_lose_no_write(mode, transform):
+    f = _made(lambda u: u.view(-1), lambda v: v.mul_(2))
+    with mode():
+        torch.testing.assert_close(_run(thunder.jit(f, transforms=[transform()]), "plain"), _run(f, "plain"))
+        if torch.is_grad_enabled():
+            torch.testing.assert_close(_run(thunder.jit(f, transforms=[transform()]), "leaf"), _run(f, "leaf"))

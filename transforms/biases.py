@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from thunder_norm.checkpointing.regions import is_region, with_body
+from thunder_norm.functions.jitted import Watching
 from thunder_norm.subclass import values
-from thunder_norm.subclass.interception import Watching
 from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
 from thunder.core import prims

@@ -12,6 +12,7 @@ import torch
 
 from thunder_norm import progress
 from thunder_norm.errors import ProfileError
+from thunder_norm.functions.jitted import Watching
 from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.profiling import eager, trace
 from thunder_norm.profiling.flops import COUNTS, Count
@@ -22,7 +23,6 @@ from thunder_norm.profiling.report import Profile
 from thunder_norm.profiling.stand_ins import StandIns
 from thunder_norm.profiling.totals import TARGETS, Target
 from thunder_norm.subclass import values
-from thunder_norm.subclass.interception import Watching
 from thunder_norm.tracing import compilation
 from thunder_norm.tracing.translation import empty_for
 import thunder

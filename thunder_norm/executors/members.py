@@ -25,13 +25,14 @@ _NEVER = frozenset(
     "tensor_from_sequence instance_norm nonzero unique masked_select native_batch_norm cudnn_batch_norm "
     "_native_batch_norm_legit is_nonzero torch_compile bitcast".split()
 ) | (random_numbers.NAMES - {"dropout"})
+_OF_INTEGERS = ("bitwise_", "aten_bitwise_")  # torch refuses others, inductor does not
 _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
 
 # They give a tensor that shares memory with their first argument, or may: dropout where it leaves out nothing.
 _VIEWS = frozenset(
     "shallow_copy permute expand unsqueeze squeeze reshape torch_prims_reshape_impl view view_as transpose getitem __getitem__ select "
     "split chunk tensor_split unbind unfold diagonal movedim flatten slice_prim_impl narrow swapaxes swapdims expand_as broadcast_to "
-    "unflatten contiguous dropout real imag atleast_1d atleast_2d atleast_3d t mT".split()
+    "unflatten contiguous detach dropout real imag atleast_1d atleast_2d atleast_3d t mT".split()
 )
 # of aten: the overload is part of our symbol's name
 _ATEN_VIEWS = tuple(
@@ -78,6 +79,10 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
         return False
     name = symbol.name
     if name in _NEVER or name in _COLLECTIVES or has_tags(bsym, _TAGS) or _draws_or_updates(bsym) or _is_never_of_aten(name):
+        return False
+    if name.startswith(_OF_INTEGERS) and any(
+        isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_args
+    ):
         return False
     outs = [p for p in bsym.flat_outs if p is not None]
     if not outs or any(type(p) is not TensorProxy for p in (*outs, *bsym.flat_proxy_args)):

@@ -19,6 +19,8 @@ from thunder.core.symbol import BoundSymbol
 # torch, three operations 1.4 us and 3.1 us; two are as fast either way, and on 128 rows four times as fast in a region.
 FEWEST = 2
 
+_SAME_MEMORY = ("update_aliases", "to", "history", "current")  # results may lie in the memory of arguments
+
 
 @dataclass
 class Region:
@@ -114,7 +116,7 @@ class _Program:
             return
         memory = _Memory()
         for i, bsym in enumerate(self.bsyms):
-            if i in self.views or bsym.sym.name in ("update_aliases", "to"):
+            if i in self.views or bsym.sym.name in _SAME_MEMORY:
                 memory.join(p.name for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs))
             elif (target := target_of(bsym)) is not None:
                 memory.join([target.name, *(p.name for p in bsym.flat_proxy_outs)])

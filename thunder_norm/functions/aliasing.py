@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from numbers import Number
 
 from thunder_norm.functions.opaque import views_of
+import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -29,6 +30,11 @@ def copies_in(bsym: BoundSymbol) -> list[BoundSymbol]:
     if bsym.sym.id is prims.PrimIDs.COPY_:
         return [bsym]
     return [c for s in bsym.subsymbols for c in copies_in(s)]
+
+
+def as_written(value: TensorProxy, target: TensorProxy) -> TensorProxy:
+    """What a copy of `value` leaves in `target`, to whose shape it is broadcast."""
+    return value if value.shape == target.shape else ltorch.expand(value, tuple(target.shape))
 
 
 def parts_of_copies(bsym: BoundSymbol) -> Sequence[BoundSymbol]:

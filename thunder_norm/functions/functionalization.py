@@ -17,11 +17,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.aliasing import copies_in, parts_of_copies, views_in
+from thunder_norm.functions.aliasing import as_written, copies_in, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies
-from thunder_norm.functions.written_inputs import history_of, is_recorded, rewritten, without_history
+from thunder_norm.functions.written_inputs import current, history_of, is_recorded, without_history
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.trees import flat_tensors
@@ -52,6 +52,7 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
     """
     if not any(copies_in(b) for b in trace.bound_symbols):
         return trace
+    trace = _without_regions(trace)
     moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set()
     views = [views_in(b) for b in trace.bound_symbols]
     assigned = {p.name for b in trace.bound_symbols if b.sym.name == "setitem_" for p in flat_proxies(b.args[2:])}
@@ -71,6 +72,21 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
     new.bound_symbols = kept
     new.names.update(p.name for b in kept for p in b.flat_proxy_outs)
     return new
+
+
+def _without_regions(trace: TraceCtx) -> TraceCtx:
+    """The program with the parts of regions that write into what they make: what follows a write reads what was written."""
+    new = from_trace(trace)
+    new.bound_symbols = [part for b in trace.bound_symbols for part in _parts_of_region(b)]
+    return new
+
+
+def _parts_of_region(bsym: BoundSymbol) -> list[BoundSymbol]:
+    is_operation = not isinstance(bsym.sym.id, str) or bsym.sym.id.startswith(("torch.", "Tensor."))
+    made = {p.name for s in bsym.subsymbols for p in s.flat_proxy_outs}
+    if is_operation or bsym.sym.executor is not None or made.isdisjoint(c.args[1].name for c in copies_in(bsym)):
+        return [bsym]
+    return [part for s in bsym.subsymbols for part in _parts_of_region(s)]
 
 
 @dataclass(frozen=True)
@@ -122,13 +138,15 @@ class _Memory:
         renamed = self.renamed(bsym)
         for copy in copies:
             self.check_own(copy.args[1], bsym)
+            if self.plain is not None:
+                self.plain.check_seen(bsym, copy)
         written = {copy.output.name for copy in copies}
         get_tracectx().peek_scope().extend(
             b for b in parts_of_copies(renamed) if not any(p.name in written for p in b.flat_proxy_outs)
         )
         for copy in copies:
             source, target = copy.args[:2]
-            value, is_detached = self.now(source), self._is_detaching(copy)
+            value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
             is_of_another = self.is_of_another(source) and not is_detached
             self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
             if is_detached:
@@ -141,11 +159,11 @@ class _Memory:
         return source.name in self.views or self.uses[source.name] > 1 or self._root(source) in self.foreign
 
     def note_inputs(self, bsym: BoundSymbol) -> None:
-        """Have copies stand for the differentiated inputs that are written: what is kept for the backward stays what it was."""
+        """Have others of the same memory stand for the differentiated inputs that are written, with the history that stays."""
         for p in bsym.flat_proxy_args:
             if p.name in self.moved and p.name in self.ways and p.name not in self.histories and isinstance(p, TensorProxy):
                 self.histories[p.name] = history_of(p)
-                self.values[p.name] = rewritten(self.histories[p.name], p)
+                self.values[p.name] = current(self.histories[p.name], p)
 
     def left_in_place(self, plain: PlainInputs, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
         """An operation that writes into nothing but what the program did not make, if it writes.
@@ -155,13 +173,13 @@ class _Memory:
         is_way = any(p.name in self.ways for p in bsym.flat_proxy_outs)
         left = self.renamed(bsym, but=self.histories.keys() if copies or is_way else ())
         get_tracectx().peek_scope().append(plain.written_of_copies(left))
-        unrecorded: dict[str, TensorProxy] = {}
         for copy in copies:
             target, root = copy.args[1], self._root(copy.args[1])
+            plain.written(copy)
             if root in self.moved:
                 if is_recorded(copy) and not self._is_detached(target):
                     raise without_history(bsym, "an input that requires grad")
-                unrecorded[root] = target
+                self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
                 continue
             if plain.write(bsym, copy):
                 self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
@@ -181,9 +199,6 @@ class _Memory:
             self.foreign.add(copy.output.name)
             if self._root(copy.args[1]) in self.histories:
                 self.same[copy.output.name] = self.tensor(copy.args[1])
-        for root, target in unrecorded.items():
-            self.values[root] = rewritten(self.histories[root], self._whole(target))
-            self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
         return []
 
     def _whole(self, p: TensorProxy) -> TensorProxy:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from thunder_norm.errors import TransformError, with_details
+from thunder_norm.functions.dropout import drops_on_cpu, with_torchs_noise
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
@@ -48,6 +49,20 @@ from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
+
+# -- transforms that leave wrappers alone ---------------------------------------------------------------------------------
+
+
+class Watching(interception.Watching):
+    """A transform that leaves wrappers alone, of programs that Thunder may differentiate."""
+
+    def acquired(self, found: Any) -> None:
+        """Have a program that is to be differentiated be one without in-place operations, and no other be differentiated."""
+        trace = found.computation_trace
+        found.computation_trace = (
+            functional(trace) if torch.is_grad_enabled() else boundary_passes.of_constants(trace, trace.args)
+        )
+
 
 # -- the transform that interprets tensor wrapper subclasses ------------------------------------------------------------
 
@@ -101,9 +116,10 @@ class SubclassTransform(interception.Interpreting):
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace
         try:
-            return self._lowered(acquisition, (prologue_trace, computation_trace, epilogue_trace), executors_list)
+            traces = self._lowered(acquisition, (prologue_trace, computation_trace, epilogue_trace), executors_list)
         finally:
             acquisition.forget_inputs()
+        return traces if torch.is_grad_enabled() else self.without_autograd(traces)
 
     def _lowered(self, acquisition: Acquisition, acquired: boundary_passes.Traces, executors_list: Any) -> boundary_passes.Traces:
         computation_trace = acquired[1]
@@ -140,6 +156,10 @@ class SubclassTransform(interception.Interpreting):
                 prologue, computation, epilogue = boundary_passes.without_inactive((prologue, computation, epilogue), started)
         return boundary_passes.check_what_leaves((prologue, computation, epilogue))
 
+    def without_autograd(self, traces: boundary_passes.Traces) -> boundary_passes.Traces:
+        """The program of a call under `torch.no_grad`."""
+        return traces[0], boundary_passes.of_constants(traces[1], traces[1].args), traces[2]
+
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
         """Tidy up the program that runs; leave those without wrappers alone."""
         computation_trace = super().transform_trace_post_optimization(computation_trace, **kwargs)
@@ -163,7 +183,7 @@ def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | No
         executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
         moving: the names of what is differentiated; None if that may be anything.
     """
-    if not any(_is_concerned(b, moving) for b in trace.bound_symbols):
+    if not any(_is_concerned(b, moving) or drops_on_cpu(b) for b in trace.bound_symbols):
         return trace
     new = from_trace(trace)
     new.bound_symbols = with_gradients(trace.bound_symbols, executor, new, moving)
@@ -179,7 +199,9 @@ def with_gradients(
     """
     found: list[BoundSymbol] = []
     for bsym in bsyms:
-        if not _is_concerned(bsym, moving):
+        if drops_on_cpu(bsym):
+            found += with_torchs_noise(bsym, trace)
+        elif not _is_concerned(bsym, moving):
             found.append(bsym)
         elif (
             isinstance(bsym.sym.id, OperationId) and bsym.subsymbols

@@ -1,4 +1,4 @@
-"""Inputs without gradients that a differentiated program writes into, a cache or a buffer.
+"""Inputs that a differentiated program writes into, a cache or a buffer, and what the backward needs of them.
 
 Thunder follows gradients through what is written into a whole input.  It does not follow them through what is written into a view; a view
 that was made before is to it what it was; and what is kept for the backward lies in the memory that a later write changes.  In eager mode
@@ -12,10 +12,13 @@ from collections.abc import Sequence, Set
 
 import torch
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions.aliasing import copies_in, end_of, parts_of_copies
 from thunder_norm.functions.written_inputs import is_recorded, without_history
 from thunder_norm.subclass.activity import propagate
+from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.version_counters import VersionCounters
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
@@ -36,7 +39,7 @@ class PlainInputs:
     """Which inputs without gradients have got a history so far, and which are written later; asked operation by operation."""
 
     def __init__(self, trace: TraceCtx, views: Sequence[dict[str, str]], moved: Set[str], assigned: Set[str]) -> None:
-        self._inputs = {p.name for p in trace.args if isinstance(p, TensorProxy)} - moved
+        self._inputs = {p.name for p in trace.args if isinstance(p, TensorProxy)}
         self._assigned = assigned  # what is assigned to a part of a tensor, as y[0] += x does when y[0] is written
         self._same: dict[str, str] = {}  # results of copies, and what was copied into
         self._views: set[str] = set()
@@ -44,14 +47,18 @@ class PlainInputs:
         self._detached: set[str] = set()  # what autograd does not know to be of the memory of another
         self._active = set(moved)
         self._writers: dict[str, BoundSymbol] = {}  # by input: what gave it a history last
-        self._writes_to_come: Counter[str] = Counter()
+        self._counters = VersionCounters()
+        self._writes_to_come: Counter[str] = Counter()  # by version counter
+        self._needed: dict[str, set[str]] = {}  # by memory, the version counters of what a backward may need
         for bsym, found in zip(trace.bound_symbols, views, strict=True):
             self._views |= found.keys()
             self._bases |= found
             self._detached |= {out for out, of in found.items() if bsym.sym.name == "detach" or of in self._detached}
+            self._counters.note_views(found, bsym.flat_proxy_outs)
             for copy in copies_in(bsym):
                 self._same[copy.output.name] = self._bases[copy.output.name] = copy.args[1].name
-                self._writes_to_come[self._root(copy.args[1].name)] += 1
+                self._counters.note_views({copy.output.name: copy.args[1].name}, ())
+                self._writes_to_come[self._counters.of(copy.args[1].name)] += 1
 
     def _root(self, name: str) -> str:
         return end_of(name, self._bases)
@@ -69,6 +76,27 @@ class PlainInputs:
             return
         self._active |= {p.name for p in bsym.flat_proxy_args if self._root(p.name) in self._writers} - self._detached
         propagate(bsym, self._active)
+        outs = {p.name for p in bsym.flat_proxy_outs}
+        if not outs.isdisjoint(self._active) and outs.isdisjoint(self._views):
+            for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs):
+                self._needed.setdefault(self._root(p.name), set()).add(self._counters.of(p.name))
+
+    def written(self, copy: BoundSymbol) -> None:
+        """Note that the program has come to a copy."""
+        self._writes_to_come[self._counters.of(copy.args[1].name)] -= 1
+
+    def check_seen(self, bsym: BoundSymbol, copy: BoundSymbol) -> None:
+        """Refuse a copy into what the program made, where in eager mode a backward computes with what was written behind its back."""
+        name = copy.args[1].name
+        if self._needed.get(self._root(name), set()) - {self._counters.of(name)}:
+            raise UnsupportedOpError(
+                with_details(
+                    f"in-place {bsym.sym.name} on the .data of what the program has computed",
+                    at=location_of(bsym),
+                    why="a backward that needs it would compute with what is written, of which autograd knows nothing",
+                    instead="write into x.detach() or under torch.no_grad(), or into a clone",
+                )
+            )
 
     def write(self, bsym: BoundSymbol, copy: BoundSymbol) -> bool:
         """Note that an operation copies into an input, or a view of it; whether autograd sees another tensor in it from now on.
@@ -78,7 +106,6 @@ class PlainInputs:
         """
         source, target = copy.args[0].name, copy.args[1].name
         root = self._root(target)
-        self._writes_to_come[root] -= 1
         is_active, has_history = source in self._active, root in self._writers
         is_view = end_of(target, self._same) != root
         if bsym.sym.id in _WITHOUT_HISTORY or not (is_active or has_history) or (target in self._detached and not is_active):
@@ -96,8 +123,11 @@ class PlainInputs:
         return True
 
     def is_kept(self, p: TensorProxy, bsym: BoundSymbol) -> bool:
-        """Whether the backward may ask for an argument, which is written by then."""
-        if not self._writes_to_come[self._root(p.name)] or self._root(p.name) not in self._inputs:
+        """Whether the backward may ask for an argument as it is now, which is written by then.
+
+        Not where autograd does not notice the writing: then eager mode's backward computes with what was written.
+        """
+        if not self._writes_to_come[self._counters.of(p.name)] or self._root(p.name) not in self._inputs:
             return False
         outs = {q.name for q in bsym.flat_proxy_outs}
         return not outs.isdisjoint(self._active) and outs.isdisjoint(self._views)

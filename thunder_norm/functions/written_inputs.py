@@ -14,10 +14,11 @@ def _like(*args: TensorProxy) -> TensorProxy:
     return TensorProxy(like=args[0], requires_grad=False)
 
 
+# The gradients of `current` go to the history of an input; it lies in the memory of the input, whatever is written there.
 history_of = opaque_executor.register_operator("history", meta=_like, fn=lambda tensor: tensor.view_as(tensor))
-rewritten = opaque_executor.register_operator("rewritten", meta=_like, fn=lambda history, value: value.clone())
+current = opaque_executor.register_operator("current", meta=_like, fn=lambda history, value: value.detach())
 register_vjp(history_of)(lambda tensor: (history_of(tensor), None), lambda saved, ct: (ct,))
-register_vjp(rewritten)(lambda history, value: (rewritten(history, value), None), lambda saved, ct: (ct, None))
+register_vjp(current)(lambda history, value: (current(history, value), None), lambda saved, ct: (ct, None))
 
 
 def is_recorded(copy: BoundSymbol) -> bool:

@@ -163,7 +163,7 @@ class NormMapTransform(NormTransform):
         """Return only norms, drop what they do not need, and give outputs meta backings."""
         prologue, computation, epilogue = traces
         received = boundary_passes.results_and_received(computation, epilogue)
-        epilogue = _without_side_effects(boundary_passes.without_detaching(epilogue), [r for _, r in received])
+        epilogue = _without_side_effects(boundary_passes.of_values_alone(epilogue), [r for _, r in received])
         kept = {p.name for p in epilogue.args if isinstance(p, TensorProxy)}
         backings = {b.args[0].name for b in epilogue.bound_symbols if _wraps_normed(b)}
         norms = [p for p, r in received if is_norm_scalar(p) and r.name in kept - backings]

@@ -23,6 +23,7 @@ from thunder_norm.norms.scalar_fusion import fuse_scalars
 from thunder_norm.subclass import boundary_passes
 from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.interception import is_interpreted
+from thunder_norm.subclass.mutations import check_mutations
 from thunder.core.dtypes import to_torch_dtype
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
@@ -85,6 +86,13 @@ class NormTransform(SubclassTransform):
             )
         constants = tuple(r for p, r in results if p.name not in active | given)
         return boundary_passes.pass_through_epilogue(traces, constants, (), "detach", _detached)
+
+    def without_autograd(self, traces: boundary_passes.Traces) -> boundary_passes.Traces:
+        """Perturbations alone are differentiated."""
+        computation = traces[1]
+        computation = boundary_passes.of_constants(computation, [p for p in computation.args if not is_norm_scalar(p)])
+        check_mutations(computation)
+        return traces[0], computation, traces[2]
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """Fuse the norm arithmetic of a normed program; leave the others alone."""

@@ -7,7 +7,7 @@ and devices.  What torch refuses, Thunder may compute all the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def of_torch(
     """
     if in_autocast_region() or torch._C._is_any_autocast_enabled():
         return UNKNOWN
-    call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), acquisition.fakes.strides)
+    call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), acquisition.fakes.stride_of)
     key = call.key()
     if key is None:
         return call.outcome(acquisition.fakes.mode)
@@ -70,14 +70,14 @@ class _Call:
     function: Callable
     args: tuple
     kwargs: dict
-    strides: Mapping[str, tuple[int, ...]]  # of inputs, by name
+    stride_of: Callable[[TensorProxy], tuple[int, ...] | None]
 
     def key(self) -> Any:
         """What the outcome depends on; None where that cannot be compared."""
         described = []
         for v in tree_leaves((self.args, list(self.kwargs.items()))):
             if isinstance(v, TensorProxy):
-                described.append((v.shape, v.dtype, v.device, self.strides.get(v.name)))
+                described.append((v.shape, v.dtype, v.device, self.stride_of(v)))
             elif isinstance(
                 v, bool | int | float | complex | str | dtypes.dtype | devices.Device | torch.dtype | torch.device | None
             ):
@@ -114,7 +114,7 @@ class _Call:
 
     def _empty(self, p: TensorProxy) -> torch.Tensor:
         shape, dtype, device = tuple(map(int, p.shape)), for_torch(p.dtype), for_torch(p.device)
-        stride = self.strides.get(p.name)
+        stride = self.stride_of(p)
         if stride is None:
             return torch.empty(shape, dtype=dtype, device=device)
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
@@ -136,6 +136,13 @@ def agrees(found: Any, wanted: Any) -> bool:
         is_of_class = isinstance(found, list if isinstance(wanted, list) else tuple)
         return is_of_class and len(found) == len(wanted) and all(map(agrees, found, wanted))
     return not isinstance(found, TensorProxy) and not (is_constant(wanted) and isinstance(found, NumberProxy))
+
+
+def note_strides(acquisition: Acquisition, found: Any, wanted: Any) -> None:
+    """Remember how torch lays out what its function returns, which Thunder's operation agrees with: torch runs that in the end."""
+    for p, t in zip(tree_leaves(_unwrapped(found)), tree_leaves(wanted), strict=False):
+        if isinstance(p, TensorProxy) and isinstance(t, torch.Tensor) and t.layout is torch.strided:
+            acquisition.fakes.strides.setdefault(p.name, t.stride())
 
 
 def is_constant(wanted: Any) -> bool:

@@ -66,6 +66,7 @@ class Autograd:
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
         self._starts: dict[int, _Start] = {}  # where gradients arrive that are for these as they were given
         self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
+        self.outdated: dict[int, torch.Tensor] = {}  # of these, what is not known any more: something in their memory was changed
         # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
         self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
         self.started: dict[str, TensorProxy] = {}  # plain tensors that the program made, and said that they require grad

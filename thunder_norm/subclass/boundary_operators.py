@@ -82,12 +82,23 @@ def unflatten_operator(fake: torch.Tensor, joint: Joint | None, tape: Tape | Non
         with torch.enable_grad():  # the generated epilogue runs under no_grad; inner results keep their history
             return spec.build(leaves)
 
+    is_at_one_place = len({t.storage_offset() for t in spec.leaves(fake)}) == 1
+
     def unflatten(*leaves: torch.Tensor) -> torch.Tensor:
+        own = leaves[: spec.num_leaves]
+        if is_at_one_place and len({t.storage_offset() for t in own}) > 1:
+            leaves = (*map(_at_the_start, own), *leaves[spec.num_leaves :])
         built = build(*leaves)
         check_inner(built, spec.names, "the result")
         return built
 
     return bindable(f"unflatten_{spec.cls.__name__}", unflatten)
+
+
+def _at_the_start(t: torch.Tensor) -> torch.Tensor:
+    """An inner tensor with a storage of its own if others have: one that lies in the memory of an input, where they were copied out of it."""
+    with torch.enable_grad():
+        return t.clone() if t.storage_offset() else t
 
 
 def wrap_output(proxy: SubclassProxy, leaves: Sequence[TensorProxy], wrap: Callable[..., torch.Tensor]) -> BoundSymbol:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -200,18 +201,36 @@ def _detached(may_be_given: Sequence[bool], *tensors: torch.Tensor) -> tuple[tor
     return tuple([t if m and not t.requires_grad else t.detach() for t, m in zip(tensors, may_be_given, strict=True)])
 
 
-_DETACHED = "detached"
+_DETACHED, COPIED = "detached", "copy_into_inputs"  # what `pass_through_epilogue` adds to epilogues
 
 
-def without_detaching(epilogue: TraceCtx) -> TraceCtx:
-    """The epilogue before `detach_inactive`, for callers that connect results themselves."""
+def of_values_alone(epilogue: TraceCtx) -> TraceCtx:
+    """The epilogue before `detach_inactive` and `write_back`, for callers that connect results themselves, or have no data."""
     new = from_trace(epilogue)
     swaps: dict = {}
     for b in epilogue.bound_symbols:
-        if b.sym.name.startswith(_DETACHED):
-            swaps |= {variableify(made): given for made, given in zip(b.flat_proxy_outs, b.flat_proxy_args, strict=True)}
+        if b.sym.name.startswith((_DETACHED, COPIED)):
+            swaps |= {variableify(made): given for made, given in zip(b.flat_proxy_outs, b.flat_proxy_args, strict=False)}
         else:
             new.bound_symbols.append(b.from_bsym_swap_proxies(swaps, skip_output=True) if swaps else b)
+    return new
+
+
+def of_constants(computation: TraceCtx, inputs: Sequence[Any]) -> TraceCtx:
+    """A computation for calls without autograd, of `inputs` that do not require grad: there is nothing for Thunder to differentiate.
+
+    It would keep what a backward needs, and leave out what is written into a view of what the program computes.
+    """
+    inputs = [p for p in inputs if isinstance(p, TensorProxy) and p.requires_grad]
+    if not inputs:
+        return computation
+    constants = {p.name: copy.copy(p) for p in inputs}
+    for p in constants.values():
+        p._requires_grad = False
+    new = from_trace(computation)
+    new.args = tuple([constants.get(p.name, p) if isinstance(p, TensorProxy) else p for p in computation.args])
+    swaps = {variableify(p): constants[p.name] for p in inputs}
+    new.bound_symbols = [b.from_bsym_swap_proxies(swaps) for b in computation.bound_symbols]
     return new
 
 

@@ -32,7 +32,7 @@ from thunder_norm.subclass.joint_operations import computed_from, with_copies, w
 from thunder_norm.subclass.mutations import check_newest
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import Recorder, recording
-from thunder_norm.subclass.refused_backward import refused_backward, untraceable_backward
+from thunder_norm.subclass.refused_backward import check_known, refused_backward, untraceable_backward
 from thunder_norm.subclass.tape import Tape
 from thunder_norm.subclass.trace import OperationId, composite
 from thunder_norm.tracing.recording import scope
@@ -315,6 +315,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     try:
         check_hooks(acquisition, outputs)
         found, segments = _backward(acquisition, outputs, sources, structures)
+        check_known(acquisition, segments)
     except Exception as e:  # noqa: BLE001 - the forward is right whatever the class says to an operation of the backward
         found, segments = refused_backward(acquisition, sources, structures, e)
     results = [

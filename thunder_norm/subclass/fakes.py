@@ -61,7 +61,7 @@ class Fakes:
         self.inputs: set[int] = set()  # the fakes of inputs, and of what Thunder computed without us
         self.computed: set[int] = set()  # of these, the latter
         self.inner: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
-        self.strides: dict[str, tuple[int, ...]] = {}  # of plain inputs, by proxy name
+        self.strides: dict[str, tuple[int, ...]] = {}  # of plain tensors, by proxy name, as far as torch says it
         self.written: dict[int, torch.Tensor] = {}  # those of inputs that the program has written into
         self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
         self.user_names: dict[Variable, TensorProxy] = {}  # Thunder's table of proxies it names after the user's variables
@@ -80,11 +80,23 @@ class Fakes:
         with self.mode:
             return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
 
+    def stride_of(self, proxy: TensorProxy) -> tuple[int, ...] | None:
+        """The strides in eager mode of what a plain proxy stands for, as far as they are known."""
+        known = self._fake_of.get(proxy.name)
+        return self.strides.get(proxy.name) if known is None else known.stride()
+
+    def keeps_strides(self, written: Any, result: Any) -> None:
+        """What an operation writes into and what it returns for it is one tensor."""
+        if isinstance(written, TensorProxy) and isinstance(result, TensorProxy):
+            stride = self.stride_of(written)
+            if stride is not None and written.shape == result.shape:
+                self.strides.setdefault(result.name, stride)
+
     def new_for(self, proxy: TensorProxy) -> FakeTensor:
         """The fake of a plain proxy that is met for the first time, and counts as an input."""
         shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy.shape)
         dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
-        stride = self.strides.get(proxy.name)
+        stride = self.stride_of(proxy)
         real = self.real_input(proxy)
         with self.mode:
             if real is not None and self.shared.holds(real):

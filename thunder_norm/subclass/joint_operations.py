@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from thunder_norm.subclass.trace import OperationId
 from thunder.core import prims
@@ -10,13 +10,19 @@ from thunder.core.symbol import BoundSymbol
 
 
 def with_copies(names: set[str], bsyms: Sequence[BoundSymbol]) -> set[str]:
-    """These names and those of their shallow copies, which are the same tensors when the program runs."""
+    """These names, those of their shallow copies and of what they are such copies of: the same tensors when the program runs."""
+    copies = list(_shallow_copies(bsyms))
     found = set(names)
-    for bsym in bsyms:
-        found |= with_copies(found, bsym.subsymbols)
-        if bsym.sym.id == prims.PrimIDs.SHALLOW_COPY and bsym.args[0].name in found:
-            found.add(bsym.output.name)
+    while more := {name for pair in copies if not found.isdisjoint(pair) for name in pair} - found:
+        found |= more
     return found
+
+
+def _shallow_copies(bsyms: Sequence[BoundSymbol]) -> Iterator[tuple[str, str]]:
+    for bsym in bsyms:
+        if bsym.sym.id == prims.PrimIDs.SHALLOW_COPY:
+            yield bsym.args[0].name, bsym.output.name
+        yield from _shallow_copies(bsym.subsymbols)
 
 
 def computed_from(names: set[str], bsyms: Sequence[BoundSymbol]) -> set[str]:

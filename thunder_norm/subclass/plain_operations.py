@@ -24,6 +24,7 @@ from thunder_norm.subclass.operations import operation_of, torch_callable
 from thunder_norm.tracing import views_in_place
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.version_counters import give_own
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
@@ -52,7 +53,10 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
     is_unknown = found is None and isinstance(fn, _OPAQUE) and any(isinstance(a.value, TensorProxy) for a in args)
     if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or torch_fn in _TORCHS:
         return functools.partial(_recorded, acquisition, torch_fn)
-    if found is None or not callable(found) or torch_fn.__name__ in views_in_place.NAMES:
+    if found is None or not callable(found):
+        return found
+    if torch_fn.__name__ in views_in_place.NAMES:
+        acquisition.fakes.strides.pop(args[0].value.name if args and isinstance(args[0].value, TensorProxy) else "", None)
         return found
 
     def call(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
@@ -63,7 +67,11 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
             return do_raise(wanted)
         result = found(*args, **kwargs)
         is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
-        if not is_raised and (is_in_place(torch_fn) or agreement.agrees(result, wanted)):
+        if not is_raised and is_in_place(torch_fn):
+            acquisition.fakes.keeps_strides(args[0].value, result.value)
+            return result
+        if not is_raised and agreement.agrees(result, wanted):
+            agreement.note_strides(acquisition, result, wanted)
             return result
         trace.scopes[:] = scopes  # a symbol whose meta function raises leaves its own scope behind
         for scope, length in zip(scopes, lengths, strict=True):
@@ -119,11 +127,18 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
         return result
     get_interpreterruntimectx().curexc = None
     if name.value == "data":
-        return _interpret_call(_data, obj)
+        return _data_of(obj)
     method = getattr(torch.Tensor, name.value)
     if not callable(method):
         return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
+
+
+def _data_of(tensor: WrappedValue) -> Any:
+    data = _interpret_call(_data, tensor)
+    if data is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        give_own(data.value)
+    return data
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.activity import propagate
 from thunder_norm.subclass.aliasing import Place, lies_in, place
-from thunder_norm.subclass.boundary_passes import Traces, pass_through_epilogue, results_and_received
+from thunder_norm.subclass.boundary_passes import COPIED, Traces, pass_through_epilogue, results_and_received
 from thunder_norm.subclass.fallback import made_for
 from thunder_norm.subclass.functional_forms import rewritten
 from thunder_norm.subclass.protocol import WrapperSpec
@@ -104,7 +104,7 @@ def write_back(acquisition: Acquisition, traces: Traces, written: list[Written],
         (checked, computation, epilogue),
         (*values, *received.values()),
         (*targets, *wrappers),
-        "copy_into_inputs",
+        COPIED,
         lambda *tensors: copy_back(len(written), views, *tensors),
     )
 

@@ -95,6 +95,7 @@ class Writing(TorchDispatchMode):
         if aliasing.is_permuted(target):  # which stays so, whatever the operation returns out of place
             self._become(target, aliasing.laid_out, (target, aliasing.order(target)))
         self._renew(aliases, target)
+        self._renew_kept(aliases, target)
         return result
 
     def _record_with_results(
@@ -121,6 +122,7 @@ class Writing(TorchDispatchMode):
                 value = self.call(without_history, (value,), {})
             self._become(target, aten.copy.default, (target, value))
             self._renew(aliases, target)
+            self._renew_kept(aliases, target)
         if not results:  # an in-place operation returns what it writes into
             return written[0][0]
         return results if len(results) > 1 else results[0]
@@ -261,14 +263,38 @@ class Writing(TorchDispatchMode):
 
     def _aliases(self, target: torch.Tensor) -> list[torch.Tensor]:
         """The tensors known by now that share memory with `target`."""
-        storage = target.untyped_storage()._cdata
         in_log = (t for r in self.log for t in (*r.inputs, *r.outputs))
-        tensors = itertools.chain((fake for fake, _ in self.acquisition.fakes.pairs()), in_log)
-        found = {id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}
-        return [t for t in found.values() if share_elements(t, target)]
+        return _in_memory_of(target, itertools.chain((fake for fake, _ in self.acquisition.fakes.pairs()), in_log))
+
+    def _renew_kept(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+        """Record what tensors became that torch's autograd may keep, a result as it was detached, in the memory of what was changed.
+
+        Where autograd does not notice the change (``x.a.mul_(2)``, ``x.data.mul_(2)``) the backward computes with what they became.
+        """
+        autograd, named = self.acquisition.autograd, {id(t) for t in (target, *aliases)}
+        base = aliasing.whole((target, *aliases))
+        for t in _in_memory_of(target, (fake for fake, _ in autograd.intermediates.values())):
+            if id(t) in named:
+                continue
+            autograd.outdated.pop(id(t), None)
+            if aliasing.is_reshaped(t, target):
+                self._become(t, aten.view.default, (target, list(t.shape)))
+            elif base is not None and base.dtype == t.dtype:
+                with torch.no_grad():
+                    found = self.call(aliasing.elements, (base, aliasing.order(base)), {})
+                self._become(t, aliasing.taken_out, (found, *aliasing.place(t)))
+            else:
+                autograd.outdated[id(t)] = t
 
     def renew_late(self, fake: torch.Tensor) -> None:
         """Record what an input is that is met after the program has written into its memory."""
         for t in self._aliases(fake):
             if id(t) in self.acquisition.fakes.written:
                 self._renew([fake], t)
+
+
+def _in_memory_of(target: torch.Tensor, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of some tensors, each once, that have elements of `target`, and are others."""
+    storage = target.untyped_storage()._cdata
+    found = {id(t): t for t in tensors if t is not target and t.untyped_storage()._cdata == storage}
+    return [t for t in found.values() if share_elements(t, target)]

@@ -141,8 +141,12 @@ def with_last_writes(trace: TraceCtx) -> TraceCtx:
     last: dict[int, TensorProxy] = {}  # by family: the result of the last write, if no name was made after it
     for bsym in trace.bound_symbols:
         if bsym.sym.id == prims.PrimIDs.UPDATE_ALIASES:
-            _unite(families, [p.name for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)])
-            last.pop(id(families[bsym.flat_proxy_outs[0].name]), None)
+            given = {p.name for p in bsym.flat_proxy_args}
+            for before, after in zip(bsym.flat_proxy_args, bsym.flat_proxy_outs, strict=True):  # of several memories, perhaps
+                _unite(families, [before.name, after.name])
+                family = id(families[after.name])
+                if family in last and last[family].name in given:
+                    del last[family]
         elif _is_inplace_op(bsym) and bsym.flat_proxy_args:
             target = bsym.flat_proxy_args[0]
             results = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)] or [target]

@@ -106,7 +106,7 @@ def _may_be_other(needed: list[BoundSymbol], p: TensorProxy, program: list[Bound
 def _steps(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
     """What operations are made of: of ``ones_like(x)`` the ones, which know nothing of x."""
     for bsym in bsyms:
-        if bsym.subsymbols:
+        if bsym.subsymbols and bsym.sym.name not in _OF_ONE_STEP:
             yield from _steps(bsym.subsymbols)
         elif {o.name for o in bsym.flat_proxy_outs} - {a.name for a in bsym.flat_proxy_args} or not bsym.flat_proxy_outs:
             yield bsym
@@ -131,7 +131,7 @@ def _is_of_numbers(bsym: BoundSymbol) -> bool:
     """Whether an operation makes the same of the same each time: of what torch runs, which may be random, what is known to."""
     is_small = all(math.prod(o.shape) <= _MAX_NUMEL for o in bsym.flat_proxy_outs if isinstance(o, TensorProxy))
     is_prim = isinstance(bsym.sym.id, prims.PrimIDs) and bsym.sym.id.name not in _OTHER_EACH_TIME
-    return is_small and (is_prim or bsym.sym.name in _OF_TORCH) and not has_tags(bsym, {prims.OpTags.RANDOM_OP})
+    return is_small and (is_prim or bsym.sym.name in _OF_TORCH | _OF_ONE_STEP) and not has_tags(bsym, {prims.OpTags.RANDOM_OP})
 
 
 # steps that Thunder leaves to torch
@@ -139,6 +139,7 @@ _OF_TORCH = frozenset(
     "broadcast_tensors new_ones new_zeros new_full eye linspace tril triu bool int long float aten_linspace_default "
     "aten_logspace_default".split()
 )
+_OF_ONE_STEP = frozenset({"lerp"})  # Thunder's primitive runs nowhere by itself
 _OTHER_EACH_TIME = ("EMPTY", "RANDINT", "RANDN", "UNIFORM", "UNIFORM_PHILOX", "MULTINOMIAL", "GET_AND_UPDATE_RNG_STATE")
 
 

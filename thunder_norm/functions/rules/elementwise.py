@@ -17,7 +17,7 @@ import torch
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.batching import sample_ndim, sample_shape, tensors_of, to_sample_shape, with_sample_ndim
 from thunder_norm.functions.derivatives import complex_of, of_operand, register_slopes
-from thunder_norm.functions.programs import is_complex
+from thunder_norm.functions.programs import detach, is_complex
 from thunder_norm.functions.registry import VjpRule, batching_rules, decompositions, jvp_rules, register_jvp, vjp_rules
 from thunder_norm.tracing.torch_semantics import clamp
 import thunder.torch as ltorch
@@ -278,6 +278,18 @@ def _polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
 
 
 decompositions.add(torch.polar, _polar)
+
+
+def _rounded_quotient(a: Any, b: Any, *, rounding_mode: str | None = None, out: None = None) -> Any:
+    """Constant wherever it is differentiable: torch's derivatives are 0, also by a zero, where those of the quotient are infinite."""
+    if rounding_mode is None:
+        return NotImplemented
+    quotient = ltorch.floor_divide(a, b) if rounding_mode == "floor" else clang.trunc_divide(a, b)
+    detach(quotient)
+    return prims.shallow_copy(quotient)
+
+
+decompositions.add(torch.div, _rounded_quotient)
 
 
 # The bits of a number as those of another type: no derivative.

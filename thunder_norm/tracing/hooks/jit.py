@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -26,6 +27,7 @@ from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.random_numbers import keep_draws
+from thunder_norm.user_code import user_line_of
 import thunder
 from thunder.core.compile_data import get_cache_option, get_compile_data
 from thunder.core.interpreter import InterpreterError
@@ -93,7 +95,9 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
             if isinstance(e.__cause__, ThunderNormError):
                 raise e.__cause__ from None
-            raise
+            raise _tensor_as_key(e, e.__cause__) from e.__cause__
+        except TypeError as e:
+            raise _tensor_as_key(e, e) from e.__cause__
         finally:
             autocast.end()
         if may_begin_again and asked.begins_again(found):
@@ -116,6 +120,20 @@ def _constant_tensor(error: NotImplementedError) -> Exception:
             "a traced function has a tensor that is the default of a parameter, or another constant of a function",
             why="Thunder finds tensors in arguments, modules, closures and global variables alone",
             instead="pass it as an argument; or default to None, and take the tensor from a global variable, a closure or a module",
+        )
+    )
+
+
+def _tensor_as_key(error: Exception, cause: BaseException | None) -> Exception:
+    """The error where a program asks for the hash of a tensor, which Thunder's have none; any other as it is."""
+    if not isinstance(cause, TypeError) or not re.fullmatch(r"unhashable type: '\w*Proxy'", str(cause)):
+        return error
+    return UnsupportedOpError(
+        with_details(
+            "the hash of a tensor in a traced program: it is a key of a dict, or in a set",
+            at=user_line_of(cause),
+            why="tensors of a trace have no identity that lasts: in-place operations, views and copies give others",
+            instead="use a name or a position as key, or a list",
         )
     )
 
