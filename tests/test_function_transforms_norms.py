@@ -11,8 +11,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same, float64
-from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map
-from thunder_norm.errors import TransformError, TransformTypeError
+from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, norm_report
+from thunder_norm.errors import TransformError, TransformTypeError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -161,3 +161,29 @@ def test_gradient_of_a_norm() -> None:
     x = RMSTensor(2.0, backing=A, norm_size_requires_grad=True)
     assert type(gradient) is RMSTensor
     assert_same(gradient.norm_size, torch.autograd.grad(size(x), x.norm_size)[0])
+
+
+class _OneStep(torch.nn.Module):
+    """An inner step of torch.func's, as in meta-learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.eye(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gradient = torch.func.grad(lambda w: (x @ w).square().sum())(self.weight)
+        return x @ (self.weight - 0.1 * gradient)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x: model(x),
+        lambda model, x: norm_report(thunder.jit(model, transforms=[NormTransform()]), x),
+        lambda model, x: torch.func.vmap(lambda w: torch.func.jvp(lambda v: x @ v, (w,), (w,))[0])(torch.ones(3, 4, 4)),
+    ],
+    ids=["eager", "report", "vmap"],
+)
+def test_norms_inside_functions_that_torch_transforms_are_refused(call) -> None:
+    with pytest.raises(UnsupportedOpError, match=r"torch\.(func|vmap)"):
+        call(_OneStep(), RMSTensor.of(torch.ones(2, 4)))

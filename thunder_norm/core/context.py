@@ -13,8 +13,8 @@ from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.ranges import Range
-from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.core.tensors import NormedTensor, describe
+from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
 
 T = TypeVar("T")
 Mode = Literal["bound", "typical", "modula"]
@@ -239,7 +239,20 @@ def run_operation(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def lift(t: torch.Tensor, kind: type[NormedTensor], elem_dims: Sequence[int] | None = None) -> NormedTensor:
-    """A plain tensor as a normed one: constants by their exact norm, parameters as the transform in use says."""
+    """A plain tensor as a normed one: constants by their exact norm, parameters as the transform in use says.
+
+    Raises:
+        UnsupportedOpError: a function that torch.func transforms derives it, or takes it apart.
+    """
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):
+        raise UnsupportedOpError(
+            with_details(
+                f"a NormedTensor meets a {describe(t)} of a function under grad, vmap or jvp of torch.func",
+                at=current_environment().user_location(),
+                why="torch transforms values alone: what it takes apart or derives has norms of its own, and no rule says them",
+                instead="leave the transformed function out of the call with norms",
+            )
+        )
     return _environment.get().lift(t, kind, None if elem_dims is None else tuple(elem_dims))
 
 

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thunder_norm.core import context, dispatch, in_place, registry
 from thunder_norm.core.kinds import LinfTensor
 from thunder_norm.core.ranges import Range, range_of_values
-from thunder_norm.core.tensors import NormedTensor, describe
-from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.lifting import Lifting
 from thunder_norm.norms.parameters import canonical_dims, refuse_mutation
 from thunder_norm.norms.written_parameters import Write, refused, sharing_memory, values_after, write_of
@@ -35,15 +35,6 @@ class LiftingEnvironment(context.Environment):
 
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor for a plain one, by the policy."""
-        if torch._C._functorch.is_functorch_wrapped_tensor(t):
-            raise UnsupportedOpError(
-                with_details(
-                    f"a NormedTensor meets a {describe(t)} of a function under grad, vmap or jvp of torch.func",
-                    at=self.user_location(),
-                    why="torch transforms values alone: what it takes apart or derives has norms of its own, and no rule says them",
-                    instead="leave the transformed function out of the call with norms",
-                )
-            )
         dims = canonical_dims(kind, elem_dims, t.ndim)
         self.lifting.check_known(t, self.user_location)
         normed = self.lift_over(t, kind, dims)
