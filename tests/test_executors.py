@@ -225,16 +225,16 @@ def test_dropout_draws_eagers_numbers_and_leaves_eagers_state():
     jitted = thunder.jit(f, transforms=[NormTransform()], **INDUCTOR)
     plain = thunder.jit(f, transforms=[NormTransform()])
     results = {}
-    for name, call in {"inductor": jitted, "thunder": plain, "inductor again": jitted}.items():
+    for name, call in {"eager": f, "inductor": jitted, "thunder": plain, "inductor again": jitted}.items():
         torch.manual_seed(seeded(3))
         y = call(*inputs)
         results[name] = (y, *torch.autograd.grad(y.sum(), inputs), torch.get_rng_state())
     for found in results.values():
-        assert_close(found[:-1], results["thunder"][:-1])
-        assert torch.equal(found[-1], results["thunder"][-1])
+        assert_close(found[:-1], results["eager"][:-1], rtol=1e-4, atol=1e-4)
+        assert torch.equal(found[-1], results["eager"][-1])
     torch.manual_seed(seeded(3))
     assert not torch.equal(torch.get_rng_state(), results["inductor"][-1])
-    assert names(thunder.last_traces(jitted)[-1].bound_symbols).count("uniform") == 2
+    assert names(thunder.last_traces(jitted)[-1].bound_symbols).count("dropout_noise") == 2
     assert last_regions(jitted)
 
 

@@ -35,7 +35,19 @@ def test_a_slice_of_the_programs(index: int):
             aliases,
             "with_last_writes",
             lambda trace: trace,
-            Writing(("x = x + self.b", "self.w.t().mul_(3.0)", "x = x @ self.r"), True, False, "real", 0),
+            Writing(
+                (
+                    "x = x + self.b",
+                    "y = self.r * self.w",
+                    "self.w[1:].copy_(self.r.sum() * -2.0)",
+                    "self.r.fill_(-2.0)",
+                    "self.w.view(-1)[:1].mul_(3.0)",
+                ),
+                False,
+                False,
+                "real, with gradients",
+                0,
+            ),
         ),
         (
             Writes,

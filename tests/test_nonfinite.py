@@ -211,7 +211,10 @@ def test_no_rule_bounds_data_that_is_not_finite(value):
             if data[i].numel() == 0 or (op in _SOFTMAX and value == value):
                 continue
             data[i].view(-1)[0] = value
-            y = case.call(*(b.kind.of(t, b.elem_dims) for b, t in zip(case.balls, data, strict=True)))
+            try:
+                y = case.call(*(b.kind.of(t, b.elem_dims) for b, t in zip(case.balls, data, strict=True)))
+            except torch.linalg.LinAlgError:  # torch has no singular values for it
+                continue
             actual, claimed = _norm(y), y.norm_size.item()
             if math.isfinite(claimed) and not actual <= claimed * (1 + 1e-6) + 1e-12:
                 wrong.append((op, rule, i, actual, claimed))

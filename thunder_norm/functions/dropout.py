@@ -5,6 +5,8 @@ Thunder takes it apart for its gradient and draws uniform numbers; on a CPU torc
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from thunder_norm.functions.opaque import opaque_executor
@@ -15,7 +17,7 @@ import thunder.torch as ltorch
 from thunder.core import devices, prims
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy, variableify
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.transforms import register_grad
 from thunder.torch import _torch_to_thunder_function_map
@@ -33,7 +35,7 @@ def with_torchs_noise(bsym: BoundSymbol, trace: TraceCtx) -> list[BoundSymbol]:
     """The operation as torch does it: x times 0 or 1 / (1 - p); `trace` knows the names of what is new."""
     x, p = bsym.args[0], bsym.args[1] if len(bsym.args) > 1 else bsym.kwargs.get("p", 0.5)
     with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym), scope(trace) as made:
-        dropped = ltorch.mul(x, _noise(_DETACH(x), p))
+        dropped = ltorch.mul(x, _noise()(_DETACH(x), p))
     return [b.from_bsym_swap_proxies({variableify(dropped): bsym.output}) for b in made]
 
 
@@ -41,10 +43,14 @@ def _draw(like: torch.Tensor, p: float) -> torch.Tensor:
     return torch.empty_like(like).bernoulli_(1 - p).div_(1 - p)
 
 
-_noise = opaque_executor.register_operator(
-    "dropout_noise",
-    meta=lambda like, p: TensorProxy(like=like, requires_grad=False),
-    fn=_draw,
-    tags=[prims.OpTags.RANDOM_OP],
-)
-register_grad(_noise, lambda like, p: _noise(like, p))  # none: it depends on the shape of its argument
+@functools.cache
+def _noise() -> Symbol:
+    symbol = opaque_executor.register_operator(
+        "dropout_noise",
+        meta=lambda like, p: TensorProxy(like=like, requires_grad=False),
+        fn=_draw,
+        tags=[prims.OpTags.RANDOM_OP],
+    )
+    # no gradient, as only the shape of its argument counts; here, as an import of ours changes nothing of Thunder
+    register_grad(symbol, symbol)
+    return symbol

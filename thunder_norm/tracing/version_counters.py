@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from thunder.core.proxies import Proxy, ProxyTag
+from thunder.core.proxies import Proxy
 
-ProxyTag.register_tag("OWN_VERSION_COUNTER")
+# A tag beside Thunder's own, to which an import of ours adds none.
+_OWN = "own version counter"
 
 
 def give_own(proxy: Proxy) -> None:
     """Let a result of an operation, a view for Thunder, have a version counter of its own."""
-    proxy.tags.add(ProxyTag.OWN_VERSION_COUNTER)
+    proxy.tags.add(_OWN)
 
 
 class VersionCounters:
@@ -26,7 +27,7 @@ class VersionCounters:
 
     def note_views(self, views: Mapping[str, str], outs: Iterable[Proxy]) -> None:
         """Take in the results of an operation that are views of others, or the others themselves."""
-        own = {p.name for p in outs if ProxyTag.OWN_VERSION_COUNTER in p.tags}
+        own = {p.name for p in outs if _OWN in p.tags}
         self._same_as |= {out: base for out, base in views.items() if out not in own}
 
     def of(self, name: str) -> str:
