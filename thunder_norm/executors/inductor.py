@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.executors import gradients
+from thunder_norm.executors import gradients, own_writes
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.graphs import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
@@ -40,7 +40,7 @@ class InductorExecutor(FusionExecutor):
         """The trace with regions in it."""
         started = time.perf_counter_ns()
         trace = _transform_for_operator_executor_execution(trace, get_always_executors())
-        items = partitioned(gradients.together(trace.bound_symbols))
+        items = partitioned(own_writes.without(gradients.together(trace.bound_symbols)))
         regions = [item for item in items if isinstance(item, Region)]
         used, returned = _used_outside(items)
         kept = gradients.kept_weights(trace.bound_symbols)
