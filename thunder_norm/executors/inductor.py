@@ -6,13 +6,15 @@ again what the prologue has checked.  Here the operations of a region run once o
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from thunder_norm.executors import gradients, own_writes
+from thunder_norm.executors import gradients, own_writes, stored
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.graphs import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
@@ -73,7 +75,8 @@ class InductorExecutor(FusionExecutor):
         return self._bound(f"inductor{fusion_counter}", renewed, traits)
 
     def _bound(self, name: str, region: Region, traits: Traits) -> BoundSymbol:
-        call = RegionCall(_function_of(name, region), traits).call
+        described = functools.partial(stored.described, region.bsyms, region.inputs, region.outputs)
+        call = RegionCall(_function_of(name, region), dataclasses.replace(traits, described=described)).call
         symbol = Symbol(name=name, id=name, meta=None, is_fusion=True, executor=self)
         tags = {BoundSymbolTag.BACKWARD} if region.is_backward else set()
         return BoundSymbol(
