@@ -28,6 +28,7 @@ class Traits:
     place: str  # "region 2 of 5"
     layouts: tuple[Layout, ...]  # of its results
     has_backward: bool
+    described: Callable[[], str | None] = lambda: None  # all that it does, as text
 
 
 @dataclass(eq=False)
@@ -108,7 +109,7 @@ class RegionCall:
     def _compiled(self, inputs: list[torch.Tensor]) -> Boxed | None:
         with first_calls.shown("compiling", lambda: self.traits.place):
             try:
-                return compiled(self.plain, inputs, self.traits.layouts, self.traits.has_backward)
+                return compiled(self.plain, inputs, self.traits.layouts, self.traits.has_backward, self.traits.described())
             except NotCompilable:
                 return None
 

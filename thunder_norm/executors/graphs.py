@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from thunder_norm.errors import CompilerError, with_details
+from thunder_norm.executors import stored
 
 Tensors = Sequence[torch.Tensor]
 Function = Callable[..., Tensors]
@@ -60,7 +63,9 @@ class _Plan:
     is_direct: bool  # what the graph computes is the results
 
 
-def compiled(function: Function, inputs: Tensors, layouts: Sequence[Layout], has_backward: bool) -> Boxed:
+def compiled(
+    function: Function, inputs: Tensors, layouts: Sequence[Layout], has_backward: bool, description: str | None = None
+) -> Boxed:
     """A function of a list, which it empties, with the results of `function`.
 
     Args:
@@ -68,6 +73,7 @@ def compiled(function: Function, inputs: Tensors, layouts: Sequence[Layout], has
         inputs: the function is for inputs with the sizes, strides, dtypes and devices of these.
         layouts: how each result is to lie in memory.
         has_backward: whether this is a part of a program that is differentiated.
+        description: all that the function does, as text; None if there is none.
 
     Raises:
         NotCompilable: it is to be called as it is.
@@ -77,11 +83,68 @@ def compiled(function: Function, inputs: Tensors, layouts: Sequence[Layout], has
     mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False))
     with mode:
         fakes = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
-        graph, plan = _traced(function, fakes, layouts)
-    _check_pure(graph)
-    _write_out_numbers(graph)
-    call = _through_inductor(graph, fakes, mode, _with_strides(plan, layouts), has_backward)
+    with _prepared(mode):
+        key = (
+            None
+            if description is None
+            else stored.key_of(description, fakes, f"{[layout.name for layout in layouts]} {has_backward}")
+        )
+        found = None if key is None else _loaded(stored.read(key), fakes, has_backward)
+    if found is None:
+        with mode:
+            graph, plan = _traced(function, fakes, layouts)
+        _check_pure(graph)
+        _write_out_numbers(graph)
+        with _prepared(mode), _errors():
+            made = _through_inductor(graph, fakes, _with_strides(plan, layouts), has_backward)
+        graph_key = getattr(made, "_fx_graph_cache_key", None)
+        if key is not None and graph_key is not None:
+            stored.write(key, {"graph": graph_key, "plan": dataclasses.asdict(plan)})
+    else:
+        made, plan = found
+    call = getattr(made, "current_callable", None) or made
+    if not getattr(made, "_boxed_call", False):
+        call = functools.partial(_unboxed, call)
     return call if plan.is_direct else _with_views(call, plan.views)
+
+
+def _unboxed(call: Function, inputs: list[torch.Tensor]) -> Tensors:
+    return call(inputs)
+
+
+@contextlib.contextmanager
+def _prepared(mode: FakeTensorMode) -> Iterator[None]:
+    """What inductor finds around it when it compiles, or reads what it has compiled."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    # what the generated code would assert of its inputs is checked by the caller, in one call of C++
+    without_checks = config.patch(size_asserts=False, alignment_asserts=False, scalar_asserts=False)
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)), without_checks:
+        yield
+
+
+def _loaded(kept: Any, fakes: Tensors, has_backward: bool) -> tuple[Any, _Plan] | None:
+    """What inductor's cache has for a region, if it was noted which graph that is, and the graph is still there."""
+    if kept is None:
+        return None
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    try:
+        views = (_View(**view | {name: tuple(view[name]) for name in ("size", "stride")}) for view in kept["plan"]["views"])
+        plan = _Plan(tuple(views), kept["plan"]["is_direct"])
+        constants = CompiledFxGraphConstants()
+        made, _ = FxGraphCache.load_with_key(kept["graph"], [], list(fakes), True, None, False, constants)
+        if made is None:
+            return None
+        options: Any = {"cudagraphs": BoxedBool(False), "is_backward": False, "is_inference": not has_backward}
+        made.post_compile(list(fakes), constants, options | {"static_input_idxs": (), "boxed_forward_device_index": None})
+    except Exception:  # noqa: BLE001 - whatever is wrong with what lies on disk, the region is compiled anew
+        return None
+    return made, plan
 
 
 def _with_views(call: Boxed, views: tuple[_View, ...]) -> Boxed:
@@ -217,27 +280,19 @@ def _with_strides(plan: _Plan, layouts: Sequence[Layout]) -> list[int]:
     return sorted(kept)
 
 
-def _through_inductor(
-    graph: torch.fx.GraphModule, fakes: Tensors, mode: FakeTensorMode, with_strides: list[int], has_backward: bool
-) -> Boxed:
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import compile_fx, config
-    from torch._inductor.virtualized import V
+def _through_inductor(graph: torch.fx.GraphModule, fakes: Tensors, with_strides: list[int], has_backward: bool) -> Any:
+    """What inductor makes of a graph."""
+    from torch._inductor import compile_fx
 
     (output,) = graph.graph.find_nodes(op="output")
     output.meta["original_output_strides"] = [tuple(n.meta["val"].stride()) for n in output.args[0]]
     output.meta["user_visible_output_idxs"] = with_strides
     _lay_out_weights(graph)
     _name_in_key(graph, with_strides)
-    # what the generated code would assert of its inputs is checked by the caller, in one call of C++
-    without_checks = config.patch(size_asserts=False, alignment_asserts=False, scalar_asserts=False)
-    with V.set_fake_mode(mode), tracing(TracingContext(mode)), without_checks, _errors():
-        written = list(output.args[0])
-        graph = compile_fx._recursive_joint_graph_passes(graph) or graph
-        _return_apart(graph, written)
-        made = compile_fx.compile_fx_inner(graph, list(fakes), is_inference=not has_backward)
-        call = getattr(made, "current_callable", None) or made
-        return call if getattr(made, "_boxed_call", False) else lambda given: made(given)  # type: ignore[operator]
+    written = list(output.args[0])
+    graph = compile_fx._recursive_joint_graph_passes(graph) or graph
+    _return_apart(graph, written)
+    return compile_fx.compile_fx_inner(graph, list(fakes), is_inference=not has_backward)
 
 
 def _return_apart(graph: torch.fx.GraphModule, written: Sequence[torch.fx.Node]) -> None:

@@ -6,13 +6,15 @@ again what the prologue has checked.  Here the operations of a region run once o
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from thunder_norm.executors import gradients
+from thunder_norm.executors import gradients, own_writes, stored
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.graphs import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
@@ -40,7 +42,7 @@ class InductorExecutor(FusionExecutor):
         """The trace with regions in it."""
         started = time.perf_counter_ns()
         trace = _transform_for_operator_executor_execution(trace, get_always_executors())
-        items = partitioned(gradients.together(trace.bound_symbols))
+        items = partitioned(own_writes.without(gradients.together(trace.bound_symbols)))
         regions = [item for item in items if isinstance(item, Region)]
         used, returned = _used_outside(items)
         kept = gradients.kept_weights(trace.bound_symbols)
@@ -73,7 +75,8 @@ class InductorExecutor(FusionExecutor):
         return self._bound(f"inductor{fusion_counter}", renewed, traits)
 
     def _bound(self, name: str, region: Region, traits: Traits) -> BoundSymbol:
-        call = RegionCall(_function_of(name, region), traits).call
+        described = functools.partial(stored.described, region.bsyms, region.inputs, region.outputs)
+        call = RegionCall(_function_of(name, region), dataclasses.replace(traits, described=described)).call
         symbol = Symbol(name=name, id=name, meta=None, is_fusion=True, executor=self)
         tags = {BoundSymbolTag.BACKWARD} if region.is_backward else set()
         return BoundSymbol(

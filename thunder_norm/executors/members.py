@@ -141,8 +141,12 @@ def region_device(bsym: BoundSymbol) -> str:
 
 def is_view(bsym: BoundSymbol) -> bool:
     """Whether an operation that may be in a region computes nothing, or copies at most: then each that needs it does it again."""
-    name = bsym.sym.name
-    return len(bsym.flat_proxy_args) == 1 and (name in _VIEWS or name.startswith(_ATEN_VIEWS))
+    return len(bsym.flat_proxy_args) == 1 and may_share_memory(bsym) and bsym.sym.name != "to"
+
+
+def may_share_memory(bsym: BoundSymbol) -> bool:
+    """Whether what an operation gives, one that may be in a region, may be an argument of it, or a part of one."""
+    return bsym.sym.name in _VIEWS or bsym.sym.name == "to" or bsym.sym.name.startswith(_ATEN_VIEWS)
 
 
 def is_constant(bsym: BoundSymbol) -> bool:
