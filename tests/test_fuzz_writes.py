@@ -37,7 +37,7 @@ def test_a_slice_of_the_programs(index: int):
             lambda trace: trace,
             Writing(
                 (
-                    "x = x + self.b",
+                    "v = c * 2",
                     "y = self.r * self.w",
                     "self.w[1:].copy_(self.r.sum() * -2.0)",
                     "self.r.fill_(-2.0)",
