@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thunder_norm.executors.inductor import executor as inductor
+    from thunder_norm.executors.executor import executor as inductor
 
 __all__ = ["inductor"]
 
@@ -13,8 +13,6 @@ __all__ = ["inductor"]
 def __getattr__(name: str) -> object:
     if name != "inductor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from thunder_norm.executors.inductor import executor
+    from thunder_norm.executors.executor import executor
 
-    # importing the module of that name has put it here
-    globals()[name] = executor
     return executor
