@@ -80,7 +80,8 @@ def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]
         if found is None or (moved := argument_of(found[1].x, args, kwargs)) is None:
             return out._facts
         gate, form = found
-        backing = run_real(op, (form.x.backing, *(a for a in args[1:] if a is not None)), kwargs)
+        others = () if op is torch.squeeze and args[1:] == (None,) else args[1:]  # it says None by not being given
+        backing = run_real(op, (form.x.backing, *others), kwargs)
         x = form.x.kind._wrap(backing, moved[0].norm_size, moved[1], moved[0].elem_dims)
         assert isinstance(x, RMSTensor), "its kind has been looked at"
         own = own_form(x)
