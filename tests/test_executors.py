@@ -15,7 +15,16 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, executors
-from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform, grad, hessian, profile, vmap
+from thunder_norm.transforms import (
+    CheckpointTransform,
+    NormTransform,
+    ProfileTransform,
+    SubclassTransform,
+    grad,
+    hessian,
+    profile,
+    vmap,
+)
 import thunder
 
 INDUCTOR = {"executors": [executors.inductor]}
@@ -249,6 +258,36 @@ def test_wrapper_subclasses():
         y, expected = jitted(x), model(x)
     assert isinstance(y, TwoTensor) and len(last_regions(jitted)) == 1
     assert_close((y.a, y.b), (expected.a, expected.b))
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        lambda: [SubclassTransform()],
+        lambda: [CheckpointTransform(), SubclassTransform()],
+        lambda: [SubclassTransform(), CheckpointTransform()],
+        lambda: [NormTransform(), ProfileTransform()],
+    ],
+    ids=["subclass", "checkpoint, subclass", "subclass, checkpoint", "norm, profile"],
+)
+@pytest.mark.parametrize("depth", [1, 3])
+def test_gradients_of_wrapper_subclasses(depth, transforms):
+    model = nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(4, 4), nn.ReLU())])
+    jitted = thunder.jit(model, transforms=transforms(), **INDUCTOR)
+
+    def gradients(f):
+        x = TwoTensor(torch.randn(3, 4), torch.randn(3, 4)).requires_grad_()
+        y = f(x)
+        torch.autograd.backward((y,), (TwoTensor(torch.ones(3, 4), torch.full((3, 4), 2.0)),))
+        found = [x.grad, *(p.grad for p in model.parameters())]
+        model.zero_grad()
+        return [t for g in found for t in (g.a, g.b)]
+
+    torch.manual_seed(seeded(4))
+    expected = gradients(model)
+    for _ in range(2):
+        torch.manual_seed(seeded(4))
+        assert_close(gradients(jitted), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_function_transforms():

@@ -162,8 +162,11 @@ class SubclassTransform(interception.Interpreting):
 
     def transform_trace_post_optimization(self, computation_trace: Any, **kwargs: Any) -> Any:
         """Tidy up the program that runs; leave those without wrappers alone."""
-        computation_trace = super().transform_trace_post_optimization(computation_trace, **kwargs)
-        return without_copies(computation_trace) if interception.is_interpreted() else computation_trace
+        if interception.is_interpreted():
+            computation_trace = without_copies(
+                computation_trace
+            )  # which says anew where names are deleted: regions that do it come last
+        return super().transform_trace_post_optimization(computation_trace, **kwargs)
 
     def transform_lowered(self, acquisition: Acquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """What a derived transform does once there are only plain tensors left."""

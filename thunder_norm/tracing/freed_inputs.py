@@ -36,6 +36,10 @@ def _freeing(bsyms: Sequence[BoundSymbol], names: set[str]) -> Iterator[BoundSym
                 yield prims.python_del.bind(*rest, output=None)
             freed = set()
             continue
+        freed = set(getattr(bsym.sym.python_printer, "freed", ()))  # by an earlier pass, after which names were deleted anew
+        if freed:
+            yield bsym
+            continue
         freed = _freed_by(bsym, following)
         yield _from_list(bsym, freed, names) if freed else bsym
 
@@ -65,5 +69,6 @@ def _from_list(bsym: BoundSymbol, freed: set[str], names: set[str]) -> BoundSymb
             f"{codeutils.prettyprint(outputs, literals_as_underscores=True)} = {name}({listed})",
         ]
 
+    vars(printer)["freed"] = frozenset(freed)
     symbol = dataclasses.replace(bsym.sym, python_printer=printer)
     return bsym.from_bsym(sym=symbol, _call_ctx={name: call.freeing})
