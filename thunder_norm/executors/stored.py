@@ -101,7 +101,7 @@ def key_of(description: str, fakes: Sequence[torch.Tensor], how: str) -> str | N
         not config.fx_graph_cache
         or config.force_disable_caches
         or config.triton.cudagraphs
-        or config.cudagraph_policy is not None
+        or getattr(config, "cudagraph_policy", None) is not None  # later versions of torch have it
     ):
         return None
     empty = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
