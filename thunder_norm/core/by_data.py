@@ -64,9 +64,8 @@ def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Calla
     inputs = [x for x in flat_tensors((args, kwargs)) if isinstance(x, NormedTensor)]
     if not _is_allowed.get() or not inputs or not is_local(*inputs) or op_key(func) in _OF_MEMORY or any(map(is_complex, inputs)):
         return None
-    if (
-        torch._C._current_graph_task_id() != -1
-    ):  # a derivative that torch.func takes: batches of derivatives within it end the process
+    # in a derivative that torch.func takes batches of derivatives end the process
+    if torch._C._current_graph_task_id() != -1:
         return None
     derivatives = _derivatives_of(func)
     if derivatives is None:

@@ -59,6 +59,11 @@ class Ellipsoid:
         """The largest entry of its vectors."""
         return self.scale * self.cov.diagonal().amax().sqrt() if self.scale else torch.zeros((), dtype=torch.float64)
 
+    @property
+    def entries(self) -> torch.Tensor:
+        """The largest that each entry of its vectors is, a constant."""
+        return self.scale * self.cov.detach().diagonal().sqrt()
+
     def part(self, groups: torch.Tensor) -> torch.Tensor:
         """The length of the longest part of one of its vectors, the entries of each part given by their numbers [parts, size]."""
         if self.scale == 0:

@@ -28,7 +28,7 @@ def reach(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor]:
     rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
     moved = torch.zeros(rows.shape[1], dtype=torch.float64)
     for part in spread.parts:
-        moved = moved + part.ellipsoid.scale * part.ellipsoid.cov.detach().diagonal().sqrt() * values(part.root.size.detach())
+        moved = moved + part.ellipsoid.entries * values(part.root.size.detach())
     if not len(rows):
         return -moved, moved
     largest = rows.abs().amax()

@@ -170,7 +170,7 @@ def matmul(call: Call, *, has_batch: bool = False) -> Found:
     if x is None or other is None:
         return None
     if moves(x) and moves(other):
-        return movements_nearby.product(call, x, other, torch.matmul)
+        return movements_nearby.matrix_product(call, x, other)
     if moves(x) and x.ndim >= 1 and other.ndim == 2:
         return _of_samples(call, x, has_batch=has_batch)
     if moves(other) and is_fixed(x) and x.ndim >= 2 and other.ndim >= 2:

@@ -160,15 +160,18 @@ def group_norm(call: Call) -> Found:
 @normed_op(torch.ops.aten._softmax.default).register_movement
 def softmax(call: Call) -> Found:
     """Its second derivative is ``p ((a - E a)(b - E b) - Cov(a, b))``, of length ``2 (Var a Var b)^(1/2) <= min(1, 2 max p) |a| |b|``."""
-    found = _softmax_nearby(call)
-    if found is None:
-        return None
-    moving, x, dim, r, largest = found
-    return _by_jacobian(call, moving, lambda plain: plain(x).softmax(dim), min(1.0, 2 * largest) * r * moved(_near(x)))
+    return _of_logits(call, torch.softmax, lambda count, largest: min(1.0, 2 * largest))
 
 
-def _softmax_nearby(call: Call) -> tuple[list[NormedTensor], NormedTensor, int, float, float] | None:
-    """What moves, the logits, their dimension, how far a row of them moves, and the largest weight there may be."""
+@normed_op(F.log_softmax).register_movement
+@normed_op(torch.ops.aten._log_softmax.default).register_movement
+def log_softmax(call: Call) -> Found:
+    """Its second derivative is ``-Cov(a, b)`` in each of n entries, of length ``n^(1/2) (Var a Var b)^(1/2) <= n^(1/2) min(1/2, max p) |a| |b|``."""
+    return _of_logits(call, torch.log_softmax, lambda count, largest: math.sqrt(count) * min(0.5, largest))
+
+
+def _of_logits(call: Call, f: Callable[..., torch.Tensor], curvature: Callable[[int, float], float]) -> Found:
+    """`f` over a dimension of logits, its second derivative bounded given their number and the largest weight there may be."""
     x, dim = call.given["input"], call.given["dim"]
     moving = _one_sample(call, [x])
     if moving is None or not isinstance(dim, int) or not x.ndim:
@@ -176,19 +179,7 @@ def _softmax_nearby(call: Call) -> tuple[list[NormedTensor], NormedTensor, int, 
     r = moved(_near(x), _groups(x, (dim - x.ndim if dim >= 0 else dim,))).detach().item()
     # of two logits the difference moves by at most sqrt(2) r
     largest = values(x.backing.detach()).softmax(dim).amax().item() * math.exp(min(math.sqrt(2) * r, 700.0))
-    return moving, x, dim, r, largest
-
-
-@normed_op(F.log_softmax).register_movement
-@normed_op(torch.ops.aten._log_softmax.default).register_movement
-def log_softmax(call: Call) -> Found:
-    """Its second derivative is ``-Cov(a, b)`` in each of n entries, of length ``n^(1/2) (Var a Var b)^(1/2) <= n^(1/2) min(1/2, max p) |a| |b|``."""
-    found = _softmax_nearby(call)
-    if found is None:
-        return None
-    moving, x, dim, r, largest = found
-    rate = math.sqrt(x.shape[dim]) * min(0.5, largest) * r
-    return _by_jacobian(call, moving, lambda plain: plain(x).log_softmax(dim), rate * moved(_near(x)))
+    return _by_jacobian(call, moving, lambda plain: f(plain(x), dim), curvature(x.shape[dim], largest) * r * moved(_near(x)))
 
 
 @normed_op(F.scaled_dot_product_attention).register_movement
@@ -217,7 +208,7 @@ def attention(call: Call) -> Found:
     if terms is None:
         return None
     roots = parts_of(terms, at_data.numel())
-    by_root = [(r.ellipsoid.scale * r.ellipsoid.cov.diagonal().sqrt()).reshape(at_data.shape).detach() for r in roots]
+    by_root = [r.ellipsoid.entries.reshape(at_data.shape) for r in roots]
     by = Moved(*(n.detach().item() for n in lengths))
     first = sum((a * r.root.size.detach() for a, r in zip(by_root, roots, strict=True)), torch.zeros_like(at_data))
     near = Nearby.of(query, key, value, bias, is_causal, s, by, first + 2 * abs(s) * by.query * by.key)
@@ -229,22 +220,21 @@ def attention(call: Call) -> Found:
 # -- products of what moves -----------------------------------------------------------------------------------------------
 
 
-def product(call: Call, a: Any, b: Any, f: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Found:
-    """A product of two tensors that both move, each entry of one with some of the other, as a matrix product or entry by entry.
+def matrix_product(call: Call, a: Any, b: Any) -> Found:
+    """The matrix product of two tensors that both move.
 
-    Its derivative changes by ``e_a d_b + d_a e_b`` for moves e of the point: by ``|e_a| |d_b| + |d_a| |e_b|`` at most, which Cauchy-Schwarz
-    gives for matrix products, and with the largest entries of e for products of entries.
+    Its derivative changes by ``e_a d_b + d_a e_b`` for moves e of the point: by ``|e_a| |d_b| + |d_a| |e_b|`` at most (Cauchy-Schwarz).
     """
     moving = _one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
         return None
     of_a, of_b = moved(_near(a)), moved(_near(b))
     besides = of_a.detach() * of_b + of_b.detach() * of_a
-    return _by_jacobian(call, moving, lambda plain: f(plain(a), plain(b)), besides)
+    return _by_jacobian(call, moving, lambda plain: plain(a) @ plain(b), besides)
 
 
 def entrywise(call: Call, a: Any, b: Any) -> Found:
-    """The same entry by entry, broadcast: how often an entry is used counts."""
+    """The same entry by entry, by the largest entries of e; broadcast, so that it counts how often an entry is used."""
     moving = _one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
         return None
