@@ -48,11 +48,14 @@ class Ellipsoid:
         """The length of its longest vector, differentiable in `cov`: at the vector's direction."""
         if self.scale == 0:
             return torch.zeros((), dtype=torch.float64)
-        with torch.no_grad():
-            _, vectors = torch.linalg.eigh(self.cov)
-            v = vectors[:, -1]
-        n = len(self.cov)
-        return self.scale * (v @ self.cov @ v * (1 + 64 * n * EPSILON)).sqrt()
+        if self.cov.requires_grad:
+            with torch.no_grad():
+                _, vectors = torch.linalg.eigh(self.cov)
+                v = vectors[:, -1]
+            largest = v @ self.cov @ v
+        else:
+            largest = torch.linalg.eigvalsh(self.cov)[-1]
+        return self.scale * (largest * (1 + 64 * len(self.cov) * EPSILON)).sqrt()
 
     @cached_property
     def entry(self) -> torch.Tensor:
@@ -126,6 +129,10 @@ class LinearMap:
         """``C t`` for a matrix of columns."""
         raise NotImplementedError
 
+    def columns(self, factors: torch.Tensor) -> torch.Tensor:
+        """``C diag(factors)``, as a matrix, or as its diagonal if it has no other entries."""
+        return self.times(torch.diag(factors))
+
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``: how large a result's terms are together, given how large the entries of the vector are."""
         raise NotImplementedError
@@ -144,6 +151,10 @@ class Dense(LinearMap):
         """``C t``."""
         return self._matrix @ t
 
+    def columns(self, factors: torch.Tensor) -> torch.Tensor:
+        """``C diag(factors)``."""
+        return self._matrix * factors
+
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``."""
         return self._matrix.detach().abs() @ sizes.detach()
@@ -161,6 +172,10 @@ class Scaled(LinearMap):
     def times(self, t: torch.Tensor) -> torch.Tensor:
         """``C t``."""
         return self._factors[:, None] * t
+
+    def columns(self, factors: torch.Tensor) -> torch.Tensor:
+        """The diagonal of ``C diag(factors)``."""
+        return self._factors * factors
 
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``."""

@@ -99,31 +99,47 @@ def _tensors(steps: Sequence[Step]) -> list[torch.Tensor]:
     return bends + [t for s in steps if isinstance(s, Sum) for _, c in s.terms for t in c.tensors]
 
 
+# The columns of a map that belong to one part of what is kept: a matrix, its diagonal if it has no other entries, or None for zeros.
+_Columns = torch.Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class _Vector:
-    """``scale * K z`` of the vector z of all that is kept, K of as many columns as there were."""
+    """``scale * K z`` of the vector z of all that is kept, K by columns for the parts that there were."""
 
-    matrix: torch.Tensor
+    columns: tuple[_Columns, ...]
     magnitudes: torch.Tensor
     scale: float
     growth: float  # of the state, when the magnitudes were taken
 
+    @property
+    def size(self) -> int:
+        """How many entries it has."""
+        return len(self.magnitudes)
+
 
 @dataclass(frozen=True, eq=False)
 class _Bent:
-    """What one bend did: its multipliers, the map to its x, and X from then on."""
+    """What one bend did: its multipliers, its x, and X from then on."""
 
     multipliers: torch.Tensor
-    half: torch.Tensor
-    matrix: torch.Tensor
+    x: _Vector
     after: torch.Tensor
 
 
 @dataclass(eq=False)
 class _Run:
-    """One pass over the steps: the covariance of what is kept, and the last vector's."""
+    """One pass over the steps: the covariance of what is kept, and the last vector's.
+
+    Attributes:
+        cov: of all parts but the last bend's e.
+        sizes: of the parts; the first is z's.
+        variances: of the entries of the last bend's e, ``1 / T``; None before the first bend.
+    """
 
     cov: torch.Tensor
+    sizes: list[int]
+    variances: torch.Tensor | None = None
     growth: float = 1.0  # of standard deviations, at most, since the beginning
     bent: list[_Bent] = field(default_factory=list)
     last: _Vector | None = None
@@ -142,77 +158,130 @@ class _Run:
         assert self.result is not None and self.last is not None
         return Ellipsoid.of(self.result, base.scale * self.last.scale)
 
+    @cached_property
+    def powers(self) -> tuple[float, torch.Tensor, torch.Tensor]:
+        """The largest diagonal entry of the result, the result divided by it, and that squared."""
+        assert self.result is not None
+        size = self.result.diagonal().max().item()
+        q = self.result / size if size else self.result
+        return size, q, q @ q
+
     def value(self) -> float:
         """``tr Q^4``, its logarithm."""
-        assert self.result is not None and self.last is not None
-        size = self.result.diagonal().max().item()
+        assert self.last is not None
+        size, _, square = self.powers
         if size == 0:
             return -math.inf
-        q = self.result / size
-        return math.log((q @ q).square().sum().item()) + _POWER * (math.log(size) + 2 * math.log(max(self.last.scale, 1e-300)))
+        return math.log(square.square().sum().item()) + _POWER * (math.log(size) + 2 * math.log(max(self.last.scale, 1e-300)))
 
     def covariance(self, v: _Vector) -> torch.Tensor:
-        k = v.matrix.shape[1]
-        out = v.matrix @ self.cov[:k, :k] @ v.matrix.T
-        return above((out + out.T) / 2, self._magnitudes(v), k)
+        """Of a vector, above the exact one."""
+        of_full, of_last = self._split(v)
+        out = _conjugated(of_full, self.cov, self.sizes)
+        if of_last is not None:
+            assert self.variances is not None
+            out = out + (torch.diag(of_last.square() * self.variances) if of_last.ndim == 1 else (of_last * self.variances) @ of_last.T)
+        terms = sum(self.sizes[: len(v.columns)])
+        return above((out + out.T) / 2, self._magnitudes(v), terms)
+
+    def _split(self, v: _Vector) -> tuple[tuple[_Columns, ...], _Columns]:
+        """A vector's columns for the parts in `cov`, and those for the last e."""
+        full = len(self.sizes) - (self.variances is not None)
+        return v.columns[:full], v.columns[full] if len(v.columns) > full else None
 
     def _magnitudes(self, v: _Vector) -> torch.Tensor:
         return v.magnitudes * (self.growth / v.growth)
 
     def add(self, vectors: Sequence[_Vector], step: Sum) -> _Vector:
         scale = max(vectors[i].scale * c.scale for i, c in step.terms)
-        columns = max(vectors[i].matrix.shape[1] for i, _ in step.terms)
-        matrix, magnitudes = 0.0, 0.0
+        columns: list[_Columns] = [None] * max(len(vectors[i].columns) for i, _ in step.terms)
+        magnitudes = 0.0
         for i, c in step.terms:
             v, ratio = vectors[i], vectors[i].scale * c.scale / scale if scale else 0.0
-            matrix = matrix + torch.nn.functional.pad(c.times(v.matrix), (0, columns - v.matrix.shape[1])) * ratio
+            for j, k in enumerate(v.columns):
+                columns[j] = _sum(columns[j], None if k is None else (c.times(k) if k.ndim == 2 else c.columns(k)) * ratio)
             magnitudes = magnitudes + c.magnitudes(self._magnitudes(v)) * ratio
-        assert isinstance(matrix, torch.Tensor) and isinstance(magnitudes, torch.Tensor)
-        return _Vector(matrix, magnitudes, max(scale, 1e-300) if scale else 0.0, self.growth)
+        assert isinstance(magnitudes, torch.Tensor)
+        return _Vector(tuple(columns), magnitudes, max(scale, 1e-300) if scale else 0.0, self.growth)
 
     def bent_of(self, x: _Vector) -> tuple[torch.Tensor, torch.Tensor]:
         """Of a vector that is to be bent: its covariance, with what rounding may be, and that of it and what is kept."""
         q = self.covariance(x) + torch.diag(_GUARD * self._magnitudes(x).square())
-        return q, x.matrix @ self.cov[: x.matrix.shape[1]]
+        of_full, of_last = self._split(x)
+        with_kept = _times(of_full, self.cov, self.sizes)
+        if self.variances is not None:
+            with_last = torch.zeros(x.size, len(self.variances), dtype=q.dtype) if of_last is None else of_last * self.variances
+            with_kept = torch.cat([with_kept, torch.diag(with_last) if with_last.ndim == 1 else with_last], 1)
+        return q, with_kept
 
     def bend(
         self, x: _Vector, step: Bend, given: torch.Tensor | _Start, known: tuple[torch.Tensor, torch.Tensor] | None
     ) -> _Vector | None:
         q, with_kept = known or self.bent_of(x)
         t = _first_multipliers(q.detach(), step, given) if isinstance(given, _Start) else given
-        root, k = t.sqrt(), x.matrix.shape[1]
+        root = t.sqrt()
         h = root[:, None] * q * root
-        eye = torch.eye(len(h), dtype=h.dtype)
-        if torch.linalg.cholesky_ex(_TOP * eye - h.detach())[1].item():
+        gap = _gap(h.detach())
+        if gap is None:
             return None
-        factor, _ = torch.linalg.cholesky_ex(eye - h)
-        g = root[:, None] * with_kept
-        y = torch.linalg.solve_triangular(factor, g, upper=False)
-        grown = self.cov + y.T @ y
-        gap = 1 / _largest_at_most(torch.cholesky_inverse(factor.detach()))  # 1 less the largest eigenvalue of h
+        factor, _ = torch.linalg.cholesky_ex(torch.eye(len(h), dtype=h.dtype) - h)
+        y = torch.linalg.solve_triangular(factor, root[:, None] * with_kept, upper=False)
+        kept = self.cov if self.variances is None else torch.block_diag(self.cov, torch.diag(self.variances))
+        grown = kept + y.T @ y
         m = len(grown)
-        # rounding: of g at most sqrt(m / _GUARD) eps of its size, m^2 of which add up, over the gap
-        margin = 8 * EPSILON * m**2.5 / math.sqrt(_GUARD) / max(gap, 1 - _TOP)
-        before = self.cov.diagonal().detach()
+        # rounding: of with_kept at most sqrt(m / _GUARD) eps of its size, m^2 of which add up, over the gap
+        margin = 8 * EPSILON * m**2.5 / math.sqrt(_GUARD) / gap
+        before = kept.diagonal().detach()
         grown = (grown + grown.T) / 2 + torch.diag(margin * grown.detach().diagonal())
         self.growth *= math.sqrt((grown.diagonal().detach() / before.clamp(min=1e-290)).max().item()) if before.any() else 1.0
-        self.bent.append(_Bent(t, step.half, x.matrix, grown))
-        self.cov = torch.block_diag(grown, torch.diag(1 / t))
-        matrix = torch.cat([torch.nn.functional.pad(step.middle[:, None] * x.matrix, (0, m - k)), torch.diag(step.half)], 1)
+        self.bent.append(_Bent(t, x, grown))
+        self.cov, self.variances = grown, 1 / t
+        bent = [None if k is None else step.middle * k if k.ndim == 1 else step.middle[:, None] * k for k in x.columns]
+        none: list[_Columns] = [None] * (len(self.sizes) - len(bent))
+        self.sizes.append(len(t))
         sizes = step.middle.detach().abs() * self._magnitudes(x) + step.half.detach() / root.detach()
-        return _Vector(matrix, sizes, x.scale, self.growth)
+        return _Vector((*bent, *none, step.half), sizes, x.scale, self.growth)
 
 
-def _largest_at_most(matrix: torch.Tensor) -> float:
-    """An upper bound of the largest eigenvalue of a positive matrix, within a factor of n^(1/16): ``(tr A^16)^(1/16)``."""
-    logarithm, weight = 0.0, 1.0
-    for _ in range(3):
-        size = matrix.diagonal().max().item()
-        logarithm, weight = logarithm + weight * math.log(size), weight / 2
-        matrix = matrix / size
-        matrix = matrix @ matrix
-    # the trace of A^16 is the sum of the squares of A^8
-    return math.exp(logarithm + weight / 2 * math.log(matrix.square().sum().item())) * (1 + 1e-9)
+def _sum(a: _Columns, b: _Columns) -> _Columns:
+    if a is None or b is None:
+        return b if a is None else a
+    if a.ndim == b.ndim:
+        return a + b
+    return (torch.diag(a) + b) if a.ndim == 1 else (a + torch.diag(b))
+
+
+def _dense(columns: Sequence[_Columns], sizes: Sequence[int]) -> torch.Tensor:
+    """The columns as one matrix, of those parts that there are columns for."""
+    n = next(len(k) for k in columns if k is not None)
+    parts = zip(columns, sizes, strict=False)
+    return torch.cat([torch.zeros(n, m, dtype=torch.float64) if k is None else torch.diag(k) if k.ndim == 1 else k for k, m in parts], 1)
+
+
+def _times(columns: Sequence[_Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """``K t``, t with at least as many rows as K has columns."""
+    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
+        return columns[0][:, None] * t[: len(columns[0])]
+    k = _dense(columns, sizes)
+    return k @ t[: k.shape[1]]
+
+
+def _conjugated(columns: Sequence[_Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """``K t K^T``."""
+    k = sum(sizes[: len(columns)])
+    half = _times(columns, t[:k, :k], sizes)
+    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
+        return half * columns[0]
+    return half @ _dense(columns, sizes).T
+
+
+def _gap(h: torch.Tensor) -> float | None:
+    """A number that 1 is above the largest eigenvalue of a symmetric matrix by, one of a few; None if it is not below `_TOP`."""
+    eye = torch.eye(len(h), dtype=h.dtype)
+    for gap in (0.25, 0.02, 0.002, 1 - _TOP):
+        if not torch.linalg.cholesky_ex((1 - gap) * eye - h)[1].item():
+            return gap
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +294,8 @@ class _Begun:
 
 
 def _begin(base: Ellipsoid, steps: Sequence[Step]) -> _Begun:
-    run, size = _Run(base.cov), len(base.cov)
-    vectors = [_Vector(torch.eye(size, dtype=base.cov.dtype), base.cov.detach().diagonal().sqrt(), 1.0, 1.0)]
+    run = _Run(base.cov, [len(base.cov)])
+    vectors = [_Vector((torch.ones(len(base.cov), dtype=base.cov.dtype),), base.cov.detach().diagonal().sqrt(), 1.0, 1.0)]
     for step in steps:
         if isinstance(step, Bend):
             return _Begun(base, tuple(vectors), run.bent_of(vectors[step.of]))
@@ -236,7 +305,7 @@ def _begin(base: Ellipsoid, steps: Sequence[Step]) -> _Begun:
 
 def _run(begun: _Begun, steps: Sequence[Step], multipliers: Sequence[torch.Tensor] | _Start) -> _Run | None:
     """All steps with these multipliers, or with first ones; None where some H is not below 1."""
-    run, vectors = _Run(begun.base.cov), list(begun.vectors)
+    run, vectors = _Run(begun.base.cov, [len(begun.base.cov)]), list(begun.vectors)
     for step in steps[len(vectors) - 1 :]:
         if isinstance(step, Sum):
             made: _Vector | None = run.add(vectors, step)
@@ -302,23 +371,36 @@ def _directions(run: _Run) -> list[torch.Tensor]:
     ``d tr(A P) / d log T_i = T_i (C X A X C^T)_ii - A_ee / T_i`` with A the weight of what is kept; before the bend it is that of z, times
     ``I + X C^T T C`` from both sides.
     """
-    assert run.result is not None and run.last is not None
-    q = run.result / run.result.diagonal().max()
-    weight = run.last.matrix.T @ torch.linalg.matrix_power(q, _POWER - 1) @ run.last.matrix
-    size = len(run.cov)
-    a = torch.zeros(size, size, dtype=q.dtype)
-    k = len(weight)
-    a[:k, :k] = weight
+    assert run.last is not None
+    _, q, square = run.powers
+    cube, columns = square @ q, run.last.columns
+    *full, last = run.sizes
+    own = torch.zeros(last, dtype=q.dtype)
+    if len(columns) > len(full) and (k := columns[len(full)]) is not None:
+        own = k.square() * cube.diagonal() if k.ndim == 1 else ((cube @ k) * k).sum(0)
+    a = _weights(columns[: len(full)], cube, full)
     found = []
-    for bent in reversed(run.bent):
-        m, t = len(bent.after), bent.multipliers
-        own, a = a[m:, m:].diagonal()[: len(t)], a[:m, :m]
-        y = bent.matrix @ bent.after[: bent.matrix.shape[1]]
+    for i, bent in reversed(list(enumerate(run.bent))):
+        t, sizes = bent.multipliers, run.sizes[: i + 1]
+        y = _times(bent.x.columns, bent.after, sizes)
         shrinking, growing = own / t, ((y @ a) * y).sum(1) * t
         tiny = 1e-30 * (shrinking.max() + growing.max()) + 1e-300
         found.append(((shrinking + tiny) / (growing + tiny)).log().clamp(-8, 8))
-        if len(found) < len(run.bent):
-            e = y.T @ (t[:, None] * torch.nn.functional.pad(bent.matrix, (0, m - bent.matrix.shape[1])))
-            e = e + torch.eye(m, dtype=q.dtype)
+        if i:
+            e = torch.eye(sum(sizes), dtype=q.dtype)
+            x = _dense(bent.x.columns, sizes)
+            e[:, : x.shape[1]] += y.T @ (t[:, None] * x)
             a = e.T @ a @ e
+            own, a = a.diagonal()[-sizes[-1] :], a[: -sizes[-1], : -sizes[-1]]
     return found[::-1]
+
+
+def _weights(columns: Sequence[_Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """``K^T t K`` for all parts, zeros where there are no columns."""
+    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
+        found = columns[0][:, None] * t * columns[0]
+    else:
+        k = _dense(columns, sizes)
+        found = k.T @ t @ k
+    left = sum(sizes) - len(found)
+    return torch.nn.functional.pad(found, (0, left, 0, left))

@@ -9,7 +9,7 @@ from thunder_norm.op_names import op_key
 
 _Condition = Callable[[tuple], bool]
 
-_programs: dict[str, tuple[Callable, _Condition | None]] = {}
+_programs: dict[Any, tuple[Callable, _Condition | None]] = {}
 
 
 def written_as(*functions: Callable, when: _Condition | None = None) -> Callable[[Callable], Callable]:
@@ -30,5 +30,5 @@ def written_as(*functions: Callable, when: _Condition | None = None) -> Callable
 
 def program_of(key: Any, args: tuple = ()) -> Callable | None:
     """The program registered for calls of an operation, by its key, with these positional arguments."""
-    program, when = _programs.get(key, (None, None)) if isinstance(key, str) else (None, None)
+    program, when = _programs.get(key, (None, None))
     return program if when is None or when(args) else None
