@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from tests.seeds import seeded
 from tests.within_norms import actual_norm
-from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, sensitivities, with_perturbation
+from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.rules.recurrent import _blocks, geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
@@ -71,14 +73,16 @@ def test_values_are_torchs_and_within_their_norms(name):
         assert actual_norm(normed) <= normed.norm_size * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("sensitivity", ["global", "local", "composed", "within"])
 @pytest.mark.parametrize("name", MODULES)
-def test_sensitivity_bounds_the_jacobian(name):
+def test_sensitivity_bounds_the_jacobian(name, sensitivity):
     """Against the largest of many directions' derivatives."""
     torch.manual_seed(seeded(1))
     module = MODULES[name]().to(D)
     x = torch.randn(4, 2, 3, dtype=D)
-    normed = with_perturbation(RMSTensor.of(x))
-    (claimed,) = sensitivities(module(normed)[0], [normed])
+    normed = with_perturbation(RMSTensor.of(x), 1e-3 if sensitivity == "within" else 1.0)
+    with norm_sensitivity(sensitivity):
+        (claimed,) = sensitivities(module(normed)[0], [normed])
     for _ in range(10):
         direction = torch.randn_like(x)
         direction /= RMSTensor.of(direction).norm_size
@@ -114,6 +118,73 @@ def test_geometric_sums(count):
 @pytest.mark.parametrize("steps", [1, 2, 17, 18, 1000])
 def test_blocks_are_all_steps_but_the_first(steps):
     assert [t for begin, end in _blocks(steps) for t in range(begin, end)] == list(range(1, steps))
+
+
+# -- at the data ----------------------------------------------------------------------------------------------------------------
+
+
+def steepest(f, t: torch.Tensor, kind: type, steps: int = 60) -> float:
+    """How far f(t) moves, the largest of its rows in RMS, for moves of t of norm 1, at least: found by ascent to first order."""
+    out, pullback = torch.func.vjp(f, t)
+
+    def unit(d: torch.Tensor) -> torch.Tensor:
+        """The move of norm 1 that goes furthest along d: each row of length 1, or a matrix whose singular values are 1."""
+        if kind is RMSToRMSTensor:
+            u, _, v = torch.linalg.svd(d, full_matrices=False)
+            return u @ v * (d.shape[0] / d.shape[1]) ** 0.5
+        return d / d.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
+
+    best = 0.0
+    for row in range(len(out)):
+        d = unit(torch.randn_like(t))
+        for _ in range(steps):
+            moved = torch.func.jvp(f, (t,), (d,))[1][row]
+            best = max(best, moved.square().mean().sqrt().item())
+            (back,) = pullback(torch.zeros_like(out).index_put((torch.tensor(row),), moved))
+            d = unit(back)
+    return best
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("layer", GATES)
+def test_local_sensitivities_are_those_of_the_gates(layer, has_bias, steps):
+    torch.manual_seed(seeded(4))
+    width, scale = 3, 1.5
+    states = [torch.randn(1, width, dtype=D) for _ in range(1 + (layer is lstm_layer))]
+    given = [scale * torch.randn(steps, 1, GATES[layer] * width, dtype=D), *states]
+    given += [scale * torch.randn(GATES[layer] * width, width, dtype=D) / width**0.5]
+    given += [torch.randn(GATES[layer] * width, dtype=D)] if has_bias else []
+    is_projected = layer is lstm_layer and has_bias
+    given += [torch.randn(width, width, dtype=D)] if is_projected else []
+    count = len(given)
+    matrices = {count - 1 - has_bias - is_projected} | ({count - 1} if is_projected else set())
+    kinds = [RMSToRMSTensor if i in matrices else RMSTensor for i in range(count)]
+    for moving in range(count):
+        with norm_sensitivity("local"):
+            outs = layer(*(
+                with_perturbation(kind.of(t), float(i == moving)) for i, (kind, t) in enumerate(zip(kinds, given, strict=True))
+            ))  # fmt: skip
+        for at, out in enumerate(outs):
+            f = lambda t, at=at, i=moving: layer(*given[:i], t, *given[i + 1 :])[at].reshape(-1, width)  # noqa: E731
+            found = steepest(f, given[moving], kinds[moving])
+            claimed = out.perturbation_size.item()
+            assert found <= claimed * (1 + 1e-6)
+            if steps == 1:
+                assert claimed <= 10 * found + 1e-9
+
+
+def test_what_half_open_gates_forget_does_not_add_up_at_the_data():
+    """Over 200 steps the bound for all data knows nothing of it; its logarithm is several times that of the one at the data."""
+    torch.manual_seed(seeded(5))
+    x = torch.randn(200, 2, 8, dtype=D)
+    for module in (nn.LSTM(8, 16).to(D), nn.GRU(8, 16).to(D)):
+        claims = {}
+        for sensitivity in ("global", "local"):
+            normed = with_perturbation(RMSTensor.of(x))
+            with norm_sensitivity(sensitivity):
+                claims[sensitivity] = sensitivities(module(normed)[1][0], normed).item()
+        assert math.log(claims["global"]) > 3 * math.log(claims["local"]), claims
 
 
 # -- mode typical ---------------------------------------------------------------------------------------------------------------

@@ -180,7 +180,9 @@ class _Run:
         out = _conjugated(of_full, self.cov, self.sizes)
         if of_last is not None:
             assert self.variances is not None
-            out = out + (torch.diag(of_last.square() * self.variances) if of_last.ndim == 1 else (of_last * self.variances) @ of_last.T)
+            out = out + (
+                torch.diag(of_last.square() * self.variances) if of_last.ndim == 1 else (of_last * self.variances) @ of_last.T
+            )
         terms = sum(self.sizes[: len(v.columns)])
         return above((out + out.T) / 2, self._magnitudes(v), terms)
 
@@ -255,7 +257,9 @@ def _dense(columns: Sequence[_Columns], sizes: Sequence[int]) -> torch.Tensor:
     """The columns as one matrix, of those parts that there are columns for."""
     n = next(len(k) for k in columns if k is not None)
     parts = zip(columns, sizes, strict=False)
-    return torch.cat([torch.zeros(n, m, dtype=torch.float64) if k is None else torch.diag(k) if k.ndim == 1 else k for k, m in parts], 1)
+    return torch.cat(
+        [torch.zeros(n, m, dtype=torch.float64) if k is None else torch.diag(k) if k.ndim == 1 else k for k, m in parts], 1
+    )
 
 
 def _times(columns: Sequence[_Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:

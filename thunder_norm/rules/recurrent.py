@@ -9,13 +9,18 @@ weight.  A step's pre-activations a are in one tensor, of which a gate's part ha
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 
 from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules import _recurrent_local
+from thunder_norm.rules._recurrent_steps import Activation, each_step, elman_step, gru_step, lstm_step
 from thunder_norm.rules._shared import as_kind, root_sum_squares, scalar
 
 Tensors = tuple[torch.Tensor, ...]
@@ -48,9 +53,18 @@ def of_bias(x: RMSTensor | None, like: torch.Tensor) -> tuple[torch.Tensor, floa
     return (torch.zeros_like(like), 0.0) if x is None else per_step(x)
 
 
-def outcome(size: torch.Tensor, sensitivity: dict[str, torch.Tensor], given: dict[str, object]) -> RMSTensor:
+def outcome(size: torch.Tensor, sensitivity: dict[str, torch.Tensor], given: Mapping[str, object]) -> RMSTensor:
     """A state's norm; sensitivities to the arguments that there are."""
     return RMSTensor(size, elem_dims=(-1,), sensitivity={k: v for k, v in sensitivity.items() if given[k] is not None})
+
+
+def _is_at_data(given: Mapping[str, NormedTensor | None]) -> bool:
+    return is_local(*(x for x in given.values() if x is not None))
+
+
+def _times(moves: Mapping[str, torch.Tensor], costs: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    """Sensitivities to norms, from those to sizes at each step and what these cost."""
+    return {k: v * costs.get(k, 1.0) for k, v in moves.items()}
 
 
 # -- LSTM ----------------------------------------------------------------------------------------------------------------------
@@ -78,14 +92,8 @@ def lstm_layer(
     Returns:
         All states [T, batch, width of h], the last state, the last cell state.
     """
-    states = []
-    for a in gates.unbind(0):
-        i, f, g, o = (a + torch.nn.functional.linear(h, weight, bias)).chunk(4, -1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        h = h if projection is None else torch.nn.functional.linear(h, projection)
-        states.append(h)
-    return torch.stack(states), h, c
+    after = list(each_step(lstm_step, gates, (h, c), weight, bias, projection))
+    return torch.stack([s.h for s in after]), *after[-1][:2]
 
 
 @lstm_layer.register_norm
@@ -103,6 +111,7 @@ def _lstm_layer(
     Sensitivity: m_T of ``m_t = m_(t-1) + k_t (d_a + w r m_(t-1))``, k_t = 2 sqrt(1 + 2/16 + C_t^2 / 16), C_t = C_0 + t - 1 the largest
                  entry of c; times r for h
     Gap:         the slopes of the four gates and the growth of c cannot all be largest at once, and at every step
+    Local:       the gates' own slopes, step by step (`_recurrent_local.lstm`)
     Source:      ``|d c'| <= |d c| + C/4 |d f| + 1/4 |d i| + |d g|``, ``|d h'| <= |d c'| + 1/4 |d o|``, Cauchy-Schwarz over the gates
     """
     (g, c_g), (n_h, c_h), (n_c, c_c) = (per_step(x) for x in (gates, h, c))
@@ -110,6 +119,12 @@ def _lstm_layer(
     r = torch.ones_like(g) if projection is None else projection.norm_size
     n = torch.maximum(n_h, r)
     size = n_c + steps * torch.tanh(2 * (g + w * n + b))
+    given = {"gates": gates, "h": h, "c": c, "weight": weight, "bias": bias, "projection": projection}
+    costs = {"gates": c_g, "h": c_h, "c": c_c, "bias": c_b}
+    if _is_at_data(given):
+        found = _recurrent_local.lstm(gates, h, c, weight, bias, projection)
+        sizes = (r * torch.tanh(size), r * torch.tanh(size), size)
+        return tuple(outcome(n, _times(moves, costs), given) for n, moves in zip(sizes, found, strict=True))
     largest = _largest(c)
 
     def slope(step: int) -> torch.Tensor:
@@ -124,14 +139,14 @@ def _lstm_layer(
         rest, total = rest * power, total * power + k * sum_of_powers
         after_first = after_first * power + k * sum_of_powers
     moves = {
-        "gates": total * c_g,
-        "h": rest * first * w * c_h,
-        "c": rest * c_c,
+        "gates": total,
+        "h": rest * first * w,
+        "c": rest,
         "weight": total * n,
-        "bias": total * c_b,
+        "bias": total,
         "projection": after_first * w,
     }
-    given = {"gates": gates, "h": h, "c": c, "weight": weight, "bias": bias, "projection": projection}
+    moves = _times(moves, costs)
     of_state = {k: r * v for k, v in moves.items()}
     of_state["projection"] = of_state["projection"] + torch.tanh(size)
     state = [outcome(r * torch.tanh(size), of_state, given) for _ in range(2)]
@@ -160,14 +175,8 @@ def gru_layer(gates: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: 
     Returns:
         All states [T, batch, H], and the last.
     """
-    states = []
-    for a in gates.unbind(0):
-        of_state = torch.nn.functional.linear(h, weight, bias)
-        (r, z, new), (r_h, z_h, new_h) = a.chunk(3, -1), of_state.chunk(3, -1)
-        z = torch.sigmoid(z + z_h)
-        h = (1 - z) * torch.tanh(new + torch.sigmoid(r + r_h) * new_h) + z * h
-        states.append(h)
-    return torch.stack(states), h
+    states = [s.h for s in each_step(gru_step, gates, (h,), weight, bias)]
+    return torch.stack(states), states[-1]
 
 
 @gru_layer.register_norm
@@ -177,6 +186,7 @@ def _gru_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMS
     Value:       min(M, sqrt(1 + n^2), n + T tanh(sqrt 3 (g + w n' + b))), M = max(1, largest entry of h), n' = min(M, sqrt(1 + n^2))
     Sensitivity: m_T of ``m_t = m_(t-1) + q (d_a + w m_(t-1))``, q = sqrt 3 sqrt(1 + (U^2 + (M + 1)^2) / 16), U the largest entry of u_n
     Gap:         the slopes of the three gates cannot all be largest at once, and at every step
+    Local:       the gates' own slopes, step by step (`_recurrent_local.gru`)
     Source:      ``|d h'| <= |d h| + |d a_n| + |d u_n| + U/4 |d r| + (M + 1)/4 |d z|``, Cauchy-Schwarz over the gates
     """
     (g, c_g), (n_h, c_h) = per_step(gates), per_step(h)
@@ -184,11 +194,15 @@ def _gru_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMS
     bound = _largest(h).clamp(min=1.0)
     n = torch.minimum(bound, root_sum_squares(n_h, scalar(1.0, n_h)))
     size = torch.minimum(n, n_h + steps * torch.tanh(math.sqrt(3) * (g + w * n + b)))
+    given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
+    costs = {"gates": c_g, "h": c_h, "bias": c_b}
+    if _is_at_data(given):
+        found = _recurrent_local.gru(gates, h, weight, bias)
+        return tuple(outcome(size, _times(moves, costs), given) for moves in found)
     entry = math.sqrt(3 * h.shape[-1]) * (w * n + b)
     q = math.sqrt(3) * (1 + (entry.square() + (bound + 1).square()) / 16).sqrt()
     power, total = geometric(1 + q * w, steps)
-    moves = {"gates": q * total * c_g, "h": power * c_h, "weight": q * total * n, "bias": q * total * c_b}
-    given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
+    moves = _times({"gates": q * total, "h": power, "weight": q * total * n, "bias": q * total}, costs)
     return outcome(size, moves, given), outcome(size, moves, given)
 
 
@@ -196,17 +210,14 @@ def _gru_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMS
 
 
 def _elman(
-    activation: Callable[[torch.Tensor], torch.Tensor],
+    activation: Activation,
     gates: torch.Tensor,
     h: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> Tensors:
-    states = []
-    for a in gates.unbind(0):
-        h = activation(a + torch.nn.functional.linear(h, weight, bias))
-        states.append(h)
-    return torch.stack(states), h
+    states = [s.h for s in each_step(functools.partial(elman_step, activation), gates, (h,), weight, bias)]
+    return torch.stack(states), states[-1]
 
 
 @normed_op
@@ -229,11 +240,24 @@ def _elman_rule(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RM
     if is_bounded:
         reach = torch.minimum(reach, n_h.clamp(min=1.0))
     size = torch.tanh(g + b + w * reach) if is_bounded else g + b + w * reach
+    given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
+    costs = {"gates": c_g, "h": c_h, "bias": c_b}
+    if _is_at_data(given):
+        activation, slope = (torch.tanh, _slope_of_tanh) if is_bounded else (torch.relu, _slope_of_relu)
+        found = _recurrent_local.elman(activation, slope, gates, h, weight, bias)
+        return tuple(outcome(size, _times(moves, costs), given) for moves in found)
     _, total = geometric(w, steps)
     share, _ = geometric(w.clamp(min=1.0), steps - 1)
-    moves = {"gates": total * c_g, "h": w * share * c_h, "weight": total * reach, "bias": total * c_b}
-    given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
+    moves = _times({"gates": total, "h": w * share, "weight": total * reach, "bias": total}, costs)
     return outcome(size, moves, given), outcome(size, moves, given)
+
+
+def _slope_of_tanh(state: torch.Tensor) -> torch.Tensor:
+    return 1 - state.square()
+
+
+def _slope_of_relu(state: torch.Tensor) -> torch.Tensor:
+    return (state > 0).to(state.dtype)
 
 
 def _reach(n: torch.Tensor, a: torch.Tensor, w: torch.Tensor, steps: int) -> torch.Tensor:
@@ -249,6 +273,7 @@ def _rnn_tanh_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias
     Value:       tanh(g + b + w n'), n' the largest of the states before: at most max(1, n), and what `rnn_relu_layer` says of them
     Sensitivity: 1 + w + ... + w^(T - 1) to the gates and b, times n' to W; w max(1, w)^(T - 1) to h
     Gap:         tanh has slope 1 at 0 only, and all steps are rarely the worst at once
+    Local:       the steepest slope of each step (`_recurrent_local.elman`)
     """
     return _elman_rule(gates, h, weight, bias, is_bounded=True)
 
@@ -260,5 +285,6 @@ def _rnn_relu_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias
     Value:       (g + b) (1 + w + ... + w^(T - 1)) + w max(1, w)^(T - 1) n      (attained by constants where w >= 1)
     Sensitivity: 1 + w + ... + w^(T - 1) to the gates and b, times the largest of the states before to W; w max(1, w)^(T - 1) to h
     Gap:         where w < 1 the first state matters at the first step only, the others at the last
+    Local:       steps at which no unit is open hand nothing on (`_recurrent_local.elman`)
     """
     return _elman_rule(gates, h, weight, bias, is_bounded=False)
