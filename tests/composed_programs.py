@@ -59,6 +59,8 @@ def _layer(pick: random.Random, make: torch.Generator, size: int) -> tuple[Progr
         "affine": (lambda x: act(F.linear(x, w, bias)), out),
         "residual": (lambda x: x + c * F.linear(act(F.linear(x, w, bias)), v), size),
         "two bends": (lambda x: x - F.linear(act(F.linear(act(F.linear(x, w)), v)), u), size),
+        "gated": (lambda x: torch.sigmoid(F.linear(x, w, bias)) * torch.tanh(F.linear(x, w)), out),
+        "gated residual": (lambda x: x + c * torch.sin(x @ u) * torch.sigmoid(x * row), size),
         "scaled": (lambda x: act(x * row) * c, size),
         "sliced": (lambda x: act(x)[..., : size - 1] - x[..., 1:] / 2 if size > 1 else x, max(size - 1, 1)),
         "joined": (lambda x: torch.cat([act(x @ w.T), x.flip(-1)], -1), out + size),

@@ -319,10 +319,19 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     if made.besides is not None:
         parts.append(Vertex(Root(made.besides), size, given=Ellipsoid.ball(size, 1.0)))
     moved = _size(y, made.ndim, parts)
-    if made.besides is not None and y.perturbation_size is not None and moved.item() > y.perturbation_size.item():
-        return  # the norm rule has one constant for all points, which is less this far from the data
+    if y.perturbation_size is not None and moved.item() > y.perturbation_size.item():
+        if made.besides is not None:
+            return  # the norm rule has one constant for all points, which is less this far from the data
+        moved = y.perturbation_size  # of products, say; what is made of this may still move less by what is known of entries
     y.perturbation_size = moved
     y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)))
+
+
+def moves_as(y: NormedTensor, other: NormedTensor) -> None:
+    """Let y be known to move as `other` does, which is the same tensor, computed another way: in its ellipsoid, and no further than both."""
+    y._spread = other._spread
+    sizes = [t.perturbation_size for t in (y, other)]
+    y.perturbation_size = min((n for n in sizes if n is not None), key=torch.Tensor.item, default=None)
 
 
 def _row_of(y: NormedTensor, ndim: int, size: int) -> float:

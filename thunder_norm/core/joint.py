@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 import torch
 
+from thunder_norm.core import columns as columns_of
+from thunder_norm.core.columns import Columns
 from thunder_norm.core.ellipsoids import EPSILON, Ellipsoid, LinearMap, above
 
 # H stays below it, so that I - H can be inverted.
@@ -99,15 +101,11 @@ def _tensors(steps: Sequence[Step]) -> list[torch.Tensor]:
     return bends + [t for s in steps if isinstance(s, Sum) for _, c in s.terms for t in c.tensors]
 
 
-# The columns of a map that belong to one part of what is kept: a matrix, its diagonal if it has no other entries, or None for zeros.
-_Columns = torch.Tensor | None
-
-
 @dataclass(frozen=True, eq=False)
 class _Vector:
     """``scale * K z`` of the vector z of all that is kept, K by columns for the parts that there were."""
 
-    columns: tuple[_Columns, ...]
+    columns: tuple[Columns, ...]
     magnitudes: torch.Tensor
     scale: float
     growth: float  # of the state, when the magnitudes were taken
@@ -177,7 +175,7 @@ class _Run:
     def covariance(self, v: _Vector) -> torch.Tensor:
         """Of a vector, above the exact one."""
         of_full, of_last = self._split(v)
-        out = _conjugated(of_full, self.cov, self.sizes)
+        out = columns_of.conjugated(of_full, self.cov, self.sizes)
         if of_last is not None:
             assert self.variances is not None
             out = out + (
@@ -186,7 +184,7 @@ class _Run:
         terms = sum(self.sizes[: len(v.columns)])
         return above((out + out.T) / 2, self._magnitudes(v), terms)
 
-    def _split(self, v: _Vector) -> tuple[tuple[_Columns, ...], _Columns]:
+    def _split(self, v: _Vector) -> tuple[tuple[Columns, ...], Columns]:
         """A vector's columns for the parts in `cov`, and those for the last e."""
         full = len(self.sizes) - (self.variances is not None)
         return v.columns[:full], v.columns[full] if len(v.columns) > full else None
@@ -196,12 +194,14 @@ class _Run:
 
     def add(self, vectors: Sequence[_Vector], step: Sum) -> _Vector:
         scale = max(vectors[i].scale * c.scale for i, c in step.terms)
-        columns: list[_Columns] = [None] * max(len(vectors[i].columns) for i, _ in step.terms)
+        columns: list[Columns] = [None] * max(len(vectors[i].columns) for i, _ in step.terms)
         magnitudes = 0.0
         for i, c in step.terms:
             v, ratio = vectors[i], vectors[i].scale * c.scale / scale if scale else 0.0
             for j, k in enumerate(v.columns):
-                columns[j] = _sum(columns[j], None if k is None else (c.times(k) if k.ndim == 2 else c.columns(k)) * ratio)
+                columns[j] = columns_of.total(
+                    columns[j], None if k is None else (c.times(k) if k.ndim == 2 else c.columns(k)) * ratio
+                )
             magnitudes = magnitudes + c.magnitudes(self._magnitudes(v)) * ratio
         assert isinstance(magnitudes, torch.Tensor)
         return _Vector(tuple(columns), magnitudes, max(scale, 1e-300) if scale else 0.0, self.growth)
@@ -210,7 +210,7 @@ class _Run:
         """Of a vector that is to be bent: its covariance, with what rounding may be, and that of it and what is kept."""
         q = self.covariance(x) + torch.diag(_GUARD * self._magnitudes(x).square())
         of_full, of_last = self._split(x)
-        with_kept = _times(of_full, self.cov, self.sizes)
+        with_kept = columns_of.times(of_full, self.cov, self.sizes)
         if self.variances is not None:
             with_last = torch.zeros(x.size, len(self.variances), dtype=q.dtype) if of_last is None else of_last * self.variances
             with_kept = torch.cat([with_kept, torch.diag(with_last) if with_last.ndim == 1 else with_last], 1)
@@ -239,44 +239,10 @@ class _Run:
         self.bent.append(_Bent(t, x, grown))
         self.cov, self.variances = grown, 1 / t
         bent = [None if k is None else step.middle * k if k.ndim == 1 else step.middle[:, None] * k for k in x.columns]
-        none: list[_Columns] = [None] * (len(self.sizes) - len(bent))
+        none: list[Columns] = [None] * (len(self.sizes) - len(bent))
         self.sizes.append(len(t))
         sizes = step.middle.detach().abs() * self._magnitudes(x) + step.half.detach() / root.detach()
         return _Vector((*bent, *none, step.half), sizes, x.scale, self.growth)
-
-
-def _sum(a: _Columns, b: _Columns) -> _Columns:
-    if a is None or b is None:
-        return b if a is None else a
-    if a.ndim == b.ndim:
-        return a + b
-    return (torch.diag(a) + b) if a.ndim == 1 else (a + torch.diag(b))
-
-
-def _dense(columns: Sequence[_Columns], sizes: Sequence[int]) -> torch.Tensor:
-    """The columns as one matrix, of those parts that there are columns for."""
-    n = next(len(k) for k in columns if k is not None)
-    parts = zip(columns, sizes, strict=False)
-    return torch.cat(
-        [torch.zeros(n, m, dtype=torch.float64) if k is None else torch.diag(k) if k.ndim == 1 else k for k, m in parts], 1
-    )
-
-
-def _times(columns: Sequence[_Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """``K t``, t with at least as many rows as K has columns."""
-    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
-        return columns[0][:, None] * t[: len(columns[0])]
-    k = _dense(columns, sizes)
-    return k @ t[: k.shape[1]]
-
-
-def _conjugated(columns: Sequence[_Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """``K t K^T``."""
-    k = sum(sizes[: len(columns)])
-    half = _times(columns, t[:k, :k], sizes)
-    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
-        return half * columns[0]
-    return half @ _dense(columns, sizes).T
 
 
 def _gap(h: torch.Tensor) -> float | None:
@@ -382,29 +348,18 @@ def _directions(run: _Run) -> list[torch.Tensor]:
     own = torch.zeros(last, dtype=q.dtype)
     if len(columns) > len(full) and (k := columns[len(full)]) is not None:
         own = k.square() * cube.diagonal() if k.ndim == 1 else ((cube @ k) * k).sum(0)
-    a = _weights(columns[: len(full)], cube, full)
+    a = columns_of.weights(columns[: len(full)], cube, full)
     found = []
     for i, bent in reversed(list(enumerate(run.bent))):
         t, sizes = bent.multipliers, run.sizes[: i + 1]
-        y = _times(bent.x.columns, bent.after, sizes)
+        y = columns_of.times(bent.x.columns, bent.after, sizes)
         shrinking, growing = own / t, ((y @ a) * y).sum(1) * t
         tiny = 1e-30 * (shrinking.max() + growing.max()) + 1e-300
         found.append(((shrinking + tiny) / (growing + tiny)).log().clamp(-8, 8))
         if i:
             e = torch.eye(sum(sizes), dtype=q.dtype)
-            x = _dense(bent.x.columns, sizes)
+            x = columns_of.dense(bent.x.columns, sizes)
             e[:, : x.shape[1]] += y.T @ (t[:, None] * x)
             a = e.T @ a @ e
             own, a = a.diagonal()[-sizes[-1] :], a[: -sizes[-1], : -sizes[-1]]
     return found[::-1]
-
-
-def _weights(columns: Sequence[_Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """``K^T t K`` for all parts, zeros where there are no columns."""
-    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
-        found = columns[0][:, None] * t * columns[0]
-    else:
-        k = _dense(columns, sizes)
-        found = k.T @ t @ k
-    left = sum(sizes) - len(found)
-    return torch.nn.functional.pad(found, (0, left, 0, left))

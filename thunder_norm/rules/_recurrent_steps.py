@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -70,14 +70,14 @@ def elman_step(
     return ElmanStep(activation(a + F.linear(h, weight, bias)))
 
 
-Step = LSTMStep | GRUStep | ElmanStep
+Step = TypeVar("Step", LSTMStep, GRUStep, ElmanStep)
 
 
 def each_step(
-    step: Callable[..., Step], gates: torch.Tensor, states: tuple[torch.Tensor, ...], *weights: torch.Tensor | None
+    step: Callable[..., Step], gates: Iterable[torch.Tensor], states: tuple[torch.Tensor, ...], *weights: torch.Tensor | None
 ) -> Iterator[Step]:
-    """All steps over a sequence, [T, batch, width]; the first of what each leaves are the states of the next."""
-    for a in gates.unbind(0):
+    """All steps over a sequence of the input's parts, [batch, width] each; the first of what each leaves are the states of the next."""
+    for a in gates:
         after = step(a, *states, *weights)
         states = tuple(after[: len(states)])
         yield after

@@ -15,10 +15,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import LARGEST, Call, Made, Term, is_fixed, moves, spread_of, values
+from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
+from thunder_norm.core.known_ranges import range_within
+from thunder_norm.core.local import is_within
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.core.within import reach
 from thunder_norm.rules import movements_nearby
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -330,8 +334,32 @@ def mul(call: Call) -> Found:
     """x c."""
     a, b = call.given.get("input"), call.given.get("other")
     if moves(a) and moves(b):
-        return movements_nearby.entrywise(call, a, b)
+        return movements_nearby.entrywise(call, a, b) or _of_two(call, a, b)
     return _multiplied(call, b, a) if moves(b) else _multiplied(call, a, b)
+
+
+def _of_two(call: Call, a: NormedTensor, b: NormedTensor) -> Found:
+    """The product of two tensors of the same rows that both move, where it is known between which numbers their entries stay.
+
+    ``a' b' - a b = a' (b' - b) + b (a' - a)``: each moves with the entries of the other as slopes.
+    """
+    (y,), of_a, of_b = call.results, spread_of(a), spread_of(b)
+    if not a.shape == b.shape == y.shape or of_a is None or of_b is None or of_a.ndim != of_b.ndim:
+        return None
+    by_b, by_a = _between(b, of_b), _between(a, of_a)
+    return None if by_a is None or by_b is None else [Made(of_a.ndim, (Term(a, by_b), Term(b, by_a)))]
+
+
+def _between(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Between which numbers each feature of x is, for all inputs that the bound is about; None if there are none."""
+    found = range_within(x) or Range()
+    lows = [found.low] + ([] if found.least is None else [found.least.value().item()])
+    highs = [found.high] + ([] if found.most is None else [found.most.value().item()])
+    low, high = (torch.full((spread.parts[0].size,), end, dtype=torch.float64) for end in (max(lows), min(highs)))
+    if is_within():
+        near = reach(x, spread)
+        low, high = torch.maximum(low, near[0]), torch.minimum(high, near[1])
+    return (low, high) if low.isfinite().all() and high.isfinite().all() else None
 
 
 @normed_op(torch.div).register_movement

@@ -92,7 +92,7 @@ def lstm_layer(
     Returns:
         All states [T, batch, width of h], the last state, the last cell state.
     """
-    after = list(each_step(lstm_step, gates, (h, c), weight, bias, projection))
+    after = list(each_step(lstm_step, gates.unbind(0), (h, c), weight, bias, projection))
     return torch.stack([s.h for s in after]), *after[-1][:2]
 
 
@@ -175,7 +175,7 @@ def gru_layer(gates: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: 
     Returns:
         All states [T, batch, H], and the last.
     """
-    states = [s.h for s in each_step(gru_step, gates, (h,), weight, bias)]
+    states = [s.h for s in each_step(gru_step, gates.unbind(0), (h,), weight, bias)]
     return torch.stack(states), states[-1]
 
 
@@ -216,7 +216,7 @@ def _elman(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> Tensors:
-    states = [s.h for s in each_step(functools.partial(elman_step, activation), gates, (h,), weight, bias)]
+    states = [s.h for s in each_step(functools.partial(elman_step, activation), gates.unbind(0), (h,), weight, bias)]
     return torch.stack(states), states[-1]
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.composed import is_composed, moves, moves_as
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.programs import written_as
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.rules._recurrent_steps import each_step, elman_step, gru_step, lstm_step
 from thunder_norm.rules.recurrent import gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
 
 Tensors = tuple[torch.Tensor, ...]
@@ -33,11 +36,45 @@ def _packed(*args: Any, **kwargs: Any) -> Any:
     raise refuse_packed(current_environment().user_location())
 
 
+_STEPS: dict[Any, Callable] = {
+    lstm_layer: lstm_step,
+    gru_layer: gru_step,
+    rnn_tanh_layer: functools.partial(elman_step, torch.tanh),
+    rnn_relu_layer: functools.partial(elman_step, torch.relu),
+}
+
+
+def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int) -> Tensors:
+    """One direction of one layer: all states, as x has its steps along the dimension `time`, and the last ones."""
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    gates = F.linear(x.transpose(0, time) if time else x, w_ih, b_ih)
+    out, *after = layer(gates.flip(0) if is_reversed else gates, *states, w_hh, b_hh, *projection)
+    out = out.flip(0) if is_reversed else out
+    found = out.transpose(0, time) if time else out, *after
+    if is_composed():
+        _move_by_steps(found, layer, x, states, weights, is_reversed, time)
+    return found
+
+
+def _move_by_steps(found: Tensors, layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, *how: Any) -> None:
+    """What a layer returns moves as its steps one after the other do, whose matrices are composed."""
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    is_reversed, time = how
+    inputs = x.unbind(time)
+    parts = (F.linear(t, w_ih, b_ih) for t in (inputs[::-1] if is_reversed else inputs))
+    hidden, last = [], states
+    for step in each_step(_STEPS[layer], parts, tuple(states), w_hh, b_hh, *projection):
+        hidden.append(step.h)
+        last = step[: len(states)]
+    by_steps = torch.stack(hidden[::-1] if is_reversed else hidden, time), *last
+    for y, same in zip(found, by_steps, strict=True):
+        if moves(y) and moves(same):
+            moves_as(y, same)
+
+
 def _cell(layer: Callable, x: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[Any]) -> Tensors:
     """One step of a layer: the states after it."""
-    w_ih, w_hh, b_ih, b_hh = weights
-    _, *after = layer(F.linear(x, w_ih, b_ih).unsqueeze(0), *states, w_hh, b_hh)
-    return tuple(after)
+    return _direction(layer, x.unsqueeze(0), states, weights, False, 0)[1:]
 
 
 @written_as(torch.lstm_cell)
@@ -48,14 +85,6 @@ def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
 
 def _cell_of(layer: Callable) -> Callable:
     return lambda input, hx, w_ih, w_hh, b_ih=None, b_hh=None: _cell(layer, input, (hx,), (w_ih, w_hh, b_ih, b_hh))[0]
-
-
-def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool) -> Tensors:
-    """One direction of one layer, [T, batch, features] to [T, batch, H] and the last states."""
-    w_ih, w_hh, b_ih, b_hh, *projection = weights
-    gates = F.linear(x, w_ih, b_ih)
-    out, *after = layer(gates.flip(0) if is_reversed else gates, *states, w_hh, b_hh, *projection)
-    return out.flip(0) if is_reversed else out, *after
 
 
 def _stack(
@@ -73,7 +102,6 @@ def _stack(
     """All layers, and the last states of each, stacked as torch stacks them."""
     directions = 2 if bidirectional else 1
     per_cell = len(params) // (num_layers * directions)
-    x = x.transpose(0, 1) if batch_first else x
     last: list[list[torch.Tensor]] = [[] for _ in hx]
     for i in range(num_layers):
         results = []
@@ -82,14 +110,14 @@ def _stack(
             weights: list[Any] = list(params[at * per_cell : (at + 1) * per_cell])
             if not has_biases:
                 weights[2:2] = [None, None]
-            out, *after = _direction(layer, x, [s.select(0, at) for s in hx], weights, d == 1)
+            out, *after = _direction(layer, x, [s.select(0, at) for s in hx], weights, d == 1, int(batch_first))
             results.append(out)
             for kept, state in zip(last, after, strict=True):
                 kept.append(state)
         x = results[0] if len(results) == 1 else torch.cat(results, -1)
         if dropout and train and i < num_layers - 1:
             x = F.dropout(x, dropout, training=True)
-    return (x.transpose(0, 1) if batch_first else x), *(torch.stack(states) for states in last)
+    return x, *(torch.stack(states) for states in last)
 
 
 def _unpacked(args: tuple) -> None:
