@@ -31,6 +31,7 @@ from thunder_norm.core.local import at_data, is_within
 from thunder_norm.core.nonfinite import BEYOND_FLOATS, Followed, bounded, of_floats, settled, spoiled
 from thunder_norm.core.perturbations import Rest, moving_sizes, numbers_given, perturbation_of, recorded
 from thunder_norm.core.programs import program_of
+from thunder_norm.core.refused_calls import check_finalized, check_not_batched, missing_rule
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe, describe_call, has_norm
@@ -202,8 +203,8 @@ def _autograd_again() -> Iterator[None]:
 def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     """Find the rule, run the operation on the backings and the rule on the norms, and put them together."""
     in_place.refuse_out(func, kwargs)
-    _check_not_batched(func)
-    _check_finalized(func, args, kwargs)
+    check_not_batched(func)
+    check_finalized(func, args, kwargs)
     try:
         found = op.find(*at_data((args, kwargs)))
         if found is None:
@@ -269,17 +270,16 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
             out._facts = of_floats(op.fact_rule, prepared.args, prepared.kwargs, out)
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, _normed(out), body), Rest(op, rule, prepared, _normed(result)))
-        for x in _normed(out):
-            if is_within():
-                keep_near(x)
-            current_environment().note(op.body, x)
     if op.range_rule is not None:
         found = range_by_rule(op, args, kwargs)
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
                 x._range = None if found is None else found.rounded(x.dtype)
-                if is_within():
-                    keep_near(x)
+    with perturbations_recorded():
+        for x in _normed(out):
+            if is_within():
+                keep_near(x)
+            current_environment().note(op.body, x)
     if op.sums_rule is not None and isinstance(out, NormedTensor):
         args, kwargs = at_data((args, kwargs))
         out._sums = of_floats(op.sums_rule, args, kwargs, out)
@@ -361,46 +361,6 @@ def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: d
 
 def _storage_id(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
-
-
-# -- errors -----------------------------------------------------------------------------------------------------------
-
-
-def _check_not_batched(func: Callable) -> None:
-    """Refuse torch.vmap around an operation: its tensors stand for several, of which each has a norm of its own."""
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    if interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Vmap:
-        raise UnsupportedOpError(
-            with_details(
-                f"{op_name(func)} on a NormedTensor inside torch.vmap",
-                at=current_environment().user_location(),
-                instead="the operation on whole tensors, with a batch dimension",
-            )
-        )
-
-
-def _check_finalized(func: Callable, args: tuple, kwargs: dict) -> None:
-    for x in flat_tensors((args, kwargs)):
-        if isinstance(x, NormedTensor) and not x.finalized:
-            raise NormMismatchError(
-                f"{op_name(func)} on an unfinalized {type(x).__name__}: give it a backing (finalize) or pass it to a norm map"
-            )
-
-
-def missing_rule(func: Callable, args: tuple, kwargs: dict, decomposition: str | None = None) -> MissingNormRuleError:
-    """The error for an operation no registered rule fits, and why that of its ATen decomposition does not help."""
-    op = find_op(key_of(func))
-    signatures = [f"{r.fn.__name__}{r.signature}" + (f"  [mode {r.mode}]" if r.mode else "") for r in op.rules] if op else []
-    return MissingNormRuleError(
-        with_details(
-            f"no norm rule for {op_name(func)}",
-            called_with=describe_call(args, kwargs),
-            at=current_environment().user_location(),
-            decomposition=decomposition,
-            registered="\n".join(signatures) or "(none)",
-            to_add_one=f'@thunder_norm.normed_op({op_name(func)}).register_norm   -- see CONTRIBUTING.md, "Adding a rule"',
-        )
-    )
 
 
 run_by(Runner(torch_function, torch_dispatch, run_real, runs_model))
