@@ -311,12 +311,13 @@ def _margins(cases: Cases) -> list[str]:
 
 
 def _certified(cases: Cases) -> list[str]:
-    lines = []
+    lines, heads = [], []
     for case, rows in cases.items():
         for name, row in rows.items():
-            share = "" if name == "found" else f"{row['certified']:.2f}"
-            lines.append([f"{case}, {row['images']} images", name, f"{row['radius']:.3f}", share, _time(row)])
-    return [_table(["", "by", "mean radius", "certified at 0.25", "time of an image"], lines)]
+            heads = [f"certified at {r}" for r in row["certified"]]
+            shares = ["" if name == "found" else f"{share:.2f}" for share in row["certified"].values()]
+            lines.append([f"{case}, {row['images']} images", name, f"{row['radius']:.3f}", *shares, _time(row)])
+    return [_table(["", "by", "mean radius", *heads, "time of an image"], lines)]
 
 
 def _monitor(cases: Cases) -> list[str]:
