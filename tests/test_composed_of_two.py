@@ -38,3 +38,14 @@ def test_a_tensor_that_does_not_move_stands_for_all_of_its_norm(name: str, scope
     moved = type(y).of((jacobian @ steepest).reshape(y.shape), y.elem_dims)
     found = moved.norm_size / RMSTensor.of(steepest.reshape(4, 4)).norm_size
     assert sensitivities(y, x) >= found * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("factor", [1e90, 1e160, 1e300])
+def test_slopes_whose_squares_are_no_numbers(factor: float):
+    """Rows with factors of their own: two such functions in a row are as steep as the product of the larger ones."""
+    rows = torch.tensor([[factor], [1.0]], dtype=torch.float64)
+    for f, steepest in ((lambda x: (x * rows).sin() * rows, factor * factor), (lambda x: (x * rows).relu() / factor, 1.0)):
+        x = with_perturbation(RMSTensor.of(torch.ones(2, 3, dtype=torch.float64)))
+        with norm_sensitivity("composed"):
+            claimed = sensitivities(f(x), x).item()
+        assert claimed >= steepest * (1 - 1e-9)

@@ -255,6 +255,10 @@ def draw(pick: random.Random) -> Bounded:
     if pick.random() < 0.5:
         dims = (-1,)
     scope: Sensitivity = pick.choice(["global", "global", "composed", "composed", "local", "within"])
+    if scope == "within" and pick.random() < 0.6:  # one sample, with a norm over all of it: it goes by its Jacobian
+        kind, batch = pick.choice(["RMSTensor", "L2Tensor"]), pick.choice([0, 1])
+        shape = (1,) * batch + shape
+        dims = tuple(range(batch - len(shape), 0))
     # a finite step leaves a ball that is a point
     sizes = (pick.choice([0.0 if scope in ("local", "within") else 0.1, 1e-3, 0.3, 1.0, 1.0, 5.0]), pick.choice([0.3, 1.0]))
     program = Bounded((), shape, kind, () if kind == "LinfTensor" else dims, sizes, scope, pick.randrange(10**6))

@@ -35,6 +35,8 @@ from thunder_norm.trees import flat_tensors
 
 # Features of a row, and the entries of all vectors that are kept together: the price is their cube.
 LARGEST, LARGEST_TOGETHER = 1024, 2048
+# Slopes and movements beyond it are of no use to anyone, and products of a few are no numbers.
+_HUGE = 1e100
 # Steps that one search goes back, and roots a tensor's movement is made of.
 _LONGEST, _MOST_ROOTS = 64, 4
 
@@ -307,8 +309,12 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
         return
     with _disable_current_modes():
         for y, m, by_others in zip(call.results, made, left, strict=True):
-            if m is not None:
+            if m is not None and not any(_is_too_steep(t) for t in m.terms):
                 _attach(y, m, by_others)
+
+
+def _is_too_steep(term: Term) -> bool:
+    return isinstance(term.how, tuple) and any(not s.abs().max().item() <= _HUGE for s in term.how if len(s))
 
 
 def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
@@ -319,6 +325,8 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     if made.besides is not None:
         parts.append(Vertex(Root(made.besides), size, given=Ellipsoid.ball(size, 1.0)))
     moved = _size(y, made.ndim, parts)
+    if not moved.item() <= _HUGE:
+        return
     if y.perturbation_size is not None and moved.item() > y.perturbation_size.item():
         if made.besides is not None:
             return  # the norm rule has one constant for all points, which is less this far from the data

@@ -56,14 +56,20 @@ class Bend:
     high: torch.Tensor
 
     @cached_property
+    def scale(self) -> float:
+        """The steepest slope, which may be too steep for its square to be a number."""
+        steepest = max(self.low.detach().abs().max().item(), self.high.detach().abs().max().item())
+        return max(steepest, 1e-300)
+
+    @cached_property
     def middle(self) -> torch.Tensor:
-        """Of the slopes."""
-        return (self.low + self.high) / 2
+        """Of the slopes divided by `scale`."""
+        return self.low / self.scale / 2 + self.high / self.scale / 2
 
     @cached_property
     def half(self) -> torch.Tensor:
-        """Half the width of the slopes, rounded up."""
-        return (self.high - self.low) / 2 + EPSILON * (self.high.abs() + self.low.abs())
+        """Half the width of the slopes divided by `scale`, rounded up."""
+        return self.high / self.scale / 2 - self.low / self.scale / 2 + 4 * EPSILON
 
 
 Step = Sum | Bend
@@ -81,19 +87,24 @@ def smallest(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid:
         steps: vectors number 1, 2 and so on.
     """
     if base.scale == 0:
-        last = steps[-1]
-        size = len(last.low) if isinstance(last, Bend) else last.terms[0][1].size
+        size = _size(steps[-1])
         return Ellipsoid(base.cov.new_zeros(size, size), 0.0)
     with torch.no_grad():
         begun = _begin(base, steps)
         found = [r for r in (_run(begun, steps, start) for start in _starts(steps)) if r is not None]
+        if not found:  # no number is as large as what these steps make
+            return Ellipsoid.ball(_size(steps[-1]), math.inf)
         first = min(found, key=_Run.value)
-        best = min({id(r): r for r in (found[0], _searched(begun, steps, first) or first)}.values(), key=lambda r: r.largest)
+        best = min({id(r): r for r in (found[0], _searched(begun, steps, first) or first)}.values(), key=lambda r: r.length)
     if not any(t.requires_grad for t in (base.cov, *_tensors(steps))):
         return best.ellipsoid(base)
     again = _run(_begin(base, steps), steps, best.multipliers)
     assert again is not None, "they have fitted before"
     return again.ellipsoid(base)
+
+
+def _size(step: Step) -> int:
+    return len(step.low) if isinstance(step, Bend) else step.terms[0][1].size
 
 
 def _tensors(steps: Sequence[Step]) -> list[torch.Tensor]:
@@ -148,9 +159,10 @@ class _Run:
         return [b.multipliers for b in self.bent]
 
     @property
-    def largest(self) -> float:
+    def length(self) -> float:
+        """Of the longest vector that the last one may be."""
         assert self.result is not None and self.last is not None
-        return self.last.scale**2 * torch.linalg.eigvalsh(self.result)[-1].item()
+        return self.last.scale * math.sqrt(max(torch.linalg.eigvalsh(self.result)[-1].item(), 0.0))
 
     def ellipsoid(self, base: Ellipsoid) -> Ellipsoid:
         assert self.result is not None and self.last is not None
@@ -242,7 +254,7 @@ class _Run:
         none: list[Columns] = [None] * (len(self.sizes) - len(bent))
         self.sizes.append(len(t))
         sizes = step.middle.detach().abs() * self._magnitudes(x) + step.half.detach() / root.detach()
-        return _Vector((*bent, *none, step.half), sizes, x.scale, self.growth)
+        return _Vector((*bent, *none, step.half), sizes, max(x.scale * step.scale, 1e-300) if x.scale else 0.0, self.growth)
 
 
 def _gap(h: torch.Tensor) -> float | None:
@@ -282,7 +294,7 @@ def _run(begun: _Begun, steps: Sequence[Step], multipliers: Sequence[torch.Tenso
         else:
             given = multipliers if isinstance(multipliers, _Start) else multipliers[len(run.bent)]
             made = run.bend(vectors[step.of], step, given, None if run.bent else begun.first)
-        if made is None:
+        if made is None or not math.isfinite(made.scale):
             return None
         vectors.append(made)
     run.last = vectors[-1]
