@@ -5,8 +5,9 @@
 """
 
 from thunder_norm.audit.balls import Ball, corners, lmo, norm, project, start
+from thunder_norm.audit.cases import Case
 from thunder_norm.audit.rules import LONG, QUICK, Audit, Effort, Record, audit
-from thunder_norm.audit.search import SOUND, Case, Found, Witness, check, evaluate, search
+from thunder_norm.audit.search import SOUND, Found, Witness, check, evaluate, search
 
 __all__ = [
     "LONG",

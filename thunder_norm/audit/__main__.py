@@ -21,8 +21,8 @@ from rich.console import Console
 
 from thunder_norm._versions import __version__
 from thunder_norm.audit import table
+from thunder_norm.audit.cases import Case
 from thunder_norm.audit.rules import LONG, QUICK, Effort, Record, all_rules, audit_rule, by_rule, op_title, steps_of
-from thunder_norm.audit.search import Case
 from thunder_norm.core.registry import NormedOp, NormRule
 from thunder_norm.progress import track
 

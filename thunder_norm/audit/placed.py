@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.audit.balls import Ball
-from thunder_norm.audit.search import Case
+from thunder_norm.audit.cases import Case
 from thunder_norm.core import dispatch
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import NormedOp, NormRule, _on_by_default

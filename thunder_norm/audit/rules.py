@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from thunder_norm.audit.cases import Case
 from thunder_norm.audit.samples import cases_of, rule_of, rules_run, runs_without_norm
-from thunder_norm.audit.search import SOUND, Case, Found, search
+from thunder_norm.audit.search import SOUND, Found, search
 from thunder_norm.core.registry import NormedOp, NormRule, Slot, normed_op, registered_ops
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, ThunderNormError, UnsoundRuleError

@@ -21,9 +21,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from thunder_norm.audit.cases import Case
 from thunder_norm.audit.op_db import outside_of_unittest
 from thunder_norm.audit.placed import SETTINGS, Places, Sample, balls_of, case_of, normed_leaves, places_of
-from thunder_norm.audit.search import Case
 from thunder_norm.core.context import Environment, environment
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import NormedOp, NormRule, _on_by_default

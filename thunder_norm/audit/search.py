@@ -343,41 +343,6 @@ def _corner_witnesses(balls: Sequence[Ball], alone: int | None = None) -> Iterat
         yield Witness(points)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One row of a table of rules: an operation, its inputs, and how much of each claim the search must attain."""
-
-    name: str
-    call: Callable[..., torch.Tensor]
-    balls: tuple[Ball, ...]
-    tight: float = 0.99
-    options: dict = field(default_factory=dict)
-
-    def evaluate(self) -> Found:
-        """What formulas alone show, see `evaluate`."""
-        options = {name: self.options[name] for name in ("witnesses", "sensitivity", "only") if name in self.options}
-        return evaluate(self.call, self.balls, **options)
-
-    def check(self, seed: int = 0) -> Found:
-        """Sound, and attained to `tight`; `seed` is that of the search's starting points."""
-        return check(self.call, self.balls, tight=self.tight, **{"restarts": 8, "steps": 20, "seed": seed, **self.options})
-
-    def check_at(self, size: float, seed: int = 0) -> None:
-        """With all norms `size`, possibly 0: finite sizes, no NaN in their derivatives."""
-        sizes = [torch.tensor(size, dtype=torch.float64, requires_grad=True) for _ in self.balls]
-        generator = torch.Generator().manual_seed(seed)
-        inputs = [
-            b.kind(n, backing=start(b, 0, generator) * size, elem_dims=b.elem_dims, perturbation_size=1.0)
-            for b, n in zip(self.balls, sizes, strict=True)
-        ]
-        out = self.call(*inputs)
-        for claim in (out.norm_size, out.perturbation_size):
-            assert torch.isfinite(claim), claim
-            if claim.requires_grad:
-                grads = torch.autograd.grad(claim, sizes, allow_unused=True, retain_graph=True)
-                assert all(g is None or torch.isfinite(g) for g in grads), grads
-
-
 def _claims(call: Callable, balls: Sequence[Ball], generator: torch.Generator, sensitivity: bool) -> dict:
     points = [b.point(start(b, 0, generator) * b.norm_size, b.norm_size) for b in balls]
     out = call(*[b.normed(p) for b, p in zip(balls, points, strict=True)])
