@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, build_norm_map
 from thunder_norm.errors import NormMismatchError
 
@@ -104,3 +106,23 @@ def test_a_map_of_a_module_that_writes_with_out():
     model = Halved()
     assert build_norm_map(model, torch.empty(2, 4))(LinfTensor(3.0)).norm_size.item() == 1.5
     assert torch.equal(model.r, torch.ones(4))
+
+
+class OneHot(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x, labels):
+        return (self.linear(x) * F.one_hot(labels, 3)).sum(-1)
+
+
+def test_values_of_an_argument_on_meta_that_a_norm_depends_on_are_asked_for():
+    """Torch's "Tensor.item() cannot be called on meta tensors" before."""
+    torch.manual_seed(seeded(0))
+    labels = torch.randint(0, 3, (2,))
+    for model in (OneHot().to("meta"), OneHot()):
+        norm_map = build_norm_map(model, torch.empty(2, 4, device="meta"), labels.to("meta"), parameters="unit")
+        with pytest.raises(NormMismatchError, match="depends on the values of"):
+            norm_map(RMSTensor(1.0), labels.to("meta"))
+        assert norm_map(RMSTensor(1.0), labels).norm_size > 0

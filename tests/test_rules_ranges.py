@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tests.range_programs import random_results
 from tests.seeds import seeded
-from thunder_norm import build_norm_map, rules  # noqa: F401
+from thunder_norm import build_norm_map, rules, sensitivities, with_perturbation  # noqa: F401
 from thunder_norm.audit import Ball, Case, search
 from thunder_norm.core.context import norm_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
@@ -350,3 +350,46 @@ def test_decays_of_a_chunk_are_at_most_one():
     s = a.cumsum(-1)
     decay = torch.exp(s[:, -1:] - s)
     assert decay.backing.max() <= 1 and decay.norm_size.item() == 1.0
+
+
+GATES = {  # and the largest entry of each
+    "rest": (lambda x: 1 - torch.sigmoid(x), 1.0),
+    "rest of the rest": (lambda x: 1 - (1 - torch.sigmoid(x)), 1.0),
+    "negative": (lambda x: torch.sigmoid(x) - 1, 1.0),
+    "centred": (lambda x: torch.sigmoid(x) - 0.5, 0.5),
+    "two gates": (lambda x: torch.sigmoid(x) - torch.sigmoid(-x), 1.0),
+    "with alpha": (lambda x: torch.rsub(torch.sigmoid(x), 1, alpha=2), 1.0),
+    "opacity": (lambda x: 1 - torch.exp(-torch.relu(x) * 3), 1.0),
+    "transmittance": (lambda x: torch.cumprod(1 - torch.sigmoid(x), -1), 1.0),
+    "product": (lambda x: (1 - torch.sigmoid(x)).prod(-1), 1.0),
+    "in place": (lambda x: torch.sigmoid(x).sub_(1), 1.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", GATES)
+def test_sums_and_products_of_what_is_bounded_are_no_larger_than_their_entries(name, dtype):
+    """A gate and its rest: 1 - sigmoid(x) is at most 1, whatever the norm of the sigmoid is."""
+    f, largest = GATES[name]
+    for sign in (1, -1):
+        x = torch.full((2, 4), 12.0 * sign, dtype=dtype)
+        for kind in (RMSTensor, LinfTensor):
+            y = f(kind.of(x))
+            assert y.norm_size.item() == pytest.approx(largest, rel=1e-2 if dtype.itemsize == 2 else 1e-6)
+            assert type(y).of(f(x), y.elem_dims).norm_size <= y.norm_size
+        with norm_mode("typical"):
+            assert f(RMSTensor.of(x)).norm_size <= largest * 1.01
+    reached = max(f(torch.full((2, 4), 12.0 * sign, dtype=dtype)).abs().max() for sign in (1, -1))
+    assert reached >= 0.98 * largest
+
+
+def test_traced_sums_of_what_is_bounded_have_the_norms_of_eager_ones():
+    x = torch.full((2, 4), 12.0)
+    y = thunder.jit(lambda x: [f(x) for f, _ in GATES.values()], transforms=[NormTransform()])(RMSTensor.of(x))
+    assert [t.norm_size.item() for t in y] == [pytest.approx(f(RMSTensor.of(x)).norm_size.item()) for f, _ in GATES.values()]
+
+
+def test_rest_of_a_gate_moves_as_before():
+    """The cap says nothing of sensitivities: the slope of 1 - sigmoid is 1/4 at 0, where the value's own derivative is 0."""
+    x = with_perturbation(RMSTensor(40.0, backing=torch.zeros(2, 4)))
+    assert sensitivities(1 - torch.sigmoid(x), [x])[0].item() == pytest.approx(0.25)

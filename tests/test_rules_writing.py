@@ -42,6 +42,17 @@ CASES = [
     Case("everything", writes(...), (x(3, 4), v(3, 4))),
     Case("a mask", lambda a: with_entries(a, MASK, 0.5), (x(3, 4),), 0.5),
     Case("rows", lambda a, b: with_entries(a, torch.tensor([2, 0]), b), (x(3, 4), v(2, 4, kind=INF)), 0.5),
+    Case("whole rows", lambda a, b: with_entries(a, torch.tensor([2, 0]), b), (x(3, 4), v(2, 4))),
+    Case("a mask of rows", lambda a, b: with_entries(a, torch.tensor([True, False, True]), b), (x(3, 4), v(2, 4))),
+    Case("one row in several places", lambda a, b: with_entries(a, torch.tensor([2, 0]), b), (x(3, 4), v(4))),
+    Case(
+        "rows of matrices",
+        writes(torch.tensor([[0], [1]]), torch.tensor([[0, 2], [1, 0]]), slice(None)),
+        (x(2, 3, 4), v(2, 2, 4)),
+    ),
+    Case("rows, dots and a number", writes(torch.tensor([1, 0]), ..., slice(None)), (x(3, 2, 4), v(2, 2, 4))),
+    Case("columns by a tensor", writes(slice(None), torch.tensor([2, 0])), (x(3, 4), v(3, 2, kind=INF)), 0.5),
+    Case("rows into the largest entries", writes(torch.tensor([1, 0]), slice(None)), (x(3, 4, kind=INF), v(2, 4))),
     Case("copied", copied, (x(3, 4), v(4))),
     Case("fold, all", lambda a: F.fold(a, (4, 4), 2, stride=2), (x(8, 4, dims=(-2, -1)),)),
     Case("fold, overlapping", lambda a: F.fold(a, (4, 4), 3, padding=1), (x(9, 16, dims=(-2, -1)),), 0.6),
@@ -58,7 +69,9 @@ def test_bound_holds_and_is_attained(case):
 
 INDICES = [
     1, -1, slice(1, None), (slice(None), 0), (..., 2), (slice(0, 2), slice(1, 4, 2)), (None, 1), ..., (0, ..., slice(0, 3)),
-    torch.tensor([2, 0]), MASK,
+    torch.tensor([2, 0]), MASK, (slice(None), torch.tensor([2, 0])), (torch.tensor([2, 0]), slice(1, 3)), (torch.tensor([2, 0]), ..., 1),
+    (torch.tensor([[0], [1]]), torch.tensor([[0, 2], [1, 3]]), slice(None)), (torch.tensor([0, 1]), slice(None), torch.tensor([2, 0])),
+    (None, torch.tensor([2, 0])), (MASK, slice(0, 2)), (0, MASK[0]), ([2, 0], slice(None)), (..., torch.tensor([1, 4])),
 ]  # fmt: skip
 
 

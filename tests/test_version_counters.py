@@ -125,7 +125,22 @@ def _its_data_read(x, w):
     return z
 
 
-@pytest.mark.parametrize("f", [_made_and_read, _made_and_multiplied, _the_result, _its_data_read])
+def _softmax_of_a_sum(x, w):
+    z = (x + w).softmax(-1)
+    z.data.mul_(3)
+    return z
+
+
+def _argument_of_linear(x, w):
+    y = x + 1
+    z = F.linear(y, w) + F.linear(y.tanh(), w.detach().requires_grad_(False))
+    y.data.mul_(3)
+    return z
+
+
+@pytest.mark.parametrize(
+    "f", [_made_and_read, _made_and_multiplied, _the_result, _its_data_read, _softmax_of_a_sum, _argument_of_linear]
+)
 def test_writing_into_the_data_of_what_is_computed_is_refused_where_a_backward_may_need_it(f):
     """Eager mode's gradients are others than those of the program without the write."""
     torch.manual_seed(seeded(0))
@@ -134,6 +149,51 @@ def test_writing_into_the_data_of_what_is_computed_is_refused_where_a_backward_m
         thunder.jit(f, transforms=[NormTransform()])(x, w)
     with torch.no_grad():
         torch.testing.assert_close(thunder.jit(f, transforms=[NormTransform()])(x, w), f(x, w))
+
+
+MADE = {
+    "linear": lambda x, w: F.linear(x, w),
+    "matmul": lambda x, w: x @ w,
+    "bmm": lambda x, w: torch.bmm(x[None], w[None]).squeeze(0),
+    "addmm": lambda x, w: torch.addmm(x, x, w),
+    "a view of linear's": lambda x, w: F.linear(x, w).unsqueeze(-1).squeeze(-1).view(3, 3),
+    "conv1d": lambda x, w: F.conv1d(x[None], w[..., None]).squeeze(0),
+    "conv2d": lambda x, w: F.conv2d(x[None, :, :, None], w[..., None, None]).squeeze(0).squeeze(-1),
+    "mul": lambda x, w: x * w,
+    "div": lambda x, w: x / (w.square() + 1),
+    "add": lambda x, w: x + 2 * w,
+    "sub": lambda x, w: x - w,
+    "neg": lambda x, w: -(x * w),
+    "cat": lambda x, w: torch.cat([x, w], 1)[:, 1:4],
+    "stack": lambda x, w: torch.stack([x, w]).sum(0),
+    "embedding": lambda x, w: F.embedding(torch.tensor([0, 2, 2]), w) + x,
+    "layer_norm": lambda x, w: F.layer_norm(x, (3,), w[0]),
+}
+WRITES = {
+    "masked_fill_": lambda y: y.data.masked_fill_(torch.eye(3).roll(1, 0).bool(), -float("inf")),
+    "mul_": lambda y: y.data.mul_(3),
+    "a part": lambda y: y.data[1:].fill_(0.5),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("made", MADE)
+def test_data_of_what_is_computed_may_be_written_into_where_no_backward_needs_it(made, write):
+    """The attention of Tacotron 2: ``alignment.data.masked_fill_(mask, -float("inf"))``, and a softmax."""
+
+    def f(x, w):
+        y = MADE[made](x, w)
+        z = y + 1 if made != "add" else 1
+        WRITES[write](y)
+        return y.softmax(-1) * (torch.where(z == z, z, 0) if made != "add" else 1)
+
+    def run(g):
+        torch.manual_seed(seeded(0))
+        x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+        y = g(x, w)
+        return y, torch.autograd.grad((y * torch.arange(9.0).view(3, 3)).sum(), (x, w), allow_unused=True)
+
+    torch.testing.assert_close(run(thunder.jit(f, transforms=[NormTransform()])), run(f))
 
 
 @pytest.mark.parametrize("write", [lambda v, r: v.copy_(r.sum() * 0.5), lambda v, r: v.copy_(r), lambda v, r: v[1:].copy_(r[0])])

@@ -157,3 +157,78 @@ class LRU(nn.Module):
             h = step * h + x[:, t].to(b.dtype) @ b.T
             ys.append((h @ c.T).real + self.skip * x[:, t])
         return torch.stack(ys, 1)
+
+
+@written("diffusion transformer", lambda: torch.randn(2, 3, 8, 8), lambda: torch.tensor([3, 70]), lambda: torch.tensor([1, 2]))
+class DiffusionTransformer(nn.Module):
+    """Peebles and Xie's: layer norms whose shift, scale and gate are made of the time and the class."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.time, self.label = nn.Conv2d(3, 16, 2, 2), nn.Linear(16, 16), nn.Embedding(5, 16)
+        self.attend = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.GELU(approximate="tanh"), nn.Linear(32, 16)) for _ in range(2)
+        )
+        self.modulate = nn.ModuleList(nn.Sequential(nn.SiLU(), nn.Linear(16, 96)) for _ in range(2))
+        self.out = nn.Linear(16, 12)
+
+    def forward(self, image, t, label):
+        rates = torch.exp(-math.log(1e4) * torch.arange(8, device=t.device) / 8)
+        angles = t[:, None] * rates
+        c = self.time(torch.cat([angles.cos(), angles.sin()], -1)) + self.label(label)
+        x = self.patches(image).flatten(2).transpose(1, 2)
+        for attend, mlp, modulate in zip(self.attend, self.mlp, self.modulate, strict=True):
+            shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulate(c).unsqueeze(1).chunk(6, -1)
+            h = F.layer_norm(x, (16,)) * (1 + scale) + shift
+            x = x + gate * attend(h, h, h, need_weights=False)[0]
+            x = x + gate_mlp * mlp(F.layer_norm(x, (16,)) * (1 + scale_mlp) + shift_mlp)
+        y = self.out(x).reshape(len(image), 4, 4, 2, 2, 3)
+        return torch.einsum("nhwpqc->nchpwq", y).reshape(image.shape)
+
+
+@written("Informer attention", sequences)
+class ProbSparse(nn.Module):
+    """Zhou et al.'s: the queries that say most attend, the others get the mean of the values."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        seen = q @ k[:, ::2].transpose(1, 2)
+        top = (seen.amax(-1) - seen.mean(-1)).topk(3, sorted=False).indices
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        context = v.mean(1, keepdim=True).expand_as(v).clone()
+        context[rows, top, :] = torch.softmax(q[rows, top] @ k.transpose(1, 2) / 4, -1) @ v
+        return self.out(context)
+
+
+@written("optical flow", images, images)
+class OpticalFlow(nn.Module):
+    """Teed and Deng's RAFT, small: correlations of all pairs, read around where the flow points, and a gated update."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.motion = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(11, 8, 3, padding=1)
+        self.update, self.move = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)
+
+    def forward(self, first, second):
+        a, b = self.features(first), self.features(second)
+        n, c, h, w = a.shape
+        pairs = (a.flatten(2).transpose(1, 2) @ b.flatten(2) / math.sqrt(c)).view(n * h * w, 1, h, w)
+        ys, xs = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+        start = torch.stack([xs, ys]).float().expand(n, 2, h, w).to(a.device)
+        near = torch.stack(torch.meshgrid(*[torch.linspace(-1, 1, 3)] * 2, indexing="xy"), -1).to(a.device)
+        place, state = start, torch.tanh(a)
+        for _ in range(2):
+            place = place.detach()
+            around = place.permute(0, 2, 3, 1).reshape(n * h * w, 1, 1, 2) + near
+            grid = 2 * around / torch.tensor([w - 1, h - 1], device=a.device) - 1
+            read = F.grid_sample(pairs, grid, align_corners=True).view(n, h, w, 9).permute(0, 3, 1, 2)
+            moved = F.relu(self.motion(torch.cat([read, place - start], 1)))
+            z, new = self.update(torch.cat([moved, state], 1)).chunk(2, 1)
+            state = (1 - z.sigmoid()) * state + z.sigmoid() * new.tanh()
+            place = place + self.move(state)
+        return F.interpolate(2 * (place - start), scale_factor=2, mode="bilinear", align_corners=True)

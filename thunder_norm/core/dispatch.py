@@ -26,7 +26,7 @@ from thunder_norm.core.context import (
 )
 from thunder_norm.core.eager_calls import note_operation
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
-from thunder_norm.core.known_ranges import range_by_rule
+from thunder_norm.core.known_ranges import no_larger, range_by_rule
 from thunder_norm.core.local import at_data, is_within
 from thunder_norm.core.nonfinite import BEYOND_FLOATS, Followed, bounded, of_floats, settled, spoiled
 from thunder_norm.core.perturbations import Rest, moving_sizes, numbers_given, perturbation_of, recorded
@@ -263,15 +263,15 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     # a custom op's body is a program, not one operation: it is run as it is
     call = body if isinstance(func, NormedOp) else lambda *a, **k: run_operation(body, a, k)
     real = call(*unwrap(args), **unwrap(kwargs))
+    found = range_by_rule(op, args, kwargs)
     with perturbations_recorded():
-        result = _handing_on(result, prepared, sizes, followed)
+        result = no_larger(op, _handing_on(result, prepared, sizes, followed), found, getattr(real, "dtype", None))
         out = _attach(op, rule, prepared, result, real, args, kwargs)
         if op.fact_rule is not None and isinstance(out, NormedTensor):
             out._facts = of_floats(op.fact_rule, prepared.args, prepared.kwargs, out)
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, _normed(out), body), Rest(op, rule, prepared, _normed(result)))
     if op.range_rule is not None:
-        found = range_by_rule(op, args, kwargs)
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
                 x._range = None if found is None else found.rounded(x.dtype)

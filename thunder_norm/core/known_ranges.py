@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
 
 from thunder_norm.core.context import current_environment, current_mode, lift
 from thunder_norm.core.conversions import factor
-from thunder_norm.core.kinds import LinfTensor
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import of_floats
 from thunder_norm.core.ranges import Range, range_of_values
 from thunder_norm.core.registry import NormedOp
@@ -36,6 +37,22 @@ def range_by_rule(op: NormedOp, args: tuple, kwargs: dict) -> Range | None:
     """Between which numbers a result's entries are, where that is more than its norm says."""
     found = None if op.range_rule is None else of_floats(op.range_rule, args, kwargs, range_within)
     return None if found is None or found.is_known_by_norms_alone else found
+
+
+def no_larger(op: NormedOp, result: Any, found: Range | None, dtype: torch.dtype) -> Any:
+    """A rule's result, whose norm is at most that of the largest entry in a range: 1 - sigmoid(x) is at most 1, whatever the norms say."""
+    if (
+        not op.range_caps
+        or found is None
+        or current_mode() == "modula"
+        or not isinstance(result, RMSTensor)
+        or result._is_multilinear
+    ):
+        return result
+    largest = found.rounded(dtype).largest_modulus
+    if largest < math.inf:
+        result.norm_size = result.norm_size.clamp(max=largest)
+    return result
 
 
 def range_within(value: Any) -> Range | None:

@@ -48,6 +48,7 @@ class NormedOp:
         self._ordered: dict[tuple, list[NormRule]] = {}
         self._ordered_of: list[NormRule] = []
         self.range_rule: RangeRule | None = None
+        self.range_caps = False
         self.sums_rule: SumsRule | None = None
         self.fact_rule: FactRule | None = None
         self.movement_rule: Callable | None = None
@@ -133,13 +134,16 @@ class NormedOp:
             for r in self.rules
         ]
 
-    def register_range(self, rule: RangeRule, *, takes_complex: bool = False) -> RangeRule:
-        """Register which entries a result has, given those of the arguments, real ones unless it `takes_complex`; usable as a decorator."""
+    def register_range(self, rule: RangeRule, *, takes_complex: bool = False, caps: bool = False) -> RangeRule:
+        """Register which entries a result has, given those of the arguments, real ones unless it `takes_complex`; usable as a decorator.
+
+        Where it `caps`, norms by the norm rule are at most those of these entries.
+        """
 
         def of_real(args: tuple, kwargs: Mapping[str, Any], of: Callable[[Any], Range | None]) -> Range | None:
             return None if _any_complex(args, kwargs) else rule(args, kwargs, of)
 
-        self.range_rule = rule if takes_complex else of_real
+        self.range_rule, self.range_caps = rule if takes_complex else of_real, caps or self.range_caps
         return rule
 
     def register_sums(self, rule: SumsRule) -> SumsRule:

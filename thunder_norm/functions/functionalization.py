@@ -97,6 +97,11 @@ class _View:
     index: int
     base: TensorProxy
 
+    def again(self, base: TensorProxy) -> Any:
+        """Take the views of the operation again, of what their tensor is now."""
+        args, kwargs = self.arguments(base)
+        return self.bsym.sym(*args, **kwargs)
+
     def arguments(self, base: TensorProxy) -> tuple[tuple, dict]:
         """Those of the operation, with `base` in place of the tensor."""
         arguments = self.bsym.args, self.bsym.kwargs
@@ -120,9 +125,7 @@ class _Memory:
     unclear: dict[str, tuple[_View, BoundSymbol]] = field(default_factory=dict)  # tensors that may have been changed, and by what
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
-    detached: dict[str, int] = field(
-        default_factory=dict
-    )  # the version that began with `detach_`, which views from before do not have
+    detached: dict[str, int] = field(default_factory=dict)  # the version that `detach_` began: views from before have it not
     recorded: set[str] = field(default_factory=set)  # what is foreign, and not differentiated, and autograd has seen a change of
     histories: dict[str, TensorProxy] = field(default_factory=dict)  # of what was written without autograd: where gradients go
 
@@ -253,7 +256,7 @@ class _Memory:
             raise _read_of_before(view, self.writers[root])
         if not _is_exact(view) and view.bsym.sym.name != "detach":
             raise _unclear(view, self.writers.get(root, view.bsym))
-        outs = flat_proxies(_again(view, self.now(view.base)))
+        outs = flat_proxies(view.again(self.now(view.base)))
         for out, value in zip(flat_proxies(view.bsym.output), outs, strict=True):
             self.values[out.name] = value
             self.seen[out.name] = self.versions.get(root, 0)
@@ -263,7 +266,10 @@ class _Memory:
         target = self.tensor(target)
         root = self._root(target)
         view = self.views.get(target.name)
-        if view is not None and not _is_exact(view):  # of a copy, or of the tensor itself: then that must not be used any more
+        is_data = self.plain is not None and view is not None and view.bsym.sym.name == "detach"  # the history stays
+        if view is not None and not (
+            is_data or _is_exact(view)
+        ):  # of a copy, or of the tensor itself: then that must not be used any more
             self.unclear[root] = view, bsym
             del self.views[target.name]
             self.versions[target.name] = self.versions.get(root, 0)
@@ -272,7 +278,8 @@ class _Memory:
             self.versions[root] = self.versions.get(root, 0) + 1
             self.writers[root] = bsym
         else:
-            self.write(view.base, _written(view, self.now(view.base), value), bsym)
+            base = self.now(view.base)
+            self.write(view.base, current(base, value) if is_data else _written(view, base, value), bsym)
         self.values[target.name] = value
         self.seen[target.name] = self.versions[self._root(target)]
 
@@ -355,12 +362,6 @@ def _read_of_before(view: _View, writer: BoundSymbol) -> TransformError:
             instead="x = x.detach() in place of x.detach_(), or take the view again",
         )
     )
-
-
-def _again(view: _View, base: TensorProxy) -> Any:
-    """Take the views of an operation again, of what their tensor is now."""
-    args, kwargs = view.arguments(base)
-    return view.bsym.sym(*args, **kwargs)
 
 
 def _written(view: _View, base: TensorProxy, value: TensorProxy) -> TensorProxy:

@@ -33,6 +33,11 @@ _WITHOUT_HISTORY = frozenset(
 _KEEP_NOTHING = frozenset(
     "add_ sub_ copy_ setitem_ fill_ zero_ index_copy_ index_add_ index_fill_ masked_fill_ scatter_ scatter_add_".split()
 )
+# In eager mode the backward of these computes with nothing they took or made, and of those with arguments alone.
+_NEED_NOTHING = frozenset("add sub neg cat stack sum mean".split())
+_NEED_ARGUMENTS = frozenset(
+    "linear matmul mm bmm addmm baddbmm conv1d conv2d conv3d mul div true_divide embedding layer_norm".split()
+)
 
 
 class PlainInputs:
@@ -51,7 +56,8 @@ class PlainInputs:
         self._writes_to_come: Counter[str] = Counter()  # by version counter
         self._needed: dict[str, set[str]] = {}  # by memory, the version counters of what a backward may need
         for bsym, found in zip(trace.bound_symbols, views, strict=True):
-            self._views |= found.keys()
+            given = {p.name for p in bsym.flat_proxy_args}  # a softmax ends with a view of what is inside of it
+            self._views |= {out for out in found if end_of(out, found) in given}
             self._bases |= found
             self._detached |= {out for out, of in found.items() if bsym.sym.name == "detach" or of in self._detached}
             self._counters.note_views(found, bsym.flat_proxy_outs)
@@ -77,8 +83,8 @@ class PlainInputs:
         self._active |= {p.name for p in bsym.flat_proxy_args if self._root(p.name) in self._writers} - self._detached
         propagate(bsym, self._active)
         outs = {p.name for p in bsym.flat_proxy_outs}
-        if not outs.isdisjoint(self._active) and outs.isdisjoint(self._views):
-            for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs):
+        if not outs.isdisjoint(self._active) and outs.isdisjoint(self._views) and bsym.sym.name not in _NEED_NOTHING:
+            for p in (*bsym.flat_proxy_args, *(() if bsym.sym.name in _NEED_ARGUMENTS else bsym.flat_proxy_outs)):
                 self._needed.setdefault(self._root(p.name), set()).add(self._counters.of(p.name))
 
     def written(self, copy: BoundSymbol) -> None:

@@ -213,8 +213,10 @@ def choose(
         largest = NormSpec(LinfTensor, ())
         candidates.append(_evaluate(name, largest, reference_size(largest, t.shape) / unit, run, others))
         possible = [c for c in candidates if not c.problem]
-    if not possible and len({c.problem for c in candidates}) == 1:  # the program's own, whatever the norm of this parameter
-        possible = [replace(candidates[0], problem="")]
+    if not possible:  # the program's own problems, of one that serves all uses or of all: the data may answer them
+        serving = [c for c in candidates if all(c.wanted.factor(w, t) is not None for w in wants)]
+        serving = serving or (candidates if len({c.problem for c in candidates}) == 1 else [])
+        possible = [replace(c, problem="") for c in serving[:1]]
     if not possible:
         raise NormMismatchError(
             with_details(

@@ -31,7 +31,7 @@ from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.norms.saving import files, norm_maps, values
 from thunder_norm.norms.sizes import Sizes
-from thunder_norm.norms.sources import ModelTensors
+from thunder_norm.norms.sources import ModelTensors, OfArgument
 from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.norms.without_data import on_one_device
 
@@ -304,13 +304,19 @@ class NormMap:
             torch.enable_grad(),
         ):
             try:
-                return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
+                program = self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
             except Exception:  # torch's, of two devices, or ours, of an argument whose values are taken for unknown
                 plain = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor)]
                 with on_one_device(self.model, plain) as is_mixed:
                     if not is_mixed:
                         raise
-                    return self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
+                    program = self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
+        for s in program.plan.sources:
+            # what stood for an argument on meta had values, the argument has none
+            if isinstance(s, OfArgument) and s.attribute is None and (t := leaves[s.position]).is_meta:
+                tensor = f"{t.dtype} of {tuple(t.shape)}"
+                raise norm_map_trace.depends_on_data("the values of an argument, which is on the meta device", tensor)
+        return program
 
     def _acquired(self, policy: norm_map_trace.Given, inputs: list[Any]) -> Program:
         program = Program.acquire(self.model, inputs, self.example_spec, policy, self.mode)

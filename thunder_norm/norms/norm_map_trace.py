@@ -195,30 +195,32 @@ class NormMapTransform(NormTransform):
             position = next(i for i, v in enumerate(self._inputs) if v is origin.wrapper)
             attribute = origin.leaf_name
             if attribute == "backing":
-                raise self._depends_on_data("the values of an input", p)
+                raise depends_on_data("the values of an input", f"{p.name}: {p.type_string()}")
             return OfArgument(position, attribute)
         found = parameter_name(p)
         if found is not None and self._model is not None:
             tensor = tensor_names(self._model)[found[1]]
             if has_no_data(tensor):
-                raise self._depends_on_data(f"the values of {found[1]!r}, which is on the meta device", p)
+                raise depends_on_data(f"the values of {found[1]!r}, which is on the meta device", f"{p.name}: {p.type_string()}")
             return OfModel(found[1], spread_of(tensor))
         position = self._position_of(acquisition.fakes.real_input(p))
         if position is None or self._inputs[position].device.type == "meta":
-            raise self._depends_on_data("the values of a plain tensor", p)
+            raise depends_on_data("the values of a plain tensor", f"{p.name}: {p.type_string()}")
         return OfArgument(position)
 
     def _position_of(self, t: torch.Tensor | None) -> int | None:
         return None if t is None else next((i for i, v in enumerate(self._inputs) if v is t), None)
 
-    def _depends_on_data(self, what: str, p: TensorProxy) -> NormMismatchError:
-        return NormMismatchError(
-            with_details(
-                f"the norm of an output depends on {what}",
-                tensor=f"{p.name}: {p.type_string()}",
-                instead="give a NormedTensor for it (as an argument or in normed_state_dict), or real data",
-            )
+
+def depends_on_data(what: str, tensor: str) -> NormMismatchError:
+    """The error for a norm that is a function of values, which a call does not have."""
+    return NormMismatchError(
+        with_details(
+            f"the norm of an output depends on {what}",
+            tensor=tensor,
+            instead="give a NormedTensor for it (as an argument or in normed_state_dict), or real data",
         )
+    )
 
 
 def _is_perturbation(origin: LeafOrigin | WrapperOrigin | None) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_environment
+from thunder_norm.core.context import current_environment, current_mode
 from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -22,15 +22,22 @@ _PRECISION |= {torch.complex128: 53, torch.complex64: 24, torch.complex32: 11}
 def cast(x: NormedTensor, dtype: torch.dtype | None, **ignored: Any) -> NormedTensor | None:
     """The result of x as another dtype; as bools, which are its comparison with 0, it is plain.
 
+    So are integers where sizes are typical ones, which are of the data at hand: they name entries of a table, and nothing moves with them.
+
     Raises:
-        NormMismatchError: the dtype is that of integers.
+        NormMismatchError: the dtype is that of integers, in mode "bound".
     """
     if dtype == torch.bool:
+        return None
+    is_integer = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    if is_integer and current_mode() != "bound":
         return None
     source, target = _PRECISION.get(x.dtype), _PRECISION.get(x.dtype if dtype is None else dtype)
     sensitivity = {"input": 1, **ignored}
     if target is None:
-        raise NormMismatchError(f"a tensor of {dtype} is not covered by a norm: rounding to it has no useful bound")
+        raise NormMismatchError(
+            f"a tensor of {dtype} is not covered by a norm: rounding to it has no useful bound; mode='typical' takes it as it is at the data"
+        )
     if source is None or target >= source:
         return like(x, x.norm_size, sensitivity=sensitivity)
     error = 2.0**-target
@@ -52,7 +59,8 @@ def to(input: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
                  (attained to 0.998; an operator: u sqrt(min(in, out)))
     Sensitivity: 1 in exact arithmetic
     Source:      IEEE rounding to nearest, in the normal range
-    Bools are plain, as those of ``x != 0`` are.  Raises NormMismatchError for integers.
+    Bools are plain, as those of ``x != 0`` are, and so are integers in modes "typical" and "modula".  Raises NormMismatchError for
+    integers in mode "bound".
     """
     return cast(input, _dtype_among((*args, *kwargs.values())))
 

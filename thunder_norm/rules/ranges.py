@@ -235,7 +235,7 @@ def _sum(args: tuple, kwargs: Mapping[str, Any], of: Of, sign: float = 1.0) -> K
     return None if found is None or not isinstance(alpha, int | float) else found[0].plus(found[1].scaled(sign * alpha))
 
 
-normed_op(torch.add).register_range(_sum)
+normed_op(torch.add).register_range(_sum, caps=True)
 
 
 def _difference(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
@@ -243,9 +243,10 @@ def _difference(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     return (len(args) < 3 and not kwargs.get("alpha") and difference_of_largest(a, b)) or _sum(args, kwargs, of, -1.0)
 
 
-normed_op(torch.sub).register_range(_difference)
+normed_op(torch.sub).register_range(_difference, caps=True)
 normed_op(torch.rsub).register_range(
-    lambda args, kwargs, of: _sum((argument(args, kwargs, 1, "other"), args[0], *args[2:]), kwargs, of, -1.0) if args else None
+    lambda args, kwargs, of: _sum((argument(args, kwargs, 1, "other"), args[0], *args[2:]), kwargs, of, -1.0) if args else None,
+    caps=True,
 )
 
 

@@ -273,7 +273,8 @@ def _running_product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     return replace(least, high=max(most.high, 1.0), most=most.most, averaged=1.0, least_sum=None)
 
 
-_register(_running_product, torch.cumprod, torch.prod)
+for _op in (torch.cumprod, torch.prod):
+    normed_op(_op).register_range(_running_product, caps=True)
 
 
 def _log_sum(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:

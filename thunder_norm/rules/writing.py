@@ -12,7 +12,6 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.in_place import functional_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import Number, annotated, as_kind, maximum, refined, rms, root_sum_squares, scalar, times
 
 # For each dimension of the tensor which positions are named: a number or a slice.
@@ -56,8 +55,9 @@ def with_entries(input: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
         return _put(input, items, whole.squeeze(new) if new else whole)
     given = index if isinstance(index, tuple) else (index,)
     tensors = [torch.as_tensor(i, device=input.device) for i in given if isinstance(i, torch.Tensor | list)]
-    if len(tensors) != len(given):
-        raise NormMismatchError(f"x[index] = v with tensors and slices together: {index!r}; write one, then the other")
+    if len(tensors) != len(given):  # tensors beside slices, numbers or None
+        places = torch.arange(input.numel(), device=input.device).reshape(input.shape)[index]
+        return torch.index_put(input.reshape(-1), (places,), value).reshape(input.shape)
     if len(tensors) == 1 and tensors[0].dtype is torch.bool and value.ndim == 0:
         mask = tensors[0].reshape(*tensors[0].shape, *[1] * (input.ndim - tensors[0].ndim))
         return torch.where(mask, value, input)
@@ -99,7 +99,7 @@ def _written(input: RMSTensor, index: Any, value: RMSTensor | Number, name: str)
     v: RMSTensor = value if isinstance(value, RMSTensor) else LinfTensor(scalar(math.fabs(value), input.norm_size), elem_dims=())
     found = _items(input.shape, index)
     if found is None:
-        return _anywhere(input, value, name)
+        return _anywhere(input, index, value, name)
     items, layout = found
     counts = [1 if isinstance(i, int) else len(range(*i.indices(n))) for i, n in zip(items, input.shape, strict=True)]
     dims = input.elem_dims
@@ -120,9 +120,33 @@ def _written(input: RMSTensor, index: Any, value: RMSTensor | Number, name: str)
     return rms(combined, dims, sensitivity=_moves(value, stays, c * comes, name))
 
 
-def _anywhere(input: RMSTensor, value: RMSTensor | Number, name: str) -> RMSTensor:
-    """Where tensors say which entries are written, perhaps all are, with the largest entry of the value."""
+def _whole_dims(input: torch.Tensor, index: Any) -> tuple[int, ...]:
+    """The last dimensions of a tensor, of which an index with tensors names all entries or none: they are the value's last ones too."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    tensors = {i: torch.as_tensor(item) for i, item in enumerate(given) if isinstance(item, torch.Tensor | list)}
+    masks = {i: t.ndim for i, t in tensors.items() if t.dtype in (torch.bool, torch.uint8)}
+    counts = [
+        0 if item is None or item is Ellipsis or isinstance(item, bool) else masks.get(i, 1) for i, item in enumerate(given)
+    ]
+    last = max((i for i, item in enumerate(given) if not (item is Ellipsis or _is_whole(item))), default=-1)
+    is_open = any(item is Ellipsis for item in given[: last + 1])
+    named = input.ndim - sum(counts[last + 1 :]) if is_open else sum(counts[: last + 1])
+    return tuple(range(named - input.ndim, 0))
+
+
+def _is_whole(item: Any) -> bool:
+    return isinstance(item, slice) and item == slice(None)
+
+
+def _anywhere(input: RMSTensor, index: Any, value: RMSTensor | Number, name: str) -> RMSTensor:
+    """Where tensors say which entries are written, perhaps all are: with the value's norm where it is that of whole parts, or its largest entry."""
     if isinstance(value, RMSTensor):
+        own = ed.nontrivial(value.shape, value.elem_dims)
+        dims = input.elem_dims or own
+        if dims and set(dims) <= set(_whole_dims(input, index)):
+            c = refined(value, dims)
+            size = maximum([input.norm_size, times(value.norm_size, c)])
+            return rms(size, dims, sensitivity=_moves(value, 1.0, c, name))
         v, c = as_kind(value, LinfTensor, ())
         size = v.norm_size
     else:
@@ -141,7 +165,8 @@ def _with_entries(input: RMSTensor, index: Any, value: RMSTensor | int | float) 
 
     Value:       sqrt(n^2 + (w / N) v^2), v over the same dimensions (approached: x elsewhere); max(n, v) from the largest entry, and where
                  the norm runs over none of the dimensions that are cut; v alone where every entry is written.  An x known by its largest
-                 entry is taken over the dimensions of v: sqrt((1 - w / N) n^2 + (w / N) v^2).  Named by tensors: any may be written
+                 entry is taken over the dimensions of v: sqrt((1 - w / N) n^2 + (w / N) v^2).  Named by tensors any may be written:
+                 max(n, v) where the norm runs over last dimensions that are named whole (rows), else v is its largest entry
     Sensitivity: the slopes of these: 1 to x or sqrt(1 - w / N) (0 where every entry is written), sqrt(w / N) or 1 to v
     Gap:         by tensors, v by its largest entry may be written nowhere
     """
