@@ -267,9 +267,8 @@ class _Memory:
         root = self._root(target)
         view = self.views.get(target.name)
         is_data = self.plain is not None and view is not None and view.bsym.sym.name == "detach"  # the history stays
-        if view is not None and not (
-            is_data or _is_exact(view)
-        ):  # of a copy, or of the tensor itself: then that must not be used any more
+        if view is not None and not is_data and not _is_exact(view):
+            # of a copy, or of the tensor itself: then that must not be used any more
             self.unclear[root] = view, bsym
             del self.views[target.name]
             self.versions[target.name] = self.versions.get(root, 0)
