@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from tests.optimized import Model, backward, made, values
+from tests.seeds import seeded
 from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
-from thunder_norm.modular import ModularOptimizer
+from thunder_norm.modular import ModularNorm, ModularOptimizer
 
 
 def _poisoned(model: Model, what: Any) -> None:
@@ -137,3 +138,48 @@ def test_decay_that_would_flip_a_parameter_is_refused():
     with pytest.raises(NormMismatchError, match=r"of 'table.weight' \* weight_decay 10000 exceeds 1"):
         optimizer.step()
     assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+
+
+class TakesAll(nn.Module):
+    """Names of arguments that it does not know change nothing, as in models of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, eps=0.0, **kwargs):
+        return self.layer(x) + eps
+
+
+@pytest.mark.parametrize("model", [TakesAll, lambda: nn.Linear(4, 3), lambda: torch.compile(TakesAll(), backend="eager")])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"maximize": True}, r"no option 'maximize', and \w+.forward no argument.*\n.*negate the loss"),
+        ({"betas": (0.9, 0.95)}, r"no option 'betas'(.|\n)*momentum=beta_1"),
+        ({"foreach": True}, r"no option 'foreach'(.|\n)*leave it out"),
+        ({"fused": True}, "no option 'fused'"),
+        ({"weight_decya": 0.1}, r"no option 'weight_decya'(.|\n)*did you mean  'weight_decay'"),
+        ({"nestrov": True}, "no option 'nestrov'"),
+    ],
+)
+def test_options_of_other_optimizers_do_not_go_to_the_model(model, option, message):
+    torch.manual_seed(seeded(0))
+    with pytest.raises(NormMismatchError, match=message):
+        ModularOptimizer(model(), torch.randn(2, 4), lr=0.1, **option)
+
+
+def test_an_argument_of_the_model_may_have_the_name_of_an_option():
+    torch.manual_seed(seeded(0))
+    model = TakesAll()
+    optimizer = ModularOptimizer(model, torch.randn(2, 4), lr=0.1, eps=0.5, attention_mask=None)
+    assert set(optimizer.norm.targets) == {"layer.weight", "layer.bias"}
+    ModularOptimizer(ModularNorm(model, torch.randn(2, 4), maximize=True), lr=0.1)  # the model's own, of which it says nothing
+
+
+def test_a_group_has_no_options_of_other_optimizers():
+    torch.manual_seed(seeded(0))
+    model = TakesAll()
+    with pytest.raises(NormMismatchError, match="no option 'maximize'"):
+        ModularOptimizer(model, torch.randn(2, 4), lr=0.1, params=[{"params": model.parameters(), "maximize": True}])
+    ModularOptimizer(model, torch.randn(2, 4), lr=0.1, params=[{"params": model.parameters(), "algorithm": "muon"}])
