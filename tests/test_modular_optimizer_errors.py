@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.optimized import Model, backward, made, values
 from tests.seeds import seeded
-from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
+from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 
 
@@ -138,6 +138,27 @@ def test_decay_that_would_flip_a_parameter_is_refused():
     with pytest.raises(NormMismatchError, match=r"of 'table.weight' \* weight_decay 10000 exceeds 1"):
         optimizer.step()
     assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+
+
+def test_spectral_normalization_is_refused_in_training_and_derived_in_evaluation():
+    """In training it writes its vectors (`out=`) in each forward; what it computes is the same in both."""
+    torch.manual_seed(seeded(0))
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 16), n_power_iterations=5)
+    model, x = nn.Sequential(first, nn.Tanh(), nn.Linear(16, 3)), torch.randn(32, 6)
+    labels = x[:, :3].argmax(-1)
+    with pytest.raises(UnsupportedOpError, match="normalize: out= is not possible"):
+        ModularOptimizer(model, x, lr=0.3)
+    optimizer = ModularOptimizer(model.eval(), x, lr=0.3, noise_adaptation=0.95)
+    model.train()
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert torch.linalg.matrix_norm(first.weight.detach(), 2).item() == pytest.approx(1, abs=0.05)
 
 
 class TakesAll(nn.Module):
