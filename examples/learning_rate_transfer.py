@@ -1,9 +1,12 @@
 """Does the best learning rate stay where it is when a model gets wider or deeper?
 
 Sweeps of learning rates at four widths and three depths, three seeds each, for ModularOptimizer (with noise adaptation, too), AdamW and
-torch.optim.Muon on six tasks (transfer_tasks.py).  Prints tables, in Markdown, writes all losses as JSON and draws them:
+torch.optim.Muon on six tasks (transfer_tasks.py); ``--tasks gpt2 llama`` are models of transformers, on which AdamW is tried with muP's
+multipliers, too.  Prints tables, in Markdown, writes all losses as JSON and draws them:
 
     python examples/learning_rate_transfer.py [--quick] [--tasks small mlp conv vit text gpt] [--results r.json] [--plot p.png]
+
+Results are written as each model is done, and ``--resume`` goes on from there.
 
 The model, its initialisation (`ModularNorm.initialize_`, biases at 0), its batches, momentum 0.9, no weight decay and a learning rate that
 falls linearly to 0 are the same for all.  ``--draw r.json`` draws and prints results of before; ``--variant`` changes one thing, on four models.
@@ -14,7 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,7 +32,7 @@ from transfer_tasks import TASKS, Form
 from transfer_views import Sweep, draw, load, save, tables
 
 from thunder_norm.errors import GradientError
-from thunder_norm.modular import ModularNorm, ModularOptimizer
+from thunder_norm.modular import ModularNorm, ModularOptimizer, mup_scales
 from thunder_norm.progress import track
 
 SEEDS = 3
@@ -83,10 +86,12 @@ class _InFloat32(TorchFunctionMode):
 class Muon:
     """torch.optim.Muon for the matrices and (flattened) kernels of the blocks, AdamW for the first and last layers and all vectors."""
 
-    def __init__(self, model: nn.Module, lr: float):
-        hidden = [p for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim > 1]
-        rest = [p for name, p in model.named_parameters() if not (name.startswith("blocks.") and p.ndim > 1)]
-        self.flat = [(p, nn.Parameter(p.detach().flatten(1))) for p in hidden]  # the same memory
+    def __init__(self, model: nn.Module, lr: float, blocks: str = "blocks."):
+        hidden = {name: p for name, p in model.named_parameters() if name.startswith(blocks) and p.ndim > 1}
+        rest = [p for name, p in model.named_parameters() if name not in hidden]
+        is_turned = {name: _has_outputs_last(model, name) for name in hidden}
+        self.views = {p: (lambda t: t.mT) if is_turned[name] else (lambda t: t.flatten(1)) for name, p in hidden.items()}
+        self.flat = [(p, nn.Parameter(view(p.detach()))) for p, view in self.views.items()]  # the same memory
         self.muon = torch.optim.Muon([flat for _, flat in self.flat], lr=lr, momentum=BETAS[0], weight_decay=0)
         self.adamw = torch.optim.AdamW(rest, lr=ADAMW_TO_MUON * lr, betas=BETAS, weight_decay=0)
         self.param_groups = self.muon.param_groups + self.adamw.param_groups
@@ -94,18 +99,44 @@ class Muon:
     def step(self) -> None:
         for p, flat in self.flat:
             assert p.grad is not None
-            flat.grad = p.grad.flatten(1)
+            flat.grad = self.views[p](p.grad)
         with _InFloat32():
             self.muon.step()
         self.adamw.step()
 
 
+def _has_outputs_last(model: nn.Module, name: str) -> bool:
+    """Whether it is the matrix of a `Conv1D` of transformers."""
+    return type(model.get_submodule(name.rpartition(".")[0])).__name__ == "Conv1D"
+
+
+@lru_cache(maxsize=2)
+def _mup(task: str, width: int, depth: int) -> dict[str, float]:
+    """By what muP multiplies the learning rate of each parameter, from the narrowest model of a task on."""
+    chosen, form = TASKS[task], Form()
+    models = [chosen.model(w, depth, form) for w in (width, chosen.widths[0])]
+    if width == chosen.widths[0]:
+        return {name: 1.0 for name, _ in models[0].named_parameters()}
+    x, _ = chosen.batch(torch.Generator().manual_seed(0))
+    groups = mup_scales(*models, x).param_groups(lr=1.0, weight_decay=0.0)
+    by_id = {id(p): g["lr"] for g in groups for p in g["params"]}
+    return {name: by_id[id(p)] for name, p in models[0].named_parameters()}
+
+
+def _adamw_with_mup(run: Run, norm: ModularNorm) -> torch.optim.Optimizer:
+    multipliers = _mup(run.task, run.width, run.depth)
+    groups = [{"params": [p], "lr": run.lr * multipliers[name]} for name, p in norm.model.named_parameters()]
+    return torch.optim.AdamW(groups, betas=BETAS, weight_decay=0)
+
+
 ADAPTED = "ModularOptimizer with noise adaptation"
+MUP = "AdamW with muP"
 OPTIMIZERS = {
-    "ModularOptimizer": lambda norm, lr: ModularOptimizer(norm, lr=lr, momentum=BETAS[0], nesterov=True),
-    ADAPTED: lambda norm, lr: ModularOptimizer(norm, lr=lr, momentum=BETAS[0], nesterov=True, noise_adaptation=BETAS[1]),
-    "AdamW": lambda norm, lr: torch.optim.AdamW(norm.model.parameters(), lr=lr, betas=BETAS, weight_decay=0),
-    "Muon": lambda norm, lr: Muon(norm.model, lr),
+    "ModularOptimizer": lambda run, norm: ModularOptimizer(norm, lr=run.lr, momentum=BETAS[0], nesterov=True),
+    ADAPTED: lambda run, norm: ModularOptimizer(norm, lr=run.lr, momentum=BETAS[0], nesterov=True, noise_adaptation=BETAS[1]),
+    "AdamW": lambda run, norm: torch.optim.AdamW(norm.model.parameters(), lr=run.lr, betas=BETAS, weight_decay=0),
+    MUP: _adamw_with_mup,
+    "Muon": lambda run, norm: Muon(norm.model, run.lr, TASKS[run.task].blocks),
 }
 # powers of 2
 GRIDS = {
@@ -118,6 +149,8 @@ GRIDS["vit"] = GRIDS["text"]
 GRIDS["gpt"] = {"ModularOptimizer": range(-1, 3), "AdamW": range(-9, -4), "Muon": range(-5, 0)}
 for of_task in GRIDS.values():
     of_task[ADAPTED] = of_task["ModularOptimizer"]
+GRIDS["gpt2"] = {ADAPTED: range(-2, 3), "AdamW": range(-9, -3), MUP: range(-6, -2), "Muon": range(-5, 0)}
+GRIDS["llama"] = GRIDS["gpt2"]
 FAR = range(-3, 4)  # for variants
 DEFAULT = ("small", "mlp", "conv", "vit", "text", "gpt")  # tasks
 
@@ -151,7 +184,7 @@ def train(run: Run) -> float:
     norm = _norm(run.task, run.variant, run.width, run.depth)
     model = norm.model
     initialize(norm, VARIANTS[run.variant].initial, run.seed)
-    optimizer = OPTIMIZERS[run.optimizer](norm, run.lr)
+    optimizer = OPTIMIZERS[run.optimizer](run, norm)
     full = [(group, group["lr"]) for group in optimizer.param_groups]
     random = torch.Generator().manual_seed(run.seed)
     for i in range(run.steps):
@@ -187,6 +220,8 @@ def planned(tasks: Sequence[str], optimizers: Sequence[str], variant: str, is_qu
             sizes = [sizes[0], (task.width, task.depths[0]), sizes[len(task.widths) - 1], sizes[-1]]
         for width, depth in sizes:
             for optimizer in optimizers:
+                if optimizer not in GRIDS[name]:
+                    continue
                 powers = FAR if variant and optimizer == "ModularOptimizer" else GRIDS[name][optimizer]
                 lrs = [2.0**power for power in powers]
                 steps = 30 if is_quick else task.steps
@@ -194,8 +229,8 @@ def planned(tasks: Sequence[str], optimizers: Sequence[str], variant: str, is_qu
     return found
 
 
-def measured(sweeps: Sequence[Sweep], seeds: int, processes: int) -> list[Sweep]:
-    """The sweeps, run."""
+def measured(sweeps: Sequence[Sweep], seeds: int, processes: int) -> Iterator[Sweep]:
+    """The sweeps, each when it is run."""
     runs = [
         Run(s.task, s.variant, s.optimizer, s.width, s.depth, lr, seed, s.steps)
         for s in sweeps
@@ -204,8 +239,19 @@ def measured(sweeps: Sequence[Sweep], seeds: int, processes: int) -> list[Sweep]
     ]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        losses = iter(list(track(pool.map(train, runs, chunksize=seeds), "training", len(runs))))
-    return [replace(s, losses=[[next(losses) for _ in range(seeds)] for _ in s.lrs]) for s in sweeps]
+        losses = iter(track(pool.map(train, runs, chunksize=seeds), "training", len(runs)))
+        for s in sweeps:
+            yield replace(s, losses=[[next(losses) for _ in range(seeds)] for _ in s.lrs])
+
+
+def _plan(s: Sweep) -> Sweep:
+    """The sweep before it was run."""
+    return replace(s, lrs=list(s.lrs), losses=())
+
+
+def _ordered(sweeps: Iterable[Sweep]) -> list[Sweep]:
+    order = [*DEFAULT, *(task for task in TASKS if task not in DEFAULT)]
+    return sorted(sweeps, key=lambda s: order.index(s.task))
 
 
 def main() -> None:
@@ -216,20 +262,24 @@ def main() -> None:
     parser.add_argument("--variant", choices=VARIANTS, default="")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, help="JSON to write; other sweeps that it has stay")
+    parser.add_argument("--resume", action="store_true", help="run only what the results lack")
     parser.add_argument("--draw", type=Path, help="take the losses from this JSON, run nothing")
     parser.add_argument("--plot", type=Path, help="the picture")
     options = parser.parse_args()
     if options.draw:
         sweeps = load(options.draw)
     else:
-        plan = planned(options.tasks, options.optimizers, options.variant, options.quick)
-        sweeps = measured(plan, 1 if options.quick else SEEDS, options.processes)
-        if options.results:
-            kept = load(options.results) if options.results.exists() else []
-            new = {(s.task, s.variant, s.optimizer) for s in sweeps}
-            sweeps = [s for s in kept if (s.task, s.variant, s.optimizer) not in new] + sweeps
-            sweeps.sort(key=lambda s: DEFAULT.index(s.task))
-            save(options.results, sweeps)
+        plan, seeds = planned(options.tasks, options.optimizers, options.variant, options.quick), 1 if options.quick else SEEDS
+        kept = load(options.results) if options.results and options.results.exists() else []
+        done = [s for s in kept if options.resume and _plan(s) in plan and len(s.losses[0]) == seeds]
+        new = {(s.task, s.variant, s.optimizer) for s in plan}
+        others = [s for s in kept if (s.task, s.variant, s.optimizer) not in new]
+        found = list(done)
+        for sweep in measured([s for s in plan if s not in map(_plan, done)], seeds, options.processes):
+            found.append(sweep)
+            if options.results:
+                save(options.results, _ordered(others + found))
+        sweeps = _ordered(others + found) if options.results else found
     print(tables(sweeps))
     if options.plot:
         draw(options.plot, sweeps)

@@ -1,6 +1,7 @@
 """Learning tasks on data that comes with Python and scikit-learn, for models of any width and depth.
 
-Residual branches are scaled by 1 / depth and attention by 1 / channels of a head, unless a `Form` says otherwise.
+Residual branches are scaled by 1 / depth and attention by 1 / channels of a head, unless a `Form` says otherwise; GPT-2 and Llama are
+as transformers writes them, x + f(x) with attention scaled by the root of a head's channels.
 """
 
 from __future__ import annotations
@@ -130,6 +131,31 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(x)).mean(-2))
 
 
+class FromTransformers(nn.Module):
+    """GPT-2 or Llama for characters: numbers of them to logits.  Width, depth and vocabulary are set, nothing else of the model."""
+
+    def __init__(self, name: str, width: int, depth: int, form: Form):
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+        if form != Form():
+            raise ValueError(f"{name} is as transformers writes it: it has no other form")
+        shared: dict = dict(vocab_size=len(ALPHABET), tie_word_embeddings=False, use_cache=False, bos_token_id=0, eos_token_id=0)
+        if name == "gpt2":
+            no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+            config = GPT2Config(n_embd=width, n_layer=depth, n_head=width // HEAD, n_positions=CONTEXT, **no_dropout, **shared)
+            self.model = GPT2LMHeadModel(config)
+        else:
+            sizes = dict(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=depth)
+            heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), width // HEAD)
+            self.model = LlamaForCausalLM(
+                LlamaConfig(**sizes, **heads, max_position_embeddings=CONTEXT, pad_token_id=0, **shared)
+            )
+
+    def forward(self, ids):
+        return self.model(ids).logits
+
+
 @functools.cache
 def digits(side: int = 8) -> Batch:
     """All 1797 images of digits, side x side pixels in a row, with mean 0 and mean square 1 over all."""
@@ -189,6 +215,7 @@ class Task:
         widths: at the first of `depths`.
         depths: at `width`.
         blocks_mass: of all residual blocks together; what comes before and after them has mass 1 for each matrix.
+        blocks: how the names of parameters inside of residual blocks begin.
     """
 
     title: str
@@ -201,6 +228,7 @@ class Task:
     depths: tuple[int, ...]
     width: int
     blocks_mass: float
+    blocks: str = "blocks."
 
     @property
     def chance(self) -> float:
@@ -235,6 +263,26 @@ TASKS = {
     ),
     "text": _TEXT,
     "gpt": replace(_TEXT, title="text, GPT of 4 layers", widths=(64, 128, 256), depths=(4,)),
+    "gpt2": replace(
+        _TEXT,
+        title="text, GPT-2 of transformers",
+        model=partial(FromTransformers, "gpt2"),
+        steps=40,
+        widths=(16, 64, 256),
+        depths=(2, 8),
+        width=16,
+        blocks="model.transformer.h.",
+    ),
+    "llama": replace(
+        _TEXT,
+        title="text, Llama of transformers",
+        model=partial(FromTransformers, "llama"),
+        steps=40,
+        widths=(16, 64, 256),
+        depths=(2, 8),
+        width=16,
+        blocks="model.model.layers.",
+    ),
     "vit": replace(_MLP, title="digits, ViT", model=VisionTransformer, depths=(2,), blocks_mass=5.0),
     # the inputs are no more than the narrowest model is wide
     "small": replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 import os
@@ -88,6 +89,70 @@ def test_models_begin_at_norm_1_and_the_same_for_all_optimizers(example):
     assert norm.mass == pytest.approx(block + 3 + 0.1 * 3)  # two tables and the head; its bias and the last layer norm
 
 
+@pytest.mark.parametrize("task", ["gpt2", "llama"])
+def test_models_of_transformers_learn_with_every_optimizer(example, task):
+    rates = {example.ADAPTED: 1.0, "AdamW": 2**-6, example.MUP: 2**-5, "Muon": 2**-3}
+    assert set(rates) == set(example.GRIDS[task])
+    for optimizer, lr in rates.items():
+        assert example.train(example.Run(task, "", optimizer, 16, 2, lr, 0, 15)) < 0.85 * example.TASKS[task].chance, optimizer
+
+
+@pytest.mark.parametrize("task", ["gpt2", "llama"])
+def test_mups_multipliers_are_those_of_its_table(example, task):
+    narrow, wide = (example._mup(task, width, 2) for width in (16, 64))
+    assert set(narrow.values()) == {1.0}
+    model = example.TASKS[task].model(64, 2, example.Form())
+    for name, p in model.named_parameters():
+        grows_inside = p.ndim > 1 and not any(
+            part in name for part in ("wte", "wpe", "embed_tokens")
+        )  # summed over: all but tables
+        assert wide[name] == pytest.approx(1 / 4 if grows_inside else 1.0), name
+
+
+def test_muon_gets_conv1ds_matrices_with_outputs_first(example):
+    """Its step depends on which dimension is which."""
+    torch.manual_seed(seeded(0))
+    task = example.TASKS["gpt2"]
+    model = task.model(16, 2, example.Form())
+    up = model.model.transformer.h[0].mlp.c_fc.weight  # 16 inputs, 64 outputs
+    separate = nn.Parameter(up.detach().T.clone())
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    separate.grad = up.grad.T.clone()
+    muon, alone = example.Muon(model, 0.1, task.blocks), torch.optim.Muon([separate], lr=0.1, momentum=0.9, weight_decay=0)
+    muon.step()
+    with example._InFloat32():
+        alone.step()
+    torch.testing.assert_close(up, separate.T, rtol=0, atol=1e-5)
+    assert len(muon.flat) == 2 * 4
+
+
+def test_a_sweep_that_was_cut_off_goes_on_where_it_was(example, views, tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def measured(sweeps, seeds, processes):
+        for s in sweeps:
+            if len(ran) == 3:
+                raise KeyboardInterrupt
+            ran.append((s.optimizer, s.width))
+            yield dataclasses.replace(s, losses=[[1.0 + abs(math.log2(lr) + 4)] * seeds for lr in s.lrs])
+
+    monkeypatch.setattr(example, "measured", measured)
+    options = ["--quick", "--tasks", "mlp", "--optimizers", "AdamW", "Muon", "--results", str(tmp_path / "r.json")]
+    monkeypatch.setattr(sys, "argv", ["learning_rate_transfer.py", *options])
+    with pytest.raises(KeyboardInterrupt):
+        example.main()
+    assert len(views.load(tmp_path / "r.json")) == len(ran) == 3
+    first = list(ran)
+    ran.clear()
+    monkeypatch.setattr(sys, "argv", ["learning_rate_transfer.py", *options, "--resume"])
+    example.main()
+    planned = {(o, width) for o in ("AdamW", "Muon") for width in (16, 32)}
+    assert len(ran) == 1 and {*first, *ran} == planned
+    assert {(s.optimizer, s.width) for s in views.load(tmp_path / "r.json")} == planned
+    assert "| digits, residual MLP | Muon |" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_quick_run_learns_with_every_optimizer_and_is_drawn_again(example, views, tmp_path, monkeypatch, capsys):
     """The first in this process with one of its own, as each imports torch and Thunder; the second as a script."""
@@ -96,7 +161,7 @@ def test_a_quick_run_learns_with_every_optimizer_and_is_drawn_again(example, vie
     example.main()
     printed = capsys.readouterr().out
     sweeps = views.load(tmp_path / "r.json")
-    assert {(s.task, s.optimizer) for s in sweeps} == {(t, o) for t in example.DEFAULT for o in example.OPTIMIZERS}
+    assert {(s.task, s.optimizer) for s in sweeps} == {(t, o) for t in example.DEFAULT for o in example.GRIDS[t]}
     for s in sweeps:
         lowest = min(v for row in s.losses for v in row)
         assert lowest < 0.8 * example.TASKS[s.task].chance, (s.task, s.optimizer, s.width, s.losses)

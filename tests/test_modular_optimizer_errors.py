@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from tests.optimized import Model, backward, made, values
-from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError
-from thunder_norm.modular import ModularOptimizer
+from tests.seeds import seeded
+from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, UnsupportedOpError
+from thunder_norm.modular import ModularNorm, ModularOptimizer
 
 
 def _poisoned(model: Model, what: Any) -> None:
@@ -137,3 +138,69 @@ def test_decay_that_would_flip_a_parameter_is_refused():
     with pytest.raises(NormMismatchError, match=r"of 'table.weight' \* weight_decay 10000 exceeds 1"):
         optimizer.step()
     assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+
+
+def test_spectral_normalization_is_refused_in_training_and_derived_in_evaluation():
+    """In training it writes its vectors (`out=`) in each forward; what it computes is the same in both."""
+    torch.manual_seed(seeded(0))
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 16), n_power_iterations=5)
+    model, x = nn.Sequential(first, nn.Tanh(), nn.Linear(16, 3)), torch.randn(32, 6)
+    labels = x[:, :3].argmax(-1)
+    with pytest.raises(UnsupportedOpError, match="normalize: out= is not possible"):
+        ModularOptimizer(model, x, lr=0.3)
+    optimizer = ModularOptimizer(model.eval(), x, lr=0.3, noise_adaptation=0.95)
+    model.train()
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert torch.linalg.matrix_norm(first.weight.detach(), 2).item() == pytest.approx(1, abs=0.05)
+
+
+class TakesAll(nn.Module):
+    """Names of arguments that it does not know change nothing, as in models of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, eps=0.0, **kwargs):
+        return self.layer(x) + eps
+
+
+@pytest.mark.parametrize("model", [TakesAll, lambda: nn.Linear(4, 3), lambda: torch.compile(TakesAll(), backend="eager")])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"maximize": True}, r"no option 'maximize', and \w+.forward no argument.*\n.*negate the loss"),
+        ({"betas": (0.9, 0.95)}, r"no option 'betas'(.|\n)*momentum=beta_1"),
+        ({"foreach": True}, r"no option 'foreach'(.|\n)*leave it out"),
+        ({"fused": True}, "no option 'fused'"),
+        ({"weight_decya": 0.1}, r"no option 'weight_decya'(.|\n)*did you mean  'weight_decay'"),
+        ({"nestrov": True}, "no option 'nestrov'"),
+    ],
+)
+def test_options_of_other_optimizers_do_not_go_to_the_model(model, option, message):
+    torch.manual_seed(seeded(0))
+    with pytest.raises(NormMismatchError, match=message):
+        ModularOptimizer(model(), torch.randn(2, 4), lr=0.1, **option)
+
+
+def test_an_argument_of_the_model_may_have_the_name_of_an_option():
+    torch.manual_seed(seeded(0))
+    model = TakesAll()
+    optimizer = ModularOptimizer(model, torch.randn(2, 4), lr=0.1, eps=0.5, attention_mask=None)
+    assert set(optimizer.norm.targets) == {"layer.weight", "layer.bias"}
+    ModularOptimizer(ModularNorm(model, torch.randn(2, 4), maximize=True), lr=0.1)  # the model's own, of which it says nothing
+
+
+def test_a_group_has_no_options_of_other_optimizers():
+    torch.manual_seed(seeded(0))
+    model = TakesAll()
+    with pytest.raises(NormMismatchError, match="no option 'maximize'"):
+        ModularOptimizer(model, torch.randn(2, 4), lr=0.1, params=[{"params": model.parameters(), "maximize": True}])
+    ModularOptimizer(model, torch.randn(2, 4), lr=0.1, params=[{"params": model.parameters(), "algorithm": "muon"}])

@@ -133,7 +133,7 @@ def test_every_parameter_that_trains_is_in_one_group():
     )
     model = GPT2LMHeadModel(config)
     model.transformer.wpe.weight.requires_grad_(False)
-    for for_ in ("muon", "dion", "emerging", "adamw"):
+    for for_ in ("muon", "dion", "dion2", "nordion2", "normuon", "emerging", "adamw"):
         groups = param_groups(model, TOKENS, for_=for_)
         names = [name for g in groups for name in g["param_names"]]
         assert sorted(names) == sorted(name for name, p in model.named_parameters() if p.requires_grad)
@@ -142,7 +142,8 @@ def test_every_parameter_that_trains_is_in_one_group():
     assert matrices == {n for n, p in model.named_parameters() if ".c_" in n and p.ndim == 2}
     light = [g for g in param_groups(model, TOKENS, for_="adamw") if g.get("weight_decay") == 0.0]
     assert {model.get_parameter(n).ndim for g in light for n in g["param_names"]} == {1}
-    assert {g["algorithm"] for g in param_groups(model, TOKENS, for_="dion")} == {"dion", "adamw"}
+    for own in ("dion", "dion2", "nordion2", "normuon"):  # each optimizer of that package refuses the others' names
+        assert {g["algorithm"] for g in param_groups(model, TOKENS, for_=own)} == {own, "adamw"}
 
 
 def test_groups_go_through_a_saved_state(tmp_path):

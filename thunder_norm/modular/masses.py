@@ -1,7 +1,8 @@
 """Masses: which share of a step each parameter gets.  A parameter contributes at most ``m_k / sum(m)`` of the output's change.
 
 By default matrices, kernels and tables have mass 1; what has one dimension of size above 1 at most and is no operator (biases, gains,
-scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  Frozen parameters have mass 0, whatever is said.
+scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  So is, in other modes, what is only added, whatever its shape (a
+vision transformer's positions: a bias for each place).  Frozen parameters have mass 0, whatever is said.
 
 Repeated blocks have the mass of one of them together: modules inside an ``nn.ModuleList`` or ``nn.Sequential`` that are of one class,
 have submodules and parameters of the same names.  So a deeper model leaves as much of a step to its embedding and its head, without
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
@@ -54,15 +55,17 @@ def light_mass(given: float | None, mode: Mode) -> float:
     return _checked("light parameters", given)
 
 
-def default_mass(norm: NormSpec, shape: torch.Size, light: float) -> float:
+def default_mass(norm: NormSpec, shape: torch.Size, light: float, is_added: bool = False) -> float:
     """The mass of a parameter that nothing was said about.
 
     >>> from thunder_norm import RMSTensor
     >>> row = NormSpec(RMSTensor, (-1,))
     >>> [default_mass(row, shape, LIGHT) for shape in [(4, 8), (1, 8), (8,)]]
     [1.0, 0.1, 0.1]
+    >>> default_mass(row, torch.Size([4, 8]), LIGHT, is_added=True)
+    0.1
     """
-    is_heavy = issubclass(norm.kind, RMSToRMSTensor) or sum(size > 1 for size in shape) > 1
+    is_heavy = issubclass(norm.kind, RMSToRMSTensor) or sum(size > 1 for size in shape) > 1 and not is_added
     return 1.0 if is_heavy else light
 
 
@@ -97,6 +100,7 @@ def assign_masses(
     tied: Mapping[str, tuple[str, ...]],
     light: float,
     mode: Mode,
+    added: Collection[str] = (),
 ) -> dict[str, float]:
     """The mass of every parameter, by its first name.
 
@@ -107,6 +111,7 @@ def assign_masses(
         tied: for each first name, all names of the parameter.
         light: the mass of biases, gains and scales.
         mode: in "modula" repeated blocks do not share a mass.
+        added: the parameters that are only added, by first name; in mode "modula" no reason to be light, for light is without mass there.
 
     Raises:
         NormMapKeyError: a name or pattern that nothing has.
@@ -116,8 +121,9 @@ def assign_masses(
     parameters = dict(model.named_parameters())
     trainable = frozenset(name for name, p in parameters.items() if p.requires_grad)
     repeats = dict.fromkeys(tied, 1) if mode == "modula" else repetitions(model, tied)
+    added = () if mode == "modula" else added
     found = {
-        name: default_mass(norms[name], p.shape, light) / repeats[name] if p.requires_grad else 0.0
+        name: default_mass(norms[name], p.shape, light, name in added) / repeats[name] if p.requires_grad else 0.0
         for name, p in parameters.items()
     }
     scopes = [*_annotated(model, tied), *_given(model, masses, tied)]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from thunder_norm.errors import GradientError, NormMismatchError
+from thunder_norm.errors import GradientError, NormMismatchError, with_details
 from thunder_norm.modular.duality import Ball
+from thunder_norm.modular.wrappers import unwrapped
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,47 @@ class Gradients:
     still: list[torch.Tensor]
     missing: list[str]
     nonfinite: list[str]
+
+
+_INSTEAD = {
+    "maximize": "negate the loss",
+    "betas": "momentum=beta_1, and noise_adaptation=beta_2 if steps are to be shortened where gradients are noise",
+}
+
+
+def check_foreign_options(names: Iterable[str], own: Collection[str], model: torch.nn.Module) -> None:
+    """Refuse options of other optimizers, and misspelled ones, among keyword arguments: the model may take any name and say nothing.
+
+    Args:
+        names: of keyword arguments, or options of a group.
+        own: options that there are.
+        model: which gets the arguments.
+
+    Raises:
+        NormMismatchError: one that the model's `forward` does not name is an option of an optimizer of torch, or nearly one of `own`.
+    """
+    inside, _ = unwrapped(model)
+    named = inspect.signature(inside.forward).parameters
+    for name in names:
+        if name in own or name in named and named[name].kind is not inspect.Parameter.VAR_KEYWORD:
+            continue
+        close = difflib.get_close_matches(name, own, n=1, cutoff=0.85)
+        if name in _options_of_torch() or close:
+            raise NormMismatchError(
+                with_details(
+                    f"ModularOptimizer has no option {name!r}, and {type(inside).__name__}.forward no argument of that name",
+                    did_you_mean=repr(close[0]) if close else None,
+                    instead=None if close else _INSTEAD.get(name, "leave it out"),
+                    otherwise="an argument that the model hands on goes to ModularNorm(model, ...), which this takes in place of the model",
+                )
+            )
+
+
+@functools.cache
+def _options_of_torch() -> frozenset[str]:
+    """What the optimizers of torch take."""
+    optimizers = (f for f in vars(torch.optim).values() if isinstance(f, type) and issubclass(f, torch.optim.Optimizer))
+    return frozenset(name for f in optimizers for name in inspect.signature(f).parameters) - {"params", "defaults"}
 
 
 def check_options(group: Mapping[str, Any]) -> None:

@@ -60,7 +60,8 @@ class ModularNorm:
             operation on it wants (RMS over the last dimension if it wants none); if any argument is a NormedTensor, those say
             which norms inputs have, and a plain tensor stands for itself.
         masses: parameter name, module path or pattern -> mass: see `thunder_norm.modular.masses`.
-        light: the mass of a bias, gain or scale that `masses` says nothing about; 0.1, and in mode "modula" 0, unless it is given.
+        light: the mass of a bias, gain or scale, or of what is only added, that `masses` says nothing about; 0.1, and in mode "modula" 0,
+            unless it is given.
         mode: "bound" (the output moves by at most the norm of an update), "typical" or "modula".
         blocks: whether a matrix (or bias) that is several in one, as the program takes it (see `find_roles`), has the largest of the
             blocks' norms as its own, and each block a steepest step of its own; "heads": queries and keys head by head, too.  A mapping
@@ -119,7 +120,8 @@ class ModularNorm:
         self.inputs: tuple[tuple, dict] = found.inputs
         self.outputs: Any = found.outputs
         self.sensitivities: dict[str, float] = found.sensitivities
-        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light_mass(light, self.mode), self.mode)
+        light = light_mass(light, self.mode)
+        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, found.added)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded(found.loss)
         self._repeats = repetitions(model, tied) if self.mode == "typical" else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -20,6 +21,7 @@ from thunder_norm.modular.moving import (
     Gradients,
     Moving,
     check_decay,
+    check_foreign_options,
     check_gradient,
     check_options,
     projections,
@@ -98,7 +100,7 @@ class ModularOptimizer(torch.optim.Optimizer):
     Raises:
         GradientError: (by `step`) a gradient is missing, sparse or not finite; parameters and state are as before.
         NormMapKeyError: a parameter the norm does not know.
-        NormMismatchError: an option out of its range; and as for `ModularNorm`.
+        NormMismatchError: an option out of its range, or of another optimizer; and as for `ModularNorm`.
 
     Source: Large et al. 2024, "Scalable Optimization in the Modular Norm"; Bernstein and Newhouse 2024, "Modular Duality in Deep
     Learning".  Noise: Zhang, Liu and Schaeffer 2026, "Adam Improves Muon: Adaptive Moment Estimation with Orthogonalized Momentum", who
@@ -132,6 +134,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 )
             self.norm = model
         else:
+            check_foreign_options(example_kwargs, inspect.signature(type(self)).parameters, model)
             said: dict[str, Any] = {"masses": masses, "light": LIGHT, "mode": mode or "typical", "blocks": blocks}
             self.norm = ModularNorm(model, *example_args, **said, **example_kwargs)
         self.missing_grads: OnBadGradient = _choice(missing_grads, "missing_grads", OnBadGradient)
@@ -160,6 +163,7 @@ class ModularOptimizer(torch.optim.Optimizer):
             is_one = isinstance(given, torch.Tensor)
             if not isinstance(given, set):  # which torch refuses: it has no order
                 param_group = param_group | {"params": [self._named(p) for p in ([given] if is_one else given)]}
+            check_foreign_options(param_group.keys() - self.defaults, self.defaults, self.norm.model)
             check_options(self.defaults | param_group)
             if (self.defaults | param_group)["noise_adaptation"] is not None:
                 _ = self.norm.roles  # found now, with its errors, rather than in the first step

@@ -31,7 +31,8 @@ _QUINTICS = (
 
 _FEW = 64  # rows whose singular values may be so large that the first step makes small ones of some, which drown in a Gram matrix
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
-_BLOCK = 64  # rows of a block that is worth a product of its own, on a CPU
+_BLOCK = 64  # rows of a block that is worth a product of its own, on a CPU, where there are
+_BLOCKS = 4  # as many: of fewer the calls take longer than the products that are saved
 
 
 def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
@@ -143,7 +144,7 @@ def _symmetric(
     """``alpha x y + beta plus``, which is symmetric (Hermitian): on a CPU only blocks on and above the diagonal are multiplied."""
     m = x.shape[-2]
     blocks = m // _BLOCK
-    if blocks < 2 or x.device.type != "cpu" or x.ndim > 2:
+    if blocks < _BLOCKS or x.device.type != "cpu" or x.ndim > 2:
         if plus is None:
             return x @ y
         return (torch.addmm if x.ndim == 2 else torch.baddbmm)(plus, x, y, beta=beta, alpha=alpha)

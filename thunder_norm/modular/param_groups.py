@@ -15,7 +15,7 @@ from thunder_norm.modular.leaves import hand_on_gradients
 from thunder_norm.modular.roles import Role, Roles, find_roles
 from thunder_norm.modular.wrappers import unwrapped
 
-For = Literal["muon", "dion", "emerging", "scion", "adamw"]
+For = Literal["muon", "emerging", "dion", "dion2", "nordion2", "normuon", "scion", "adamw"]
 
 # role -> Scion's norm of it, and the number of dimensions that has
 _SCION: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -51,9 +51,10 @@ def param_groups(
     Args:
         model: any module; of a wrapped one, that inside.
         *example_args: arguments that say shapes and dtypes, as for `find_roles`.
-        for_: "muon" (`torch.optim.Muon` for hidden matrices, AdamW for the rest), "dion" (microsoft/dion, one optimizer that reads
-            ``"algorithm"``), "emerging" (NVIDIA's emerging optimizers; as "muon"), "scion" (LIONS-EPFL/scion, one optimizer that reads
-            ``"norm"`` and ``"norm_kwargs"``), "adamw" (all; gains and biases without decay).
+        for_: "muon" (`torch.optim.Muon` for hidden matrices, AdamW for the rest; also dion's Muon, which is for both), "emerging"
+            (NVIDIA's emerging optimizers; as "muon"), "dion", "dion2", "nordion2", "normuon" (microsoft/dion, optimizers that read
+            ``"algorithm"``, each the name that it gives itself), "scion" (LIONS-EPFL/scion, one optimizer that reads ``"norm"`` and
+            ``"norm_kwargs"``), "adamw" (all; gains and biases without decay).
         split: give matrices with several blocks, and stacks of matrices, as one leaf for each matrix, which shares memory with the
             parameter and gets its part of the gradient in every backward.  Its first dimension has the outputs, also where the parameter
             has them second.  Blocks that alternate cannot be views of two dimensions, and are refused.
@@ -106,7 +107,7 @@ def _options(member: _Member, for_: For) -> dict[str, Any]:
         norm, kwargs = _of_scion(member)
         return {"algorithm": "scion", "norm": norm, "norm_kwargs": tuple(kwargs.items())}
     if member.is_matrix and for_ != "adamw":
-        return {"algorithm": "dion" if for_ == "dion" else "muon"}
+        return {"algorithm": "muon" if for_ == "emerging" else for_}
     return {"algorithm": "adamw"} | ({"weight_decay": 0.0} if is_light else {})
 
 

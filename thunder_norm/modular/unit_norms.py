@@ -25,7 +25,7 @@ from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.model_state.shards import is_spread, whole, without_hooks
 from thunder_norm.modular.losses import Loss
 from thunder_norm.norms.eager import run_eagerly
-from thunder_norm.norms.inference import NormSpec
+from thunder_norm.norms.inference import NormSpec, Use
 from thunder_norm.norms.parameters import as_parameter, call_with, canonical_dims, detached, tensor_names
 from thunder_norm.norms.sensitivity import sensitivities
 from thunder_norm.trees import leaves_of_results
@@ -35,6 +35,8 @@ Values = list[tuple[torch.Tensor, torch.Tensor]]  # tensors on meta that stand f
 
 # Beyond it a step of norm 1 moves a parameter by less than a millionth, if a hundred have a share in it.
 _LARGE = 1e4
+
+_ADDITIONS = {"add", "sub"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class UnitNorms:
         sensitivities: of the output to it; 0 for one that is not used.
         inputs: positional and keyword arguments, with their norms.
         outputs: the outputs' norms.
+        added: the parameters, by first name, that the program does nothing with but add them to activations.
         loss: where most is lost, if sensitivities are so large that targets vanish.
     """
 
@@ -53,6 +56,7 @@ class UnitNorms:
     sensitivities: dict[str, float]
     inputs: tuple[tuple, dict]
     outputs: Any
+    added: frozenset[str]
     loss: Loss | None = None
 
     @staticmethod
@@ -75,15 +79,16 @@ class UnitNorms:
         is_meta = any(t.is_meta for t in tensors.values())
         args, kwargs = _of_norm_1(model, args, kwargs, values if is_meta else None)
         program = _Program(model, args, kwargs, mode, tensors, values)
-        norms, found, outputs, loss = program.run({})
+        norms, found, added, outputs, loss = program.run({})
         frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors)
         if frozen:
-            norms, found, outputs, loss = program.run(frozen)
+            norms, found, added, outputs, loss = program.run(frozen)
         names = [name for name, _ in model.named_parameters()]
         return UnitNorms(
             {name: norms.get(name) or _default(tensors[name]) for name in names},
             {name: found.get(name, 0.0) for name in names},
             *tree_map(_without_backing, ((args, kwargs), outputs)),
+            added,
             loss,
         )
 
@@ -99,8 +104,10 @@ class _Program:
     tensors: dict[str, torch.Tensor]
     values: Values
 
-    def run(self, given: Mapping[str, NormedTensor]) -> tuple[dict[str, NormSpec], dict[str, float], Any, Loss | None]:
-        """One run: norms of the parameters that are used, sensitivities to them, outputs, and where they are lost."""
+    def run(
+        self, given: Mapping[str, NormedTensor]
+    ) -> tuple[dict[str, NormSpec], dict[str, float], frozenset[str], Any, Loss | None]:
+        """One run: norms of the parameters that are used, sensitivities to them, which are added, outputs, where they are lost."""
         outputs, environment = run_eagerly(
             self.model,
             self.args,
@@ -118,7 +125,12 @@ class _Program:
         _check_known(self.model, outputs)
         found = {name: s.item() for name, s in sensitivities(outputs, leaves).items()}
         loss = None if all(s <= _LARGE for s in found.values()) else Loss.of(outputs, environment.noted)
-        return {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}, found, outputs, loss
+        norms = {name: NormSpec(type(leaf), leaf.elem_dims) for name, leaf in leaves.items()}
+        uses: dict[str, list[Use]] = {}
+        for k, some in environment.uses.items():
+            uses.setdefault(names.get(id(tensors[k]), k), []).extend(some)
+        added = frozenset(name for name, some in uses.items() if all(u.op in _ADDITIONS and u.is_with_activation for u in some))
+        return norms, found, added, outputs, loss
 
 
 def _check_known(model: torch.nn.Module, outputs: Any) -> None:

@@ -155,6 +155,8 @@ class EagerEnvironment(LiftingEnvironment):
             tensors = self.lifting.tensors
             found = [(name, wanted, self._norm_of(name).factor(wanted, tensors[name])) for name, wanted in wants.items()]
         key = op_names.op_key(op.body)
+        others = (t for t in flat_tensors(given) if t is not before)
+        is_with_activation = any(isinstance(t, NormedTensor) and id(t) not in self._of_parameters for t in others)
         for source, wanted, factor in found:
             yield (
                 source,
@@ -167,6 +169,7 @@ class EagerEnvironment(LiftingEnvironment):
                     rule=rule.fn.__name__,
                     factor=factor,
                     through=through,
+                    is_with_activation=is_with_activation,
                 ),
             )
 

@@ -60,6 +60,7 @@ class Use:
         factor: of the conversion from the parameter's norm to the one the rule got; None where there is none (then the rule
             measures the parameter itself).
         through: what was done with the parameter before, if it was not used as it is.
+        is_with_activation: whether another argument has a norm that is not made of parameters alone.
     """
 
     op: str
@@ -70,6 +71,7 @@ class Use:
     rule: str
     factor: float | None = 1.0
     through: str = ""
+    is_with_activation: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""Masses of parameters that nothing was said about: what is only added is light, whatever its shape and spelling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import ViTConfig, ViTModel
+
+from tests.seeds import seeded
+from thunder_norm.modular import ModularNorm
+from thunder_norm.modular.masses import LIGHT
+
+
+class Places(nn.Module):
+    """Six activations of width 8, a parameter with a row for each of seven places, and a constant of its shape."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.stem, self.places, self.head = nn.Linear(4, 8), nn.Parameter(torch.randn(1, 7, 8)), nn.Linear(8, 2)
+        self.frozen = nn.Parameter(torch.randn(8, 8), requires_grad=False)
+        self.table = nn.Embedding(7, 8)
+        self.register_buffer("constant", torch.randn(1, 7, 8))
+        self.use = use
+
+    def forward(self, x):
+        return self.head(self.use(self, self.stem(x)))
+
+
+def _in_place(m, y):
+    y += m.places[:, :6]
+    return y
+
+
+ADDED = {
+    "a slice": lambda m, y: y + m.places[:, :6],
+    "in place": _in_place,
+    "first, expanded": lambda m, y: m.places[:, 1:].expand(2, -1, -1) + y,
+    "subtracted": lambda m, y: y - m.places[0, :6],
+    "scaled": lambda m, y: y + 0.02 * m.places[:, :6],
+    "resized": lambda m, y: y + F.interpolate(m.places.mT, 6, mode="linear").mT,
+    "twice": lambda m, y: (y + m.places[:, :6]).relu() + m.places[:, :6],
+    "the function": lambda m, y: torch.add(y, m.places[:, :6], alpha=2),
+}
+NOT_ADDED = {
+    "a gain": lambda m, y: y * m.places[:, :6],
+    "and multiplied": lambda m, y: (y + m.places[:, :6]) @ m.places[0, :6].T @ m.places[0, :6],
+    "part of a matrix with a constant": lambda m, y: y @ (m.places + m.constant)[0].T @ m.constant[0],
+    "part of a matrix with a parameter": lambda m, y: F.linear(F.linear(y, m.places[0]), (m.places[0] + m.table.weight).T),
+    "tokens of its own": lambda m, y: torch.cat([m.places.expand(2, -1, -1), y], 1),
+}
+
+
+def _norm(use, **options):
+    torch.manual_seed(seeded(0))
+    return ModularNorm(Places(use), torch.randn(2, 6, 4), mode="typical", **options)
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")  # of what a case leaves out
+@pytest.mark.parametrize("name", [*ADDED, *NOT_ADDED])
+def test_what_is_only_added_to_activations_is_light(name):
+    norm = _norm((ADDED | NOT_ADDED)[name])
+    assert norm.masses["places"] == (LIGHT if name in ADDED else 1.0)
+    assert norm.masses["stem.weight"] == norm.masses["head.weight"] == norm.masses["table.weight"] == 1.0
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")
+def test_a_table_that_is_looked_up_is_heavy_and_the_same_rows_added_are_light():
+    assert _norm(lambda m, y: y + m.table(torch.arange(6))).masses["table.weight"] == 1.0
+    assert _norm(lambda m, y: y + m.table.weight[:6]).masses["table.weight"] == LIGHT
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")
+def test_what_is_said_counts_and_mode_modula_leaves_nothing_added_without_mass():
+    added = ADDED["a slice"]
+    assert _norm(added, masses={"places": 0.7}).masses["places"] == pytest.approx(0.7)
+    assert _norm(added, light=0.25).masses["places"] == 0.25
+    torch.manual_seed(seeded(0))
+    modula = ModularNorm(Places(added), torch.randn(2, 6, 4), mode="modula")
+    assert modula.masses["places"] == 1.0 and modula.masses["stem.bias"] == 0.0
+
+
+def test_a_vision_transformer_has_light_positions_and_their_target_is_a_biass():
+    torch.manual_seed(seeded(0))
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4
+    )
+    model = ViTModel(config, add_pooling_layer=False)
+    norm = ModularNorm(model, torch.randn(2, 3, 8, 8), mode="typical")
+    positions, bias, kernel = "embeddings.position_embeddings", "embeddings.patch_embeddings.projection.bias", 1.0
+    assert model.get_parameter(positions).shape == (1, 5, 16)
+    assert norm.masses[positions] == norm.masses[bias] == LIGHT
+    assert norm.masses[bias.replace("bias", "weight")] == kernel
+    # an entry of either is an entry of the stream: a step moves both as far
+    assert norm.targets[positions] == pytest.approx(norm.targets[bias])
