@@ -152,3 +152,51 @@ def test_what_inductor_has_other_code_for_is_eagers(f) -> None:
     traces = (thunder.last_traces(jitted)[-1], thunder.last_backward_traces(jitted)[-1])
     inside = [b for t in traces for r in t.bound_symbols if r.sym.is_fusion for b in r.subsymbols]
     assert inside and all(0 not in p.shape for b in inside for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
+
+
+@pytest.mark.parametrize("broadcast", ["none", "last", "rows", "all"])
+@pytest.mark.parametrize("factors", [{}, {"beta": 0.5, "alpha": -3}, {"beta": 0}, {"alpha": 0.25}], ids=str)
+def test_products_that_are_added_have_eagers_gradients(broadcast: str, factors: dict) -> None:
+    torch.manual_seed(seeded(0))
+    shapes = {"none": (3, 5), "last": (5,), "rows": (3, 1), "all": ()}
+    given = [torch.randn(s, dtype=torch.float64) for s in (shapes[broadcast], (3, 4), (4, 5))]
+
+    def f(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(c.sin(), a.cos(), b.sin(), **factors).tanh()
+
+    jitted = jit(f)
+    mine, theirs = ([t.clone().requires_grad_() for t in given] for _ in range(2))
+    with OneByOne():
+        found, expected = jitted(*mine), f(*theirs)
+        found.sum().backward()
+    expected.sum().backward()
+    assert_close(found, expected)
+    for p, q in zip(mine, theirs, strict=True):
+        assert_close(p.grad, q.grad)
+    names = [b.sym.name for r in thunder.last_backward_traces(jitted)[-1].bound_symbols for b in (r, *r.subsymbols)]
+    assert any(name.endswith("_vjp") for name in names) == (factors == {"beta": 0})  # there torch does not read the first
+
+
+def test_products_that_are_added_have_eagers_gradients_as_methods_where_one_wants_none_and_in_bfloat16() -> None:
+    torch.manual_seed(seeded(0))
+    given = [torch.randn(s).bfloat16() for s in ((5,), (3, 4), (4, 5))]
+    jitted = jit(lambda c, a, b: c.addmm(a, b, alpha=2).float().square())
+    mine, theirs = ([t.clone().requires_grad_(t is not given[1]) for t in given] for _ in range(2))
+    with OneByOne():
+        jitted(*mine).sum().backward()
+    theirs[0].addmm(theirs[1], theirs[2], alpha=2).float().square().sum().backward()
+    assert mine[1].grad is None
+    for p, q in ((mine[0], theirs[0]), (mine[2], theirs[2])):
+        assert_close(p.grad, q.grad, rtol=5e-2, atol=5e-1)
+
+
+def test_complex_products_that_are_added_have_eagers_gradients() -> None:
+    torch.manual_seed(seeded(0))
+    given = [torch.randn(s, dtype=torch.complex128) for s in ((5,), (3, 4), (4, 5))]
+    jitted = jit(lambda c, a, b: torch.view_as_real(torch.addmm(c, a, b)).square())
+    mine, theirs = ([t.clone().requires_grad_() for t in given] for _ in range(2))
+    with OneByOne():
+        jitted(*mine).sum().backward()
+    torch.view_as_real(torch.addmm(*theirs)).square().sum().backward()
+    for p, q in zip(mine, theirs, strict=True):
+        assert_close(p.grad, q.grad)

@@ -1,7 +1,8 @@
-"""Gradients as torch computes them, where Thunder's are many times slower: of convolutions, batch norms, and attention on CPU.
+"""Gradients as torch computes them, where Thunder's are slower: of convolutions, batch norms, attention on CPU, and added products.
 
 Thunder writes the gradients of a convolution as convolutions of permuted, padded tensors, those of a batch norm operation by operation,
-each with what it needs of the forward, and those of attention on CPU with the whole matrix of scores, which it keeps.
+each with what it needs of the forward, and those of attention on CPU with the whole matrix of scores, which it keeps.  For those of
+``addmm`` it has torch's autograd run the operation again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ operations = OperatorExecutor("thunder_norm_gradients", version="1")
 RELU = "torch.relu"
 BATCH_NORM = "torch.batch_norm"  # so it calls torch.nn.functional.batch_norm
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
+ADDED_PRODUCT = "torch.addmm"
 _ATTENTION_DTYPES = (dtypes.float64, dtypes.float32, dtypes.bfloat16, dtypes.float16)
 
 
@@ -35,6 +37,7 @@ def register(executor: FusionExecutor) -> None:
     executor.register_supported(RELU, checker=_is_out_of_place, grad_transform=_relu)
     executor.register_supported(BATCH_NORM, checker=_is_plain_batch_norm, grad_transform=_batch_norm)
     executor.register_supported(ATTENTION, checker=_is_fast_attention, grad_transform=_attention)
+    executor.register_supported(ADDED_PRODUCT, checker=_is_real_product, grad_transform=_added_product)
 
 
 # -- convolutions ----------------------------------------------------------------------------------------------------------
@@ -334,4 +337,38 @@ def _attention(
         (query, key, value), _attention_gradient(g, query, key, value, out, logsumexp, mask, bool(is_causal), scale), strict=True
     ):
         prims.put_grad(t, gradient)
+    return out
+
+
+# -- addmm -----------------------------------------------------------------------------------------------------------------
+
+
+def _is_real_product(
+    input: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1, **others: Any
+) -> bool:
+    """Whether the formulas below are all there is to it; without `input`, torch gives it zeros."""
+    tensors = (input, a, b)
+    are_floats = all(isinstance(t, TensorProxy) and t.dtype in dtypes.float_math_dtypes for t in tensors)
+    are_numbers = all(type(n) in (int, float) for n in (beta, alpha))
+    is_plain = beta != 0 and all(given is None for given in others.values())
+    return are_floats and are_numbers and is_plain and len({t.dtype for t in tensors}) == 1
+
+
+def _summed_to(g: TensorProxy, shape: Sequence[int]) -> TensorProxy:
+    """The gradient of a tensor of this shape that was broadcast to that of `g`."""
+    more = g.ndim - len(shape)
+    dims = [d for d in range(g.ndim) if d < more or (shape[d - more] == 1 and g.shape[d] != 1)]
+    return ltorch.reshape(ltorch.sum(g, dims, keepdim=True), tuple(shape)) if dims else g
+
+
+def _added_product(
+    input: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1, **others: None
+) -> TensorProxy:
+    """For ``y = beta input + alpha a b``: ``dinput = beta g``, summed over what was broadcast, ``da = alpha g b^T``, ``db = alpha a^T g``."""
+    out = ltorch.addmm(input, a, b, beta=beta, alpha=alpha)  # type: ignore[attr-defined]
+    g = prims.get_grad(out)
+    prims.put_grad(input, _summed_to(g if beta == 1 else g * beta, input.shape))
+    of_product = g if alpha == 1 else g * alpha
+    prims.put_grad(a, ltorch.matmul(of_product, ltorch.transpose(b, 0, 1)))
+    prims.put_grad(b, ltorch.matmul(ltorch.transpose(a, 0, 1), of_product))
     return out

@@ -16,11 +16,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
-from thunder_norm.functions import torch_calls
+from thunder_norm.functions import torch_calls, tried_views
 from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
-from thunder_norm.functions.torch_calls import Forward, try_out
+from thunder_norm.functions.torch_calls import Forward
 from thunder_norm.subclass.fallback import made_for
 from thunder_norm.tracing import random_numbers
 from thunder_norm.tracing.locations import location_of
@@ -114,10 +114,11 @@ def views_of(bsym: BoundSymbol) -> dict[str, str]:
         views = own.views
     elif made is not None and made.form != "gradient" and _may_return_view(made.function):
         kept = [i for i, is_used in enumerate(made.used) if is_used]
-        views = [(kept.index(i), k) for i, k in try_out(made.function, bsym.args, bsym.kwargs).views if i in kept]
+        found = tried_views.views(made.function, bsym.args, bsym.kwargs)
+        views = [(kept.index(i), k) for i, k in found if i in kept]
     elif function is not None:
         try:
-            views = try_out(function, bsym.args, bsym.kwargs).views
+            views = tried_views.views(function, bsym.args, bsym.kwargs)
         except Exception:  # noqa: BLE001 - not the arguments that torch's function takes: what the operation consists of says it
             return {}
     else:

@@ -19,20 +19,22 @@ _METHODS = (FunctionType, classmethod, staticmethod, GetSetDescriptorType, Membe
 _OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"})
 
 
-_ROOTS = {PseudoInst.INPUT_ARGS: "args", PseudoInst.INPUT_KWARGS: "kwargs", PseudoInst.INPUT_FN: "fn"}
-_STEPS = {PseudoInst.LOAD_ATTR: "attribute", PseudoInst.BINARY_SUBSCR: "item"}
+# Compared one by one: an enum's hash is a function of Python, and this is asked several times for each value of a program.
+_ARGS, _KWARGS, _FN = PseudoInst.INPUT_ARGS, PseudoInst.INPUT_KWARGS, PseudoInst.INPUT_FN
+_ATTRIBUTE, _ITEM, _CONSTANT = PseudoInst.LOAD_ATTR, PseudoInst.BINARY_SUBSCR, PseudoInst.CONSTANT
 
 
 def path_of(record: ProvenanceRecord) -> Path | None:
     """The way to a value, by what Thunder's interpreter knows of where it comes from; None if the program made it."""
-    root = _ROOTS.get(record.inst) if isinstance(record.inst, PseudoInst) else None
-    if root is not None:
-        return ((root, None),)
-    step = _STEPS.get(record.inst) if isinstance(record.inst, PseudoInst) else None
-    if step is None or len(record.inputs) != 2 or record.inputs[1].inst is not PseudoInst.CONSTANT:
-        return None
-    key, before = record.inputs[1].value, path_of(record.inputs[0])
-    return None if before is None or type(key) not in (str, int) else (*before, (step, key))
+    steps: list[tuple[str, Any]] = []
+    while (inst := record.inst) is _ATTRIBUTE or inst is _ITEM:
+        inputs = record.inputs
+        if len(inputs) != 2 or inputs[1].inst is not _CONSTANT or type(key := inputs[1].value) not in (str, int):
+            return None
+        steps.append(("attribute" if inst is _ATTRIBUTE else "item", key))
+        record = inputs[0]
+    root = "args" if inst is _ARGS else "kwargs" if inst is _KWARGS else "fn" if inst is _FN else None
+    return None if root is None else ((root, None), *reversed(steps))
 
 
 class Ways:
