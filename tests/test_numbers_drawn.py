@@ -36,17 +36,22 @@ PROGRAMS = {
     "dropout in attention": lambda x: F.multi_head_attention_forward(
         x[:, None], x[:, None], x[:, None], 3, 1, x.new_full((9, 3), 0.1), None, None, None, False, 0.5, torch.eye(3), None
     )[0],
-    "dropout of channels": lambda x: F.dropout2d(x[None, :, :, None], 0.5),
+    "dropout, torch's": lambda x: torch.dropout(x.t(), 0.3, True) + torch.native_dropout(x.t(), 0.4, True)[0],
+    "dropout of nothing": lambda x: F.dropout(x, 0.0) + torch.rand(3),
+    "dropout of channels": lambda x: F.dropout2d(x[None, :, :, None], 0.5) + torch.feature_dropout(x[..., None], 0.3, True)[None],
+    "dropout of channels, unbatched": lambda x: F.dropout1d(x, 0.5) + F.dropout3d(x[..., None, None], 0.5)[..., 0, 0],
     "alpha dropout": lambda x: F.alpha_dropout(x, 0.5, True) + F.feature_alpha_dropout(x[None], 0.5, True),
-    "rrelu": lambda x: F.rrelu(x, training=True),
+    "alpha dropout, torch's": lambda x: torch.alpha_dropout(x.t(), 0.5, True) * torch.feature_alpha_dropout(x.t(), 0.2, True),
+    "rrelu": lambda x: F.rrelu(x, training=True) + torch.rrelu(x.t(), 0.1, 0.7, True).t() + F.rrelu_(x * 2, 0.2, 0.2, True),
     "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3),
+    "attention with a mask": lambda x: F.scaled_dot_product_attention(x, x.sin(), x, x @ x.t() > -1, 0.3, scale=0.7),
     "many": lambda x: x.sum() + torch.rand(300) + torch.empty(2000).exponential_()[:300] + F.dropout(torch.ones(300), 0.3),
     "one after the other": lambda x: F.gumbel_softmax(x * torch.rand(3)) + torch.randn(3) * torch.empty(3).exponential_(),
 }
 
 
-# where a gradient is wanted Thunder draws these by uniform numbers, and integers have none that reuses them
-_OTHERWISE = ("randint", "integers", "dropout of channels", "alpha dropout", "rrelu", "attention")
+# integers have no gradient that reuses them
+_OTHERWISE = ("randint", "integers")
 _CASES = [(name, False) for name in PROGRAMS] + [(name, True) for name in PROGRAMS if name not in _OTHERWISE]
 
 
