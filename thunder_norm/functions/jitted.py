@@ -32,7 +32,6 @@ from thunder_norm.subclass.followed import started_histories
 from thunder_norm.subclass.hooks_of_backward import check_hooks_of_inputs
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.opaque_traces import check_computation
-from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.recorded_writes import returning_recorded
 from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.subclass.returned_inputs import returning_inputs
@@ -142,7 +141,6 @@ class SubclassTransform(interception.Interpreting):
             compilation.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():
                 check_mutations(computation)
-                check_random(computation)
                 computation = _with_gradients_of_given(with_missing_gradients(computation, executors_list[0]))
             traces = prologue, broadcast_scalars(computation), epilogue
             if torch.is_grad_enabled() and not acquisition.is_transformed:
