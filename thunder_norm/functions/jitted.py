@@ -21,6 +21,7 @@ from thunder_norm.functions.registry import decomposed
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
+from thunder_norm.functions.rules.indexing import has_mask
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase
@@ -276,6 +277,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """
     if bsym.sym.id in activations.IDS:
         return True
+    if bsym.sym.id is prims.PrimIDs.COPY_WITH_SETITEM:  # Thunder takes no entries by a mask
+        return isinstance(bsym.args[2], TensorProxy) and has_mask(bsym.args[1])
     if bsym.sym.id is prims.PrimIDs.POW:
         return isinstance(bsym.args[1], TensorProxy)
     if bsym.sym.id in _WITH_ANOTHER_GRADIENT:
