@@ -301,6 +301,9 @@ def run_vmap(
             raise
     finally:
         _num_batches.reset(token)
+    if axis_size == 0:  # of any sample, for the shapes
+        sample = function(*(v.new_zeros((*v.shape[:d], *v.shape[d + 1 :])) for v, d in zip(values, dims, strict=True)))[1]
+        return tuple(t.new_empty((0, *t.shape)) for t in sample)
     results = [function(*(v.select(d, i) for v, d in zip(values, dims, strict=True)))[1] for i in range(axis_size)]
     return tuple(torch.stack(column) for column in zip(*results, strict=True))
 
