@@ -10,6 +10,28 @@ from tests.seeds import seeded
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
+
+def _weights(rows: int) -> list[torch.Tensor]:
+    """Of two layers of width 2, the first of which takes 3 numbers."""
+    return [
+        t for n in (3, 2) for t in (torch.full((rows, n), 0.4), torch.full((rows, 2), 0.3), torch.ones(rows), torch.ones(rows))
+    ]
+
+
+def _two_of_torch(x):
+    hidden = x.new_zeros(2, 1, 2)
+    y = torch.gru(x[:, None], hidden, _weights(6), True, 2, 0.3, True, False, False)[0]
+    z = torch.rnn_tanh(x[:, None], hidden, _weights(2), True, 2, 0.6, True, False, False)[0]
+    return y * z + torch.rand(2)
+
+
+def _all_in_place(y):
+    y = F.alpha_dropout(F.dropout(y, 0.2, True, True), 0.2, True, True)
+    for f in (torch.dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_, torch.feature_dropout_):
+        f(y, 0.1, True)
+    return torch.rrelu_(F.dropout1d(y, 0.2, True, True), 0.1, 0.6, True)
+
+
 PROGRAMS = {
     "rand": lambda x: torch.rand(4, 3) + torch.rand_like(x),
     "randn": lambda x: torch.randn(4, 3) * torch.randn_like(x),
@@ -36,17 +58,28 @@ PROGRAMS = {
     "dropout in attention": lambda x: F.multi_head_attention_forward(
         x[:, None], x[:, None], x[:, None], 3, 1, x.new_full((9, 3), 0.1), None, None, None, False, 0.5, torch.eye(3), None
     )[0],
-    "dropout of channels": lambda x: F.dropout2d(x[None, :, :, None], 0.5),
+    "dropout, torch's": lambda x: torch.dropout(x.t(), 0.3, True) + torch.native_dropout(x.t(), 0.4, True)[0],
+    "dropout of nothing": lambda x: F.dropout(x, 0.0) + torch.rand(3),
+    "dropout of channels": lambda x: F.dropout2d(x[None, :, :, None], 0.5) + torch.feature_dropout(x[..., None], 0.3, True)[None],
+    "dropout of channels, unbatched": lambda x: F.dropout1d(x, 0.5) + F.dropout3d(x[..., None, None], 0.5)[..., 0, 0],
     "alpha dropout": lambda x: F.alpha_dropout(x, 0.5, True) + F.feature_alpha_dropout(x[None], 0.5, True),
-    "rrelu": lambda x: F.rrelu(x, training=True),
+    "alpha dropout, torch's": lambda x: torch.alpha_dropout(x.t(), 0.5, True) * torch.feature_alpha_dropout(x.t(), 0.2, True),
+    "rrelu": lambda x: F.rrelu(x, training=True) + torch.rrelu(x.t(), 0.1, 0.7, True).t() + F.rrelu_(x * 2, 0.2, 0.2, True),
     "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3),
+    "attention with a mask": lambda x: F.scaled_dot_product_attention(x, x.sin(), x, x @ x.t() > -1, 0.3, scale=0.7),
+    "numbers of nobody": lambda x: (F.alpha_dropout(x, 0.2, True), torch.rand(3), F.dropout(x, 0.2))[2] + torch.rand(3),
+    "dropout of everything": lambda x: F.dropout(x, 1.0) + x.detach() * torch.rand(3),
+    "in place": lambda x: _all_in_place(x * 2),
+    "recurrent": lambda x: torch.lstm(x[:, None], [x.new_zeros(2, 1, 2)] * 2, _weights(8), True, 2, 0.5, True, False, False)[0],
+    "recurrent, of two": lambda x: _two_of_torch(x),
+    "fractional pooling": lambda x: F.fractional_max_pool2d(x[None], 2, output_size=2) * torch.rand(2),
     "many": lambda x: x.sum() + torch.rand(300) + torch.empty(2000).exponential_()[:300] + F.dropout(torch.ones(300), 0.3),
     "one after the other": lambda x: F.gumbel_softmax(x * torch.rand(3)) + torch.randn(3) * torch.empty(3).exponential_(),
 }
 
 
-# where a gradient is wanted Thunder draws these by uniform numbers, and integers have none that reuses them
-_OTHERWISE = ("randint", "integers", "dropout of channels", "alpha dropout", "rrelu", "attention")
+# integers have no gradient that reuses them
+_OTHERWISE = ("randint", "integers")
 _CASES = [(name, False) for name in PROGRAMS] + [(name, True) for name in PROGRAMS if name not in _OTHERWISE]
 
 
@@ -66,10 +99,18 @@ def test_they_are_those_of_eager_mode(name, requires_grad, transform):
     torch.testing.assert_close(*found)
 
 
-def test_second_derivatives_are_of_the_same_numbers():
-    def f(x):
-        return F.dropout(x.sin(), 0.3) * x
+SECOND = {
+    "dropout": lambda x: F.dropout(x.sin(), 0.3) * x,
+    "dropouts": lambda x: F.alpha_dropout(x.sin(), 0.3, True) * torch.dropout(x, 0.5, True) * F.rrelu(x, training=True),
+    "recurrent": lambda x: torch.rnn_tanh(
+        x.reshape(4, 1, 5)[..., :3], x.new_zeros(2, 1, 2), _weights(2), True, 2, 0.6, True, False, False
+    )[0],
+}
 
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_are_of_the_same_numbers(name):
+    f = SECOND[name]
     found = []
     for g in (thunder.jit(f, transforms=[SubclassTransform()]), f):
         x = torch.linspace(-1, 2, 20, requires_grad=True)

@@ -399,3 +399,35 @@ def test_a_shape_of_another_size_is_torchs_error(kind):
     for call in (lambda x: x.reshape(5, 2), lambda x: x.view(3, 3), lambda x: x.unflatten(-1, (4, 2))):
         with pytest.raises(RuntimeError):
             call(x)
+
+
+SPELLINGS = {
+    "reshape": lambda s: s.reshape(*s.shape, 1),
+    "reshape to a tuple": lambda s: s.reshape((*s.shape, 1)),
+    "reshape by name": lambda s: torch.reshape(s, shape=(8, 6)),
+    "permute": lambda s: s.permute(1, 0, 2),
+    "permute to a tuple": lambda s: torch.permute(s, (1, 0, 2)),
+    "movedim": lambda s: s.movedim(0, 1),
+    "expand": lambda s: s.expand(3, 2, 4, 6),
+    "broadcast_to": lambda s: torch.broadcast_to(s, (3, 2, 4, 6)),
+    "view": lambda s: s.view(8, 6),
+    "repeat": lambda s: s.repeat(2, 1, 1),
+    "squeeze": lambda s: s[:1].squeeze(0),
+    "flatten": lambda s: s.flatten(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_gates_in_every_spelling_of_another_shape(name):
+    """Squeeze and excitation has ``s.reshape(*s.shape, 1, 1)`` of a sigmoid."""
+    torch.manual_seed(seeded(0))
+    data = torch.randn(2, 4, 6, dtype=D)
+
+    def f(x):
+        return SPELLINGS[name](torch.sigmoid(x)) * 2
+
+    expected = f(data)
+    for g in (f, thunder.jit(f, transforms=[NormTransform()])):
+        found = g(RMSTensor.of(data))
+        torch.testing.assert_close(found.backing, expected)
+        assert type(found).of(expected, elem_dims=found.elem_dims).norm_size <= found.norm_size * (1 + 1e-6)

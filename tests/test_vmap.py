@@ -302,3 +302,11 @@ def test_a_rule_of_ones_own():
         batching_rules.remove(torch.trace)
     assert not hasattr(TensorProxy, "__torch_function__")
     agree(torch.trace, (tensor(4, 3, 3),))
+
+
+def test_no_samples_have_results_of_the_right_shape_where_torch_batches_one_after_the_other():
+    def places(row: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.nonzero_static(row, size=2)
+
+    found, one = vmap(places)(torch.zeros(0, 3)), places(torch.zeros(3))
+    assert found.shape == (0, *one.shape) and found.dtype == one.dtype

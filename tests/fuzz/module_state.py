@@ -1,4 +1,4 @@
-"""What a module holds, bit for bit: to see whether somebody changed it."""
+"""What a module holds: to see whether somebody changed it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from thunder_norm import NormedTensor
 def state(model: nn.Module, *, identity: bool = True) -> dict[str, Any]:
     """Parameters, buffers and attributes of all modules by name, as values that can be compared.
 
-    With `identity` also which objects they are; without, a NormedTensor counts as the tensor that it is a norm of.
+    With `identity` bit for bit, and also which objects they are; without, to rounding, as a rule may compute in another order, and a
+    NormedTensor counts as the tensor that it is a norm of.
     """
     found: dict[str, Any] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -30,11 +31,28 @@ def state(model: nn.Module, *, identity: bool = True) -> dict[str, Any]:
     return found
 
 
+class _Rounded:
+    """The entries of a tensor, equal to what differs by rounding."""
+
+    def __init__(self, entries: torch.Tensor) -> None:
+        self.entries = entries
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Rounded):
+            return False
+        try:
+            torch.testing.assert_close(self.entries, other.entries, equal_nan=True)
+        except AssertionError:
+            return False
+        return True
+
+
 def _value(x: Any, identity: bool, above: tuple[int, ...]) -> Any:
     if isinstance(x, NormedTensor) and not identity:
         x = x.backing
     if isinstance(x, torch.Tensor):
-        bits = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if _has_data(x) else None
+        data = x.detach().clone().contiguous() if _has_data(x) else None
+        bits = data if data is None else data.reshape(-1).view(torch.uint8).numpy().tobytes() if identity else _Rounded(data)
         kind = torch.Tensor if type(x) is nn.Parameter and not identity else type(x)
         grad = None if not x.is_leaf or x.grad is None else _value(x.grad, identity, ())
         return (kind, x.dtype, tuple(x.shape), bits, id(x) if identity else None, x.requires_grad if identity else None, grad)

@@ -14,12 +14,14 @@ from typing import Any, Literal
 import torch
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.dropout import drops_on_cpu, with_torchs_noise
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
+from thunder_norm.functions.registry import decomposed
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
+from thunder_norm.functions.rules.dropouts import draws_noise
+from thunder_norm.functions.rules.indexing import has_mask
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase
@@ -31,7 +33,6 @@ from thunder_norm.subclass.followed import started_histories
 from thunder_norm.subclass.hooks_of_backward import check_hooks_of_inputs
 from thunder_norm.subclass.mutations import check_mutations
 from thunder_norm.subclass.opaque_traces import check_computation
-from thunder_norm.subclass.random_ops import check_random
 from thunder_norm.subclass.recorded_writes import returning_recorded
 from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.subclass.returned_inputs import returning_inputs
@@ -39,6 +40,7 @@ from thunder_norm.subclass.tape_inputs import hand_on_inputs, tape_of
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.subclass.turns import awaited
 from thunder_norm.tracing import compilation, hooks
+from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_semantics import clamp
@@ -140,7 +142,6 @@ class SubclassTransform(interception.Interpreting):
             compilation.forget_earlier_traces()  # the first trace users see is the program on plain tensors
             if torch.is_grad_enabled():
                 check_mutations(computation)
-                check_random(computation)
                 computation = _with_gradients_of_given(with_missing_gradients(computation, executors_list[0]))
             traces = prologue, broadcast_scalars(computation), epilogue
             if torch.is_grad_enabled() and not acquisition.is_transformed:
@@ -186,7 +187,7 @@ def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | No
         executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
         moving: the names of what is differentiated; None if that may be anything.
     """
-    if not any(_is_concerned(b, moving) or drops_on_cpu(b) for b in trace.bound_symbols):
+    if not any(_is_concerned(b, moving) or draws_noise(b) for b in trace.bound_symbols):
         return trace
     new = from_trace(trace)
     new.bound_symbols = with_gradients(trace.bound_symbols, executor, new, moving)
@@ -202,8 +203,10 @@ def with_gradients(
     """
     found: list[BoundSymbol] = []
     for bsym in bsyms:
-        if drops_on_cpu(bsym):
-            found += with_torchs_noise(bsym, trace)
+        if not isinstance(bsym.sym.id, OperationId) and draws_noise(bsym):
+            with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
+                parts = decomposed(bsym) or bsym.subsymbols
+            found += with_gradients(parts, executor, trace)
         elif not _is_concerned(bsym, moving):
             found.append(bsym)
         elif (
@@ -274,6 +277,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """
     if bsym.sym.id in activations.IDS:
         return True
+    if bsym.sym.id is prims.PrimIDs.COPY_WITH_SETITEM:  # Thunder takes no entries by a mask
+        return isinstance(bsym.args[2], TensorProxy) and has_mask(bsym.args[1])
     if bsym.sym.id is prims.PrimIDs.POW:
         return isinstance(bsym.args[1], TensorProxy)
     if bsym.sym.id in _WITH_ANOTHER_GRADIENT:

@@ -36,8 +36,7 @@ from thunder.extend import OperatorExecutor
 # Runs what is derived here.  Never in an executor list: only what is written here carries it.
 opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
 
-# They draw numbers, which a second run does not repeat.
-_RANDOM = random_numbers.NAMES | {"empty_like"}  # whose numbers are what was in memory
+_UNWRITTEN = frozenset({"empty_like"})  # its numbers are what was in memory
 
 
 class Operation(NamedTuple):
@@ -67,6 +66,7 @@ _DERIVATIONS = {
     "jvp": Derivation(torch_calls.run_jvp, torch_calls.meta_jvp),
     "vjp": Derivation(torch_calls.run_vjp, torch_calls.meta_vjp),
     "vmap": Derivation(torch_calls.run_vmap, torch_calls.meta_vmap),
+    "noting": Derivation(torch_calls.run_noting, torch_calls.meta_noting),
 }
 _symbols: dict[tuple[str, Operation], Symbol] = {}  # what was derived, by transform and operation
 _operations: dict[Hashable, Operation] = {}  # what was derived, by the id of its symbol
@@ -147,7 +147,7 @@ def operation_of(bsym: BoundSymbol) -> Operation | None:
     if run is None:
         return None
     name = str(sym.id if isinstance(sym.id, str) else sym.name).replace(".", "_")
-    return _operation(name, run, sym.meta, sym.name in _RANDOM or _is_tagged_random(sym))
+    return _operation(name, run, sym.meta, sym.name in _UNWRITTEN or random_numbers.draws_numbers(bsym))
 
 
 def _embedding(
@@ -196,10 +196,6 @@ def _by_name_where_needed(run: Callable, meta: Callable) -> Callable:
         return run(args[0], **dict(zip(names[1:], args[1:], strict=False)), **kwargs)
 
     return call
-
-
-def _is_tagged_random(sym: Symbol) -> bool:
-    return prims.OpTags.RANDOM_OP in (sym.tags or ())
 
 
 @functools.cache
@@ -333,17 +329,40 @@ def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
 
     It gives gradients to the tensors named in `active`: torch refuses to differentiate by some arguments of some operations.
 
+    What draws numbers runs again for its gradient, from the state of the generator that it drew them from.
+
     Raises:
-        MissingTransformRuleError: it draws numbers, and torch's formula would draw others.
+        MissingTransformRuleError: it draws numbers, and is no operation that draws the same from the same state.
     """
     operation = operation_of(bsym)
     if operation is None:
         return None
-    if operation.is_random:
+    if not operation.is_random:
+        return _torchs_rule(bsym.sym, operation, active)
+    if operation.name in _UNWRITTEN or not flat_proxies((bsym.args, bsym.kwargs)) or _keeps_a_state(bsym):
         raise missing_rule(
             bsym, "vjp", "draws numbers and ", why="torch's formula for its gradient would run it again, with other numbers"
         )
-    return _torchs_rule(bsym.sym, operation, active)
+    noting = derived("noting", operation)
+    again = _again(operation)
+
+    def symbol(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return noting(args, kwargs)
+
+    return _torchs_rule(symbol, again, active, is_noted=True)
+
+
+def _keeps_a_state(bsym: BoundSymbol) -> bool:
+    """Whether torch's kernel draws from a state of its own: recurrent ones of cuDNN."""
+    return bsym.sym.name in random_numbers.RECURRENT and flat_proxies(bsym.args)[0].device.type == "cuda"
+
+
+@functools.cache
+def _again(operation: Operation) -> Operation:
+    """The same operation with the numbers of a state, which comes first."""
+    run = functools.partial(torch_calls.run_again, operation.run)
+    meta = functools.partial(torch_calls.meta_again, operation.meta)
+    return Operation(f"{operation.name}_again", run, meta, forward=operation.forward)
 
 
 class _TorchsRule(VjpRule):
@@ -355,9 +374,14 @@ class _TorchsRule(VjpRule):
         return list(gradients)
 
 
-def _torchs_rule(symbol: Symbol, operation: Operation, active: Container[str] | None = None) -> VjpRule:
+def _torchs_rule(symbol: Callable, operation: Operation, active: Container[str] | None = None, is_noted: bool = False) -> VjpRule:
+    """`symbol` runs the operation; if it `is_noted`, it returns first a state, which `operation` takes first."""
+
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, tuple]:
         result = symbol(*args, **kwargs)
+        if is_noted:
+            state, result = result
+            args = (state, *args)
         return result, (args, kwargs, tuple(map(is_differentiable, flat_proxies(result))))
 
     def backward(saved: tuple, *cotangents: TensorProxy) -> list[tuple[TensorProxy, TensorProxy]]:

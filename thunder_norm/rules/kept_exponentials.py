@@ -60,6 +60,8 @@ def _logistic(x: Any) -> tuple[Gate, Form] | None:
 def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
     """The argument's entries change their places as those of the exponential do."""
     known = normed_op(op)
+    # a method takes sizes one by one as well; the rule of expand, with an argument of its own, is that of broadcast_to
+    method = torch.Tensor.expand if op is torch.broadcast_to else getattr(torch.Tensor, op.__name__)
 
     def argument_of(x: Source, args: tuple, kwargs: dict[str, Any]) -> tuple[NormedTensor, torch.Tensor | None] | None:
         """What the operation makes of x, and how far that moves."""
@@ -81,7 +83,7 @@ def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]
             return out._facts
         gate, form = found
         others = () if op is torch.squeeze and args[1:] == (None,) else args[1:]  # it says None by not being given
-        backing = run_real(op, (form.x.backing, *others), kwargs)
+        backing = run_real(method, (form.x.backing, *others), kwargs)
         x = form.x.kind._wrap(backing, moved[0].norm_size, moved[1], moved[0].elem_dims)
         assert isinstance(x, RMSTensor), "its kind has been looked at"
         own = own_form(x)

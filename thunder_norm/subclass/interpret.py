@@ -150,9 +150,17 @@ def _about_wrapper(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVa
         return is_instance
     if fn is type and len(args) == 1:
         return type_of
-    if fn in (bool, float, int, complex):
-        return functools.partial(refuse_value, acquisition, fn)
+    if fn in _NUMBERS:  # C code asks the tensor for what the program may ask for itself
+        return functools.partial(_interpret_call, _NUMBERS[fn])
     return None
+
+
+_NUMBERS: dict[Any, Callable] = {
+    bool: lambda x: torch.is_nonzero(x),
+    float: lambda x: float(x.item()),
+    int: lambda x: int(x.item()),
+    complex: lambda x: complex(x.item()),
+}
 
 
 def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

@@ -11,7 +11,6 @@ import torch.utils.checkpoint
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of, instead_of_named
@@ -25,13 +24,12 @@ from thunder.core.interpreter import (
 
 def refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *args: Any, **kwargs: Any) -> Any:
     """The value of a tensor decides what the program does."""
-    cls = type(obj.value.fake).__name__ if isinstance(obj.value, SubclassProxy) else "tensor"
     if fn is bool:
-        what = f"a {cls} was used as a condition"
+        what = "a tensor was used as a condition"
     elif isinstance(fn, type):
-        what = f"a {cls} was turned into a Python {fn.__name__}"
+        what = f"a tensor was turned into a Python {fn.__name__}"
     else:
-        what = f"the value of a {cls} was asked for (.item() or .tolist())"
+        what = "the value of a tensor was asked for (.item() or .tolist())"
     return do_raise(acquisition.refuse(data_dependent_on_wrapper(what)))
 
 

@@ -17,11 +17,12 @@ States = tuple[torch.Tensor, list[torch.Tensor]]
 
 # Operations that torch or Thunder has, some of which are without the tag of those that draw.
 NAMES = frozenset(
-    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d feature_alpha_dropout fractional_max_pool2d "
+    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d feature_alpha_dropout feature_dropout fractional_max_pool2d "
     "fractional_max_pool3d gumbel_softmax multinomial native_dropout normal poisson rand rand_like randint randint_like randn "
     "randn_like randperm rrelu".split()
 )
-_UNTAGGED = NAMES - {"dropout", "rrelu"}  # those draw where a part of them does
+_UNTAGGED = NAMES - {"dropout", "rrelu"}  # those of torch.nn.functional draw where a part of them does
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})  # draw where they have dropout between layers
 
 
 def draws_numbers(bsym: BoundSymbol) -> bool:
@@ -30,7 +31,18 @@ def draws_numbers(bsym: BoundSymbol) -> bool:
 
 
 def _draws(bsym: BoundSymbol) -> bool:
-    return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or bsym.sym.name in _UNTAGGED
+    if bsym.sym.name in RECURRENT:
+        return _drops_between_layers(bsym)
+    return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or bsym.sym.name in _UNTAGGED or bsym.sym.id == "torch.dropout"
+
+
+def _drops_between_layers(bsym: BoundSymbol) -> bool:
+    """Of torch.lstm and its like, packed or not: ``has_biases, num_layers, dropout, train`` come after the tensors."""
+    first = next((i for i, a in enumerate(bsym.args) if isinstance(a, bool)), None)
+    if first is None:
+        return False
+    num_layers, dropout, is_training = bsym.args[first + 1 : first + 4]
+    return bool(is_training and dropout > 0 and num_layers > 1)
 
 
 def keep_draws(trace: TraceCtx) -> None:

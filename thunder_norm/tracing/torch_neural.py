@@ -308,22 +308,31 @@ def _taken(a: Any, dim: int, n: int, indices: tuple[int, ...]) -> Any:
     return ltorch.index_select(a, dim, ltorch.tensor(list(indices), device=a.device, dtype=torch.int64))
 
 
-# -- activations ------------------------------------------------------------------------------------------------------
+# -- activations and dropouts -------------------------------------------------------------------------------------------
 
 
 def _written(function: Callable) -> Callable:
-    """A function with ``inplace=True``: Thunder writes down what the operation consists of, and loses the operation."""
-    signature = inspect.signature(function)
+    """A function with ``inplace=True``: Thunder writes down what the operation consists of, and loses the operation, or the writing."""
+    signature, symbol = inspect.signature(function), ltorch._torch_to_thunder_function_map[function]
 
     def own(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         input, is_in_place = given.pop("input"), given.pop("inplace", False)
-        result = getattr(ltorch, function.__name__)(input, **given)
+        result = symbol(input, **given)
         return ltorch.copy_(input, result) if is_in_place else result
 
     return own
 
 
+@_instead_of(F.dropout)
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Of everything it is a product with 0 in torch, which has a gradient."""
+    result = ltorch.mul(input, 0.0) if training and p == 1 else ltorch.dropout(input, p, training)
+    return ltorch.copy_(input, result) if inplace and result is not input else result
+
+
+for _function in (F.rrelu, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d):
+    _instead_of(_function)(_written(_function))
 for _function in (F.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.silu, F.mish, F.hardswish, F.hardsigmoid, F.threshold):
     _instead_of(_function)(_written(_function))
 
@@ -348,5 +357,10 @@ for _function, _own in (
     (F.selu_, _written(F.selu)),
     (F.threshold_, _written(F.threshold)),
     (F.hardtanh_, _hardtanh),
+    (torch.rrelu_, _written(F.rrelu)),
+    (torch.dropout_, _dropout),
+    (torch.alpha_dropout_, _written(F.alpha_dropout)),
+    (torch.feature_alpha_dropout_, _written(F.feature_alpha_dropout)),
+    (torch.feature_dropout_, _written(F.dropout2d)),
 ):
     _instead_of(_function)(_in_place(_own))

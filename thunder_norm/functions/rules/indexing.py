@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +11,15 @@ import torch
 
 from thunder_norm.functions.batching import canonical, sample_ndim, sample_shape, shifted, with_batch
 from thunder_norm.functions.derivatives import complex_of, register_linear
-from thunder_norm.functions.opaque import Operation, derived
+from thunder_norm.functions.opaque import Operation, derived, symbol_for
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import batching_rules, decompositions, register_vjp
 import thunder.torch as ltorch
 from thunder import clang
-from thunder.core import prims
+from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Symbol
+from thunder.core.transforms import sum_to
 
 # -- tangents ---------------------------------------------------------------------------------------------------------
 
@@ -96,6 +98,48 @@ def _index_put_backward(saved: tuple, g: TensorProxy) -> tuple:
 
 
 register_vjp(prims.index_put)(_index_put, _index_put_backward)
+
+
+def has_mask(index: Any) -> bool:
+    """Whether a key of ``a[key]`` holds booleans, whose number of entries is a value: a tensor of them, or one of Python's."""
+    return any(_is_mask(i) for i in (index if isinstance(index, tuple) else (index,)))
+
+
+def _is_mask(index: Any) -> bool:
+    return index.dtype is dtypes.bool8 if isinstance(index, TensorProxy) else isinstance(index, bool)
+
+
+def _taken_values(g: torch.Tensor, index: Any, like: torch.Tensor) -> torch.Tensor:
+    """What of g belongs to each entry of values that were broadcast to ``g[index]``, whose first dimensions of length 1 count for none."""
+    taken, shape = g[index], list(like.shape)
+    while len(shape) > taken.ndim:
+        shape.pop(0)
+    return taken.sum_to_size(shape).reshape(like.shape)
+
+
+@functools.cache  # here, as an import of ours changes nothing of Thunder
+def _taken() -> Symbol:
+    meta = lambda g, index, like: TensorProxy(like=like, requires_grad=False)  # noqa: E731 - of the values' shape
+    return symbol_for(Operation("values_of_setitem", _taken_values, meta))
+
+
+def _setitem(a: TensorProxy, index: Any, value: Any) -> tuple[TensorProxy, tuple]:
+    return prims.copy_with_setitem(a, index, value), (index, value)
+
+
+def _setitem_backward(saved: tuple, g: TensorProxy) -> tuple:
+    """What is overwritten gets nothing."""
+    index, value = saved
+    to_a = prims.copy_with_setitem(g, index, 0)
+    if not isinstance(value, TensorProxy):
+        return to_a, None, None
+    if has_mask(index):
+        return to_a, None, _taken()(g, index, value)
+    taken = ltorch.getitem(g, index)
+    return to_a, None, taken if tuple(taken.shape) == tuple(value.shape) else sum_to(taken, value.shape)
+
+
+register_vjp(prims.copy_with_setitem)(_setitem, _setitem_backward)
 
 
 def _embedding(

@@ -19,6 +19,7 @@ import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import dtypes
 from thunder.core.langctxs import Languages, langctx
+from thunder.core.prims import OpTags
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.core.utils import get_computation_dtype
@@ -29,15 +30,18 @@ from thunder.executors import torchex
 # Each is a symbol that consists of its formula, and is carried out by torch's kernel where no executor looks inside.
 
 
-def _with_kernel(kernel: Callable) -> Callable[[Callable], Symbol]:
-    """Make a symbol of a formula, carried out by `kernel`."""
+def with_kernel(kernel: Callable, *, draws: bool = False) -> Callable[[Callable], Symbol]:
+    """Make a symbol of a formula, carried out by `kernel`; what draws numbers has no gradient, whatever its formula's parts have."""
 
     def make(formula: Callable) -> Symbol:
         name = formula.__name__
         meta = langctx(Languages.TORCH)(formula)
         symbol = Symbol(name=name, meta=meta, id=f"thunder_norm.{name}", _bind_postprocess=print_without_module)
-        operation = torchex.ex.register_operator(f"torch_{name}", like=symbol, fn=kernel)
-        torchex.ex.register_implementation(symbol, operation, checker=torchex._always_executable)
+        tags = [OpTags.RANDOM_OP] if draws else None
+        operation = torchex.ex.register_operator(f"torch_{name}", like=symbol, fn=kernel, tags=tags)
+        torchex.ex.register_implementation(
+            symbol, operation, checker=torchex._always_executable, grad_transform=symbol if draws else None
+        )
         return symbol
 
     return make
@@ -47,7 +51,7 @@ def _softmax_kernel(g: torch.Tensor, out: torch.Tensor, dim: int) -> torch.Tenso
     return torch._softmax_backward_data(g, out, dim, out.dtype)
 
 
-@_with_kernel(_softmax_kernel)
+@with_kernel(_softmax_kernel)
 def softmax_backward(g: TensorProxy, out: TensorProxy, dim: int) -> TensorProxy:
     """``y (g - sum(g y))`` for ``y = softmax(x, dim)``; g and y have one shape and dtype."""
     return ltorch.mul(out, ltorch.sub(g, ltorch.sum(ltorch.mul(out, g), dim, True)))
@@ -58,7 +62,7 @@ def _gelu_kernel(g: torch.Tensor, a: torch.Tensor, approximate: str) -> torch.Te
     return torch.ops.aten.gelu_backward(g, a, approximate=approximate)
 
 
-@_with_kernel(_gelu_kernel)
+@with_kernel(_gelu_kernel)
 def gelu_backward(g: TensorProxy, a: TensorProxy, approximate: str) -> TensorProxy:
     """``g (P(x) + x p(x))`` with the normal distribution's P and density p, or what the tanh approximation makes of it."""
     if approximate == "tanh":
@@ -82,7 +86,7 @@ def _standardized_kernel(
     return to_a, out
 
 
-@_with_kernel(_standardized_kernel)
+@with_kernel(_standardized_kernel)
 def standardize_backward(
     g: TensorProxy, a: TensorProxy, normalized_shape: Sequence[int], eps: float
 ) -> tuple[TensorProxy, TensorProxy]:
@@ -138,57 +142,6 @@ def _nll_loss_backward(
 
 
 decompositions.add(ltorch.nll_loss_backward, _nll_loss_backward)
-
-_SELU_AT_MINUS_INFINITY = -1.7580993408473766  # what alpha dropout sets to: minus scale times alpha of selu
-
-
-def _kept(input: TensorProxy, p: float, shape: Sequence[int]) -> TensorProxy:
-    """1 with probability 1 - p, else 0."""
-    draws = ltorch.uniform(tuple(shape), 0.0, 1.0, device=input.device, dtype=input.dtype)
-    return ltorch.to(ltorch.ge(draws, p), input.dtype)
-
-
-def _of_channels(input: TensorProxy, unbatched_ndim: int | None = None) -> tuple[int, ...]:
-    """[N, C, ...], or [C, ...] if it has `unbatched_ndim` dimensions: one number for each channel of each sample."""
-    leading = input.shape[: 1 if input.ndim == unbatched_ndim else 2]
-    return (*leading, *[1] * (input.ndim - len(leading)))
-
-
-def _channel_dropout(operation: Callable, unbatched_ndim: int | None) -> None:
-    def dropout(input: TensorProxy, p: float = 0.5, training: bool = True, inplace: bool = False) -> TensorProxy:
-        if not training or p == 0:
-            return ltorch.mul(input, 1.0)
-        if p == 1:
-            return ltorch.mul(input, 0.0)
-        return ltorch.mul(input, ltorch.mul(_kept(input, p, _of_channels(input, unbatched_ndim)), 1 / (1 - p)))
-
-    decompositions.add(operation, dropout)
-
-
-_channel_dropout(torch.nn.functional.dropout1d, 2)
-_channel_dropout(torch.nn.functional.dropout2d, None)  # torch takes three dimensions for [N, C, L]
-_channel_dropout(torch.nn.functional.dropout3d, 4)
-
-
-def _alpha_dropout(operation: Callable, drops_channels: bool) -> None:
-    """Klambauer et al., Self-Normalizing Neural Networks, 2017: a (x kept + alpha' (1 - kept)) + b keeps mean 0 and variance 1."""
-
-    def dropout(input: TensorProxy, p: float = 0.5, training: bool = False, inplace: bool = False) -> TensorProxy:
-        if not training or p == 0:
-            return ltorch.mul(input, 1.0)
-        if p == 1:
-            return ltorch.mul(input, 0.0)
-        low = _SELU_AT_MINUS_INFINITY
-        scale = ((1 - p) * (1 + p * low**2)) ** -0.5
-        kept = _kept(input, p, _of_channels(input) if drops_channels else input.shape)
-        shift = ltorch.mul(ltorch.sub(1 - p, kept), scale * low)
-        return ltorch.add(ltorch.mul(input, ltorch.mul(kept, scale)), shift)
-
-    decompositions.add(operation, dropout)
-
-
-_alpha_dropout(torch.nn.functional.alpha_dropout, False)
-_alpha_dropout(torch.nn.functional.feature_alpha_dropout, True)
 
 
 def _gumbel_softmax(logits: TensorProxy, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> TensorProxy:

@@ -1,0 +1,75 @@
+"""What eager PyTorch runs and a trace does not hold is refused with the user's line, and leaves the inputs as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+from tests.seeds import seeded
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+
+def _backward(x):
+    x.sin().sum().backward()
+    return x * 2
+
+
+def _backward_of_several(x):
+    torch.autograd.backward([x.sin().sum(), x.cos().sum()])
+    return x * 2
+
+
+def _backward_to_a_leaf_of_its_own(x):
+    w = torch.ones(3, requires_grad=True)
+    (x.detach() * w).sum().backward()
+    return x * 2
+
+
+def _gradient_past_a_write(x):
+    y = x * 2
+    y.mul_(3)
+    return torch.autograd.grad(y.sum(), x)[0] * 2
+
+
+def _data_set(x):
+    x.data = torch.ones_like(x)
+    return x * 2
+
+
+def _other_memory(x):
+    y = x.detach().clone()
+    y.set_(x.detach())
+    return y * x
+
+
+PLAIN = {
+    ".backward()": _backward,
+    "torch.autograd.backward": _backward_of_several,
+    ".backward() to a leaf of the program": _backward_to_a_leaf_of_its_own,
+    "torch.autograd.grad past a write": _gradient_past_a_write,
+    "attribute 'data'": _data_set,
+    "set_": _other_memory,
+}
+WRAPPED = (".backward()", "torch.autograd.backward", ".backward() to a leaf of the program", "attribute 'data'")
+CASES = [(name, transform, False) for name in PLAIN for transform in (SubclassTransform, NormTransform)]
+CASES += [(name, SubclassTransform, True) for name in WRAPPED]
+
+
+@pytest.mark.parametrize("name, transform, is_wrapped", CASES)
+def test_they_are_refused_with_the_line_and_inputs_are_untouched(name, transform, is_wrapped):
+    torch.manual_seed(seeded(0))
+    data = torch.randn(3)
+
+    def made():
+        return (TwoTensor(data.clone(), data.clone()) if is_wrapped else data.clone()).requires_grad_()
+
+    PLAIN[name](made())  # eager mode runs it
+    x = made()
+    with pytest.raises(UnsupportedOpError, match=r"test_refused_programs.py:"):
+        thunder.jit(PLAIN[name], transforms=[transform()])(x)
+    assert x.grad is None
+    for t in (x.a, x.b) if is_wrapped else (x.detach(),):
+        assert torch.equal(t, data)
