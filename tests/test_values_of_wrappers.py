@@ -62,3 +62,20 @@ def test_they_are_those_of_eager_mode(name, cls, requires_grad):
     data = torch.randn(4).sign() * (torch.rand(4) + 0.5)
     for given in (data.abs(), -data.abs(), data.abs(), data, torch.zeros(4) + (0.001 if name == "while" else 0)):
         assert outcome(jitted, given) == outcome(PROGRAMS[name], given)
+
+
+class Unhashable:
+    """A callable that compares, and so has no hash: what it is called with may be a wrapper."""
+
+    def __eq__(self, other):
+        return self is other
+
+    def __call__(self, x):
+        return x * 2
+
+
+def test_an_object_without_a_hash_is_called_with_a_wrapper():
+    torch.manual_seed(seeded(0))
+    x, double = TwoTensor(torch.randn(3), torch.randn(3)), Unhashable()
+    y, expected = thunder.jit(lambda x: double(x) + 1, transforms=[SubclassTransform()])(x), x * 2 + 1
+    assert torch.equal(y.a, expected.a) and torch.equal(y.b, expected.b)

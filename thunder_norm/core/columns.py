@@ -38,11 +38,11 @@ def times(columns: Sequence[Columns], t: torch.Tensor, sizes: Sequence[int]) -> 
 
 def conjugated(columns: Sequence[Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """``K t K^T``."""
-    k = sum(sizes[: len(columns)])
-    half = times(columns, t[:k, :k], sizes)
+    n = sum(sizes[: len(columns)])
     if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
-        return half * columns[0]
-    return half @ dense(columns, sizes).T
+        return columns[0][:, None] * t[:n, :n] * columns[0]
+    k = dense(columns, sizes)
+    return k @ t[:n, :n] @ k.T
 
 
 def weights(columns: Sequence[Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:

@@ -150,7 +150,7 @@ def _about_wrapper(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVa
         return is_instance
     if fn is type and len(args) == 1:
         return type_of
-    if type(fn) is type and fn in _NUMBERS:  # C code asks the tensor for what the program may ask for itself
+    if type(fn) is type and fn in _NUMBERS:  # C code asks the tensor for it; a callable object may have no hash
         return functools.partial(_interpret_call, _NUMBERS[fn])
     return None
 
