@@ -344,3 +344,16 @@ def test_bits_of_floating_tensors_are_torchs_affair(f):
         f(x)
     with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
         thunder.jit(f, transforms=[NormTransform()], **INDUCTOR)(x)
+
+
+@pytest.mark.parametrize(
+    "f", [lambda x: torch.hypot(x * 2, x) + 1, lambda x: (x * 2).hypot(x) + 1, lambda x: torch.nextafter(x * 2, x) + 1]
+)
+def test_functions_of_floating_tensors_alone_refuse_integers_as_in_torch(f):
+    jitted = thunder.jit(f, transforms=[NormTransform()], **INDUCTOR)
+    x = torch.arange(1, 5)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
+        f(x)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
+        jitted(x)
+    assert_close(jitted(x.double()), f(x.double()))

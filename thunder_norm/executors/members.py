@@ -26,6 +26,7 @@ _NEVER = frozenset(
     "_native_batch_norm_legit is_nonzero torch_compile bitcast".split()
 ) | (random_numbers.NAMES - {"dropout"})
 _OF_INTEGERS = ("bitwise_", "aten_bitwise_")  # torch refuses others, inductor does not
+_OF_FLOATS = ("hypot", "aten_hypot_")  # torch has no kernel for others, inductor computes them
 _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
 
 # They give a tensor that shares memory with their first argument, or may: dropout where it leaves out nothing.
@@ -80,9 +81,8 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
     name = symbol.name
     if name in _NEVER or name in _COLLECTIVES or has_tags(bsym, _TAGS) or _draws_or_updates(bsym) or _is_never_of_aten(name):
         return False
-    if name.startswith(_OF_INTEGERS) and any(
-        isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_args
-    ):
+    are_inexact = [dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
+    if (name.startswith(_OF_INTEGERS) and any(are_inexact)) or (name.startswith(_OF_FLOATS) and not any(are_inexact)):
         return False
     outs = [p for p in bsym.flat_outs if p is not None]
     if not outs or any(type(p) is not TensorProxy for p in (*outs, *bsym.flat_proxy_args)):

@@ -79,7 +79,8 @@ def _minimum(a: TensorProxy, b: TensorProxy) -> TensorProxy:
 
 
 def _copy(a: TensorProxy, value: TensorProxy, non_blocking: bool = False) -> TensorProxy:
-    return ltorch.expand(ltorch.to(value, a.device, a.dtype, copy=True), tuple(a.shape))
+    copied = ltorch.expand(ltorch.to(value, a.device, a.dtype, copy=True), tuple(a.shape))
+    return ltorch.contiguous(copied)  # neither expanded nor laid out as the value is
 
 
 def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False) -> TensorProxy:

@@ -92,8 +92,7 @@ class Writing(TorchDispatchMode):
         else:  # the target keeps its dtype
             self._append(functional, args, kwargs, value)
             self._become(target, aten.copy.default, (target, value))
-        if aliasing.is_permuted(target):  # which stays so, whatever the operation returns out of place
-            self._become(target, aliasing.laid_out, (target, aliasing.order(target)))
+        self._keep_strides(target, value)
         self._renew(aliases, target)
         self._renew_kept(aliases, target)
         return result
@@ -121,6 +120,7 @@ class Writing(TorchDispatchMode):
             if is_without_history:
                 value = self.call(without_history, (value,), {})
             self._become(target, aten.copy.default, (target, value))
+            self._keep_strides(target, target)  # a copy has those of a contiguous tensor
             self._renew(aliases, target)
             self._renew_kept(aliases, target)
         if not results:  # an in-place operation returns what it writes into
@@ -160,6 +160,11 @@ class Writing(TorchDispatchMode):
             self.acquisition.fakes.written[id(target)] = target
             self.acquisition.tape.tear()  # what it would run on again has changed since
         self._note(func, args, kwargs or {}, (target,), target, is_in_place=True)
+
+    def _keep_strides(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Lay out what was written as the target lies, which stays so, whatever the operation returns out of place."""
+        if aliasing.is_permuted(target) or not value.is_contiguous():
+            self._become(target, aliasing.laid_out, (target, aliasing.order(target)))
 
     def _keeps_history(self, target: torch.Tensor) -> bool:
         """Whether Thunder differentiates a program that writes into `target` under `torch.no_grad`."""
