@@ -90,6 +90,19 @@ def test_sensitivity_bounds_the_jacobian(name, sensitivity):
         assert RMSTensor.of(moved).norm_size <= claimed * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("dims", [(-1,), (-2, -1)])
+@pytest.mark.parametrize("name", MODULES)
+def test_composed_is_no_more_than_the_product(name, dims):
+    torch.manual_seed(seeded(6))
+    module = MODULES[name]().to(D)
+    claims = {}
+    for sensitivity in ("global", "composed"):
+        normed = with_perturbation(RMSTensor.of(torch.randn(3, 2, 3, dtype=D), dims))
+        with norm_sensitivity(sensitivity):
+            claims[sensitivity] = sensitivities(module(normed)[0], normed).item()
+    assert claims["composed"] <= claims["global"] * (1 + 1e-3)
+
+
 @pytest.mark.parametrize(("cell", "layer"), [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU), (nn.RNNCell, nn.RNN)])
 def test_a_cell_is_a_layer_of_one_step(cell, layer):
     torch.manual_seed(seeded(2))

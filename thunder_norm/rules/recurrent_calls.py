@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import is_composed, moves, moves_as
+from thunder_norm.core.composed import is_composed, moves, moves_as, spread_of
 from thunder_norm.core.context import current_environment
+from thunder_norm.core.local import is_within
 from thunder_norm.core.programs import written_as
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.rules._recurrent_steps import each_step, elman_step, gru_step, lstm_step
 from thunder_norm.rules.recurrent import gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
@@ -44,6 +46,10 @@ _STEPS: dict[Any, Callable] = {
 }
 
 
+# Of gates whose slopes are the steepest there are, at each step, the steps together say less than the layer's rule.
+_OF_ONE_SLOPE = (rnn_tanh_layer, rnn_relu_layer)
+
+
 def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int) -> Tensors:
     """One direction of one layer: all states, as x has its steps along the dimension `time`, and the last ones."""
     w_ih, w_hh, b_ih, b_hh, *projection = weights
@@ -51,7 +57,7 @@ def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequ
     out, *after = layer(gates.flip(0) if is_reversed else gates, *states, w_hh, b_hh, *projection)
     out = out.flip(0) if is_reversed else out
     found = out.transpose(0, time) if time else out, *after
-    if is_composed():
+    if is_composed() and (is_within() or layer in _OF_ONE_SLOPE):
         _move_by_steps(found, layer, x, states, weights, is_reversed, time)
     return found
 
@@ -68,8 +74,14 @@ def _move_by_steps(found: Tensors, layer: Callable, x: torch.Tensor, states: Seq
         last = step[: len(states)]
     by_steps = torch.stack(hidden[::-1] if is_reversed else hidden, time), *last
     for y, same in zip(found, by_steps, strict=True):
-        if moves(y) and moves(same):
+        if moves(y) and moves(same) and (is_within() or _has_roots_of(same, x)):
             moves_as(y, same)
+
+
+def _has_roots_of(y: NormedTensor, x: torch.Tensor) -> bool:
+    """Whether y moves with the roots of x alone: its rows are made of the same rows of x, and its steps are not added up one by one."""
+    of_y, of_x = (spread_of(t) if moves(t) else None for t in (y, x))
+    return of_y is not None and of_x is not None and {v.root for v in of_y.parts} <= {v.root for v in of_x.parts}
 
 
 def _cell(layer: Callable, x: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[Any]) -> Tensors:
