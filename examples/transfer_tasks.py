@@ -256,6 +256,22 @@ _TEXT = replace(
     classes=len(ALPHABET),
     blocks_mass=5.0,
 )
+
+
+def _of_transformers(title: str, name: str, blocks: str) -> Task:
+    """The text task with a model as transformers writes it."""
+    return replace(
+        _TEXT,
+        title=f"text, {title} of transformers",
+        model=partial(FromTransformers, name),
+        steps=40,
+        widths=(16, 64, 256),
+        depths=(2, 8),
+        width=16,
+        blocks=blocks,
+    )
+
+
 TASKS = {
     "mlp": _MLP,
     "conv": replace(
@@ -263,26 +279,8 @@ TASKS = {
     ),
     "text": _TEXT,
     "gpt": replace(_TEXT, title="text, GPT of 4 layers", widths=(64, 128, 256), depths=(4,)),
-    "gpt2": replace(
-        _TEXT,
-        title="text, GPT-2 of transformers",
-        model=partial(FromTransformers, "gpt2"),
-        steps=40,
-        widths=(16, 64, 256),
-        depths=(2, 8),
-        width=16,
-        blocks="model.transformer.h.",
-    ),
-    "llama": replace(
-        _TEXT,
-        title="text, Llama of transformers",
-        model=partial(FromTransformers, "llama"),
-        steps=40,
-        widths=(16, 64, 256),
-        depths=(2, 8),
-        width=16,
-        blocks="model.model.layers.",
-    ),
+    "gpt2": _of_transformers("GPT-2", "gpt2", "model.transformer.h."),
+    "llama": _of_transformers("Llama", "llama", "model.model.layers."),
     "vit": replace(_MLP, title="digits, ViT", model=VisionTransformer, depths=(2,), blocks_mass=5.0),
     # the inputs are no more than the narrowest model is wide
     "small": replace(

@@ -28,10 +28,16 @@ def dense(columns: Sequence[Columns], sizes: Sequence[int]) -> torch.Tensor:
     )
 
 
+def _diagonal(columns: Sequence[Columns]) -> torch.Tensor | None:
+    """The diagonal of a map that has no other entries, which needs no product of matrices; None of others."""
+    only = columns[0] if len(columns) == 1 else None
+    return only if only is not None and only.ndim == 1 else None
+
+
 def times(columns: Sequence[Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """``K t``, t with at least as many rows as K has columns."""
-    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
-        return columns[0][:, None] * t[: len(columns[0])]
+    if (d := _diagonal(columns)) is not None:
+        return d[:, None] * t[: len(d)]
     k = dense(columns, sizes)
     return k @ t[: k.shape[1]]
 
@@ -39,16 +45,16 @@ def times(columns: Sequence[Columns], t: torch.Tensor, sizes: Sequence[int]) -> 
 def conjugated(columns: Sequence[Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """``K t K^T``."""
     n = sum(sizes[: len(columns)])
-    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
-        return columns[0][:, None] * t[:n, :n] * columns[0]
+    if (d := _diagonal(columns)) is not None:
+        return d[:, None] * t[:n, :n] * d
     k = dense(columns, sizes)
     return k @ t[:n, :n] @ k.T
 
 
 def weights(columns: Sequence[Columns], t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """``K^T t K`` for all parts, zeros where there are no columns."""
-    if len(columns) == 1 and columns[0] is not None and columns[0].ndim == 1:
-        found = columns[0][:, None] * t * columns[0]
+    if (d := _diagonal(columns)) is not None:
+        found = d[:, None] * t * d
     else:
         k = dense(columns, sizes)
         found = k.T @ t @ k

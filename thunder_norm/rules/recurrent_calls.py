@@ -62,10 +62,11 @@ def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequ
     return found
 
 
-def _move_by_steps(found: Tensors, layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, *how: Any) -> None:
-    """What a layer returns moves as its steps one after the other do, whose matrices are composed."""
+def _move_by_steps(
+    found: Tensors, layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int
+) -> None:
+    """What `_direction` has found moves as its steps one after the other do, whose matrices are composed."""
     w_ih, w_hh, b_ih, b_hh, *projection = weights
-    is_reversed, time = how
     inputs = x.unbind(time)
     parts = (F.linear(t, w_ih, b_ih) for t in (inputs[::-1] if is_reversed else inputs))
     hidden, last = [], states
