@@ -201,6 +201,11 @@ class Acquisition:
             return False
         return self.autograd.meets_gradient(args, kwargs)
 
+    def is_followed(self, values: Sequence[Any]) -> bool:
+        """Whether torch's autograd has to follow a function of these that makes or takes wrappers: one of them requires grad."""
+        is_torchs = is_grad_enabled() and not self.num_levels
+        return is_torchs and any(isinstance(v, TensorProxy) and self.autograd.requires_grad(v) for v in values)
+
     # -- wrappers -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
