@@ -22,7 +22,7 @@ from thunder_norm.functions.interpreted import active_level, wrapped
 from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.torch_calls import Forward, Trial, position_of, try_out
-from thunder_norm.subclass import operations, plain, sequences
+from thunder_norm.subclass import operations, plain, selections, sequences
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of_user
@@ -46,6 +46,9 @@ from thunder.core.symbol import Symbol
 
 def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any]) -> Any:
     """What the interpreter is to call for `fn`: what `find` finds, and torch where that is nothing or raises."""
+    selected = selections.lookaside(fn, args, {})
+    if selected is not None:
+        return selected
     if fn is getattr:
         return plain.about_plain(None, fn, args) or _computed_anew(find(), args)
     if fn is TensorProxy.__getattr__:

@@ -55,6 +55,10 @@ class WrapperOrigin:
     leaf_name: str
 
 
+# Where the context of an acquisition, and then what is compiled, has its state.
+ACQUISITION = "_thunder_norm_acquisition"
+
+
 class Phase(enum.Enum):
     """How far an acquisition is."""
 
