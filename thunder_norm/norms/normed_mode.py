@@ -143,6 +143,7 @@ class NormAcquisition(Acquisition):
 
         Also those without a rule that make a tensor from parameters with given norms alone: its norm is not that of the data.
         """
+        fn = torch.Tensor.unbind if fn is torch.Tensor.__iter__ else fn
         if not registry.has_rule(fn) and registry.is_metadata(fn):
             return False
         if super().wants(fn, args, kwargs):

@@ -79,7 +79,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         if found is not None:
             return found
     else:
-        found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.fakes.replaced else None)
+        found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.intercepts_plain else None)
         if found is not None:
             return found
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
