@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "no function": (lambda: T.grad(X), TransformTypeError, ["takes a function", "Tensor"]),
     "cotangent of another shape": (lambda: T.vjp(vector, X)[1](X[:2]), TransformError, ["shape (3,)", "shape (2,)"]),
     "cotangent of another structure": (lambda: T.vjp(vector, X)[1]((X,)), TransformError, ["structure"]),
-    "cotangent of another dtype": (lambda: T.vjp(vector, X)[1](X.double()), TransformError, ["float32", "float64"]),
+    "cotangent of another dtype": (lambda: T.vjp(vector, X)[1](X + 1j), TransformError, ["float32", "complex64"]),
     "vjp of nothing": (lambda: T.vjp(vector), TransformError, ["at least one primal"]),
     "vjp of a number": (lambda: T.vjp(lambda x: (x, 1), X), TransformTypeError, ["int", "result[1]"]),
     "tangent of another shape": (lambda: T.jvp(vector, (X,), (X[:2],)), TransformError, ["(3,)", "(2,)"]),

@@ -223,6 +223,16 @@ def test_vjp_of_trees_any_number_of_times() -> None:
         assert_same(pullback(ct), expected_pullback(ct))
 
 
+def test_cotangents_of_another_precision_are_taken_in_that_of_the_result() -> None:
+    x = torch.tensor([0.3, -1.2], dtype=torch.float64)
+
+    def f(x):
+        return x.float().sin(), x.cos()
+
+    cotangents = torch.tensor([0.5, 2.0], dtype=torch.bfloat16), torch.tensor([0.3, 0.7])
+    torch.testing.assert_close(T.vjp(f, x)[1](cotangents), torch.func.vjp(f, x)[1](cotangents))
+
+
 def test_vjp_inside_transforms_and_jit() -> None:
     x, m = float64(4), float64(3, 4)
 

@@ -175,14 +175,22 @@ class _OneStep(torch.nn.Module):
         return x @ (self.weight - 0.1 * gradient)
 
 
+class _Curved(_OneStep):
+    """A second derivative of each sample, as in physics-informed networks: torch writes its basis entry by entry."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(torch.func.hessian(lambda x: (x @ self.weight).tanh().sum()))(x)
+
+
 @pytest.mark.parametrize(
     "call",
     [
         lambda model, x: model(x),
         lambda model, x: norm_report(thunder.jit(model, transforms=[NormTransform()]), x),
         lambda model, x: torch.func.vmap(lambda w: torch.func.jvp(lambda v: x @ v, (w,), (w,))[0])(torch.ones(3, 4, 4)),
+        lambda model, x: norm_report(thunder.jit(_Curved(), transforms=[NormTransform()]), x.backing),
     ],
-    ids=["eager", "report", "vmap"],
+    ids=["eager", "report", "vmap", "report of a Hessian"],
 )
 def test_norms_inside_functions_that_torch_transforms_are_refused(call) -> None:
     with pytest.raises(UnsupportedOpError, match=r"torch\.(func|vmap)"):

@@ -54,9 +54,7 @@ def test_gradients_are_those_of_eager_mode(name, transform):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in PROGRAMS if n != "entries by values"]
-)  # of which a function under grad knows no size
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_of_functions_are_those_of_torch(name):
     def loss(x):
         return PROGRAMS[name](x).sin().sum()

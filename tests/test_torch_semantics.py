@@ -235,6 +235,13 @@ def test_other_compilations_stay_thunders():
     assert "i8[3]" in str(thunder.last_traces(traced)[0])
 
 
+def _assigned(x):
+    y = torch.zeros(3, 2)
+    y[:, 0] = x
+    y[0, 1] = x[1]
+    return y
+
+
 _DERIVATIVES = {
     **{
         name: (lambda x, name=name: (getattr(F, name)(x * 1e4) + getattr(F, name)(x)).square().sum(), (6,))
@@ -248,6 +255,10 @@ _DERIVATIVES = {
     "lerp": (lambda x: x.lerp(torch.ones(1, dtype=torch.float64), 0.8).square().sum(), ()),
     "unfold": (lambda x: x.unfold(0, 3, 2).square().sum(), (5, 2)),
     "where": (lambda x: x.where(x > 0, 2 * x).square().sum(), (5,)),
+    "assigned in another precision": (
+        lambda x: (_assigned(x) * torch.tensor([[1.0, 2.0], [4.0, 8.0], [0.5, 1.0]])).sum().double(),
+        (3,),
+    ),
     "masked_fill": (lambda x: x.square().masked_fill(x > 0, 3).sum(), (5,)),
     "hardtanh": (lambda x: F.hardtanh(x, -0.5, 0.5).square().sum(), (5,)),
     "mse_loss": (lambda x: F.mse_loss(x, torch.arange(3.0, dtype=torch.float64)), ()),

@@ -80,6 +80,9 @@ PROGRAMS: dict[str, tuple[Callable, tuple, dict]] = {
         lambda x, w, b: F.layer_norm(x, (5,), w, b), (X, tensor(4, 5), W), {"in_dims": (0, 0, None)}
     ),
     "an operation that torch batches": (torch.addmv, (tensor(4, 3), tensor(3, 5), tensor(4, 5)), {"in_dims": (0, None, 0)}),
+    "what all samples have alike": (
+        lambda x: x.contiguous() * x.ndimension() + x.nelement() * x.element_size() + x.is_signed() + x.is_same_size(x * 2), (X,), {}
+    ),
     "attention": (F.scaled_dot_product_attention, (tensor(4, 2, 3, 5), tensor(4, 2, 6, 5), tensor(4, 2, 6, 5)), {}),
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ _OF_LIBRARIES = {"transformers::grouped_mm_fallback": "_grouped_mm"}
 _RENAMED = {torch.nn.functional.unfold: "im2col", torch.nn.functional.fold: "col2im"}
 
 METADATA = frozenset(
-    "size shape ndim dim numel nelement dtype device layout requires_grad is_cuda is_cpu is_meta is_floating_point "
+    "size shape ndim dim ndimension numel nelement dtype device layout requires_grad is_cuda is_cpu is_meta is_floating_point "
     "is_complex is_contiguous stride storage_offset is_leaf grad_fn grad __len__ __hash__ __repr__ __str__ element_size "
     "itemsize nbytes is_nested is_sparse is_quantized get_device _backward_hooks names data_ptr is_inference __format__ "
     "is_same_size is_mkldnn is_conj is_neg is_signed is_shared retains_grad output_nr _is_view is_distributed".split()

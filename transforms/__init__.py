@@ -1,7 +1,7 @@
 """What goes into ``thunder.jit(..., transforms=[...])``, transforms of functions, and what looks at programs before they run."""
 
 from thunder_norm.functions import again as _again  # noqa: F401 - says how jitted programs are differentiated again
-from thunder_norm.functions import torch_autograd, torch_transforms  # noqa: F401 - have lookasides
+from thunder_norm.functions import autograd_functions, torch_autograd, torch_transforms  # noqa: F401 - have lookasides
 from thunder_norm.functions.custom import custom_vjp
 from thunder_norm.functions.debugging import check_jvp, check_vjp, log
 from thunder_norm.functions.forward import jvp

@@ -22,7 +22,7 @@ from thunder_norm.functions.interpreted import active_level, wrapped
 from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.torch_calls import Forward, Trial, position_of, try_out
-from thunder_norm.subclass import operations, plain, sequences
+from thunder_norm.subclass import operations, plain, selections, sequences
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of_user
@@ -36,6 +36,7 @@ from thunder.core.interpreter import (
     do_raise,
     get_interpreterruntimectx,
     interpreter_needs_wrap,
+    wrap_const,
 )
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -46,6 +47,9 @@ from thunder.core.symbol import Symbol
 
 def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any]) -> Any:
     """What the interpreter is to call for `fn`: what `find` finds, and torch where that is nothing or raises."""
+    selected = selections.lookaside(fn, args, {})
+    if selected is not None:
+        return selected
     if fn is getattr:
         return plain.about_plain(None, fn, args) or _computed_anew(find(), args)
     if fn is TensorProxy.__getattr__:
@@ -53,6 +57,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
     if fn is torch.Tensor.requires_grad_:
         return lambda *_: do_raise(_of_autograd(fn.__name__))
     operation = operations.torch_callable(fn) or (fn if _is_torchs_own(fn) else None)
+    if getattr(operation, "__name__", "") in _ASKED and all(type(a.value) is TensorProxy for a in args):
+        return lambda *tensors: wrap_const(_ASKED[operation.__name__](*(t.value for t in tensors)))
     if getattr(operation, "__name__", "") in _UNBIASED and len(args) > 1 and type(args[1].value) is bool:
         return _run_by_torch(operation)
     found = find()
@@ -67,6 +73,16 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
         is_called_on_tensors = not isinstance(fn, types.FunctionType) and any(_has_proxy(a.value) for a in args)
         return sequences.given_plainly(_run_by_torch(operation), fn, args, {}) if is_called_on_tensors else None
     return sequences.given_plainly(_first(found, operation), fn, args, {})
+
+
+# What torch tells of shapes and dtypes in calls, for which Thunder has operations that are run.
+_ASKED: dict[str, Callable[..., Any]] = {
+    "ndimension": lambda x: x.ndim,
+    "nelement": lambda x: x.numel,
+    "element_size": lambda x: dtypes.to_torch_dtype(x.dtype).itemsize,
+    "is_signed": lambda x: dtypes.to_torch_dtype(x.dtype).is_signed,
+    "is_same_size": lambda x, y: tuple(x.shape) == tuple(y.shape),
+}
 
 
 def _computed_anew(found: Any, args: Sequence[WrappedValue]) -> Any:

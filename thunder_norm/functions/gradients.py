@@ -261,9 +261,17 @@ class PullbackProgram(Transformed):
         for (path, ct), e in zip(given, self.expected, strict=True):
             if e is None:
                 continue
+            ct = _in_precision_of(ct, e)
             check_fits(ct, e, f"vjp: the cotangent{keystr(path)}", "result")
             found.append(ct)
         return found
+
+
+def _in_precision_of(cotangent: Any, result: TensorProxy) -> Any:
+    """A real cotangent of another precision is taken in that of its result, as torch's autograd does."""
+    both = (cotangent, result)
+    is_real = all(isinstance(v, TensorProxy) and dtypes.is_float_dtype(v.dtype) for v in both)
+    return ltorch.to(cotangent, dtype=result.dtype) if is_real and cotangent.dtype != result.dtype else cotangent
 
 
 class _Forward(Transformed):

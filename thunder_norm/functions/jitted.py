@@ -59,10 +59,13 @@ class Watching(interception.Watching):
     """A transform that leaves wrappers alone, of programs that Thunder may differentiate."""
 
     def acquired(self, found: Any) -> None:
-        """Have a program that is to be differentiated be one without in-place operations, and no other be differentiated."""
+        """Have a program that is to be differentiated be one without in-place operations, and no other be differentiated.
+
+        Its gradients are of the shapes of what they are for.
+        """
         trace = found.computation_trace
         found.computation_trace = (
-            functional(trace) if torch.is_grad_enabled() else boundary_passes.of_constants(trace, trace.args)
+            broadcast_scalars(functional(trace)) if torch.is_grad_enabled() else boundary_passes.of_constants(trace, trace.args)
         )
 
 

@@ -26,7 +26,7 @@ from thunder_norm.functions.acquisition import Call
 from thunder_norm.functions.interpreted import is_open, opened_like, proxies_of
 from thunder_norm.functions.programs import outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.subclass import plain, sequences
+from thunder_norm.subclass import plain, selections, sequences
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks, random_numbers
@@ -42,7 +42,11 @@ class _Ours(hooks.Participant):
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """Values that are asked for are refused by `interpreted`, for a function under a transform."""
-        found = plain.about_plain(None, fn, args) or hooks.lookaside_for(fn, *args, **kwargs)
+        found = (
+            selections.lookaside(fn, args, kwargs)
+            or plain.about_plain(None, fn, args)
+            or hooks.lookaside_for(fn, *args, **kwargs)
+        )
         return sequences.given_plainly(found, fn, args, kwargs)
 
 

@@ -19,7 +19,7 @@ from thunder_norm.core import context, dispatch, in_place, registry
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.shards import is_spread
-from thunder_norm.norms import written_proxies
+from thunder_norm.norms import autograd_functions, written_proxies
 from thunder_norm.norms.eager import chosen_norms
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, refuse_mutation
@@ -134,11 +134,16 @@ class NormAcquisition(Acquisition):
         wrappers = [v.fake for v in tree_flatten((args, kwargs))[0] if isinstance(v, SubclassProxy)]
         return not any(map(_is_normed, wrappers)) and super().meets_gradient(args, kwargs)
 
+    def is_followed(self, values: Sequence[Any]) -> bool:
+        """As `meets_gradient`."""
+        return not any(map(autograd_functions.is_normed, values)) and super().is_followed(values)
+
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Operations on parameters that have a norm rule, and factories that have one.
 
         Also those without a rule that make a tensor from parameters with given norms alone: its norm is not that of the data.
         """
+        fn = torch.Tensor.unbind if fn is torch.Tensor.__iter__ else fn
         if not registry.has_rule(fn) and registry.is_metadata(fn):
             return False
         if super().wants(fn, args, kwargs):
@@ -177,6 +182,9 @@ class NormAcquisition(Acquisition):
 
         That one, a running mean, stays plain, and Thunder knows how.
         """
+        function = autograd_functions.function_of(fn)
+        if function is not None and any(map(autograd_functions.is_normed, tree_flatten((args, kwargs))[0])):
+            return lambda: autograd_functions.apply(self, function, args, kwargs)
         current = written_proxies.with_current(self, self.lifting.concerns, self._moves, fn, args, kwargs)
         if current is not None:
             return lambda: operations.call(self, fn, *current)
@@ -300,11 +308,9 @@ class NormEnvironment(LiftingEnvironment):
         In an autocast region of the program what is below autocast is recorded, its casts too: the trace runs without autocast.  Where
         torch's autograd follows the program what is below that is recorded: a backward uses what an operation has kept for it.
         """
-        is_torchs = not (getattr(func, "__module__", None) or "").startswith(
-            "thunder_norm"
-        )  # ours compute norms, in double precision
-        goes_below = in_autocast_region() or self.recorder.acquisition.autograd.is_running
-        return func(*args, **kwargs) if is_torchs and goes_below else self.recorder.call(func, args, kwargs)
+        is_ours = (getattr(func, "__module__", None) or "").startswith("thunder_norm")  # a norm, of nothing that autocast narrows
+        is_taken_apart = self.recorder.acquisition.autograd.is_running or (in_autocast_region() and not is_ours)
+        return func(*args, **kwargs) if is_taken_apart else self.recorder.call(func, args, kwargs)
 
     def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The normed tensor for a plain one, by the transform's policy."""

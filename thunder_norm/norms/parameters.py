@@ -257,6 +257,11 @@ def derivations(fn: Callable, args: tuple, kwargs: dict, result: Any) -> Iterato
             yield t, Derived(fn, args, kwargs, i if several else None)
 
 
+def _converted(found: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+    """What an operation made, in the kind wanted; where it is a program of others, these have made a plain tensor of plain ones."""
+    return conversions.convert(found, kind, dims) if isinstance(found, NormedTensor) else context.lift(found, kind, dims)
+
+
 def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
     """The norm of a tensor made from parameters alone: lift those, and send the norm through the operation's own rule.
 
@@ -275,7 +280,7 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
     wanted = RMSTensor if kind is NormedTensor else kind
 
     def as_its_rule_wants(lift: Callable[[torch.Tensor], torch.Tensor] = lambda v: v) -> NormedTensor:
-        return conversions.convert(derived.norm(lift), wanted, dims)
+        return _converted(derived.norm(lift), wanted, dims)
 
     def by_entries() -> NormedTensor:  # what has no rule says nothing about kinds
         return as_its_rule_wants(lambda v: context.lift(v, RMSTensor, None))
@@ -323,7 +328,7 @@ def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...
     def lift(v: torch.Tensor) -> NormedTensor:
         return context.lift(v, chosen(v), order if v.ndim >= len(order) else None)
 
-    return conversions.convert(derived.norm(lift), kind, dims)
+    return _converted(derived.norm(lift), kind, dims)
 
 
 def kinds_on_the_way(

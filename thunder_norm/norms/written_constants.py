@@ -40,6 +40,8 @@ class WrittenConstants:
         """Whether a normed tensor can stand for it: the program made it, and has no view of it, which would stay what it was."""
         if type(t) is not torch.Tensor or t not in self._made or not has_norm(t) or t.layout is not torch.strided:
             return False
+        if torch._C._functorch.is_functorch_wrapped_tensor(t):  # torch's function transforms write into it, not the program
+            return False
         return t._base is None and torch._C._storage_Use_Count(t.untyped_storage()._cdata) == _ALONE
 
     def replace(self, t: torch.Tensor, new: torch.Tensor) -> None:

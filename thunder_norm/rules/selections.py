@@ -13,7 +13,7 @@ import torch
 
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.rules._facts import Filled, is_plain, with_fact
 from thunder_norm.rules._shared import (
     SAME_DIMS,
@@ -64,6 +64,10 @@ def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor |
     Sensitivity: 1 to each
     """
     operands = [x for x in (input, other) if isinstance(x, NormedTensor)]
+    if not operands:  # of a condition on parameters alone
+        numbers = (float(x) for x in (input, other) if not isinstance(x, NormedTensor))
+        size = torch.full((), max(map(math.fabs, numbers)), dtype=NORM_DTYPE, device=condition.device)
+        return rms(size, (), sensitivity={})
     dims, _ = align(broadcast(condition.shape, *(x.shape for x in operands)), *operands)
     return one_of({"input": input, "other": other}, is_blockwise=is_constant_along(condition, dims))
 

@@ -55,6 +55,10 @@ class WrapperOrigin:
     leaf_name: str
 
 
+# Where the context of an acquisition, and then what is compiled, has its state.
+ACQUISITION = "_thunder_norm_acquisition"
+
+
 class Phase(enum.Enum):
     """How far an acquisition is."""
 
@@ -200,6 +204,11 @@ class Acquisition:
         if self.num_levels or self.autograd.is_running or not is_grad_enabled():  # transforms differentiate inner tensors
             return False
         return self.autograd.meets_gradient(args, kwargs)
+
+    def is_followed(self, values: Sequence[Any]) -> bool:
+        """Whether torch's autograd has to follow a function of these that makes or takes wrappers: one of them requires grad."""
+        is_torchs = is_grad_enabled() and not self.num_levels
+        return is_torchs and any(isinstance(v, TensorProxy) and self.autograd.requires_grad(v) for v in values)
 
     # -- wrappers -----------------------------------------------------------------------------------------------------
 

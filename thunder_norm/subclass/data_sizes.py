@@ -184,16 +184,28 @@ class DataSizes:
         Raises:
             UnknownValueError: the values of its arguments cannot be computed.
         """
-        if not self.are_known:
-            raise UnknownValueError(_NO_VALUE)
-        needed_now = self._needed([step], self._results)
-        for operand in (v for needed in needed_now for v in needed.operands() if isinstance(v, _Met)):
-            self._check_unwritten(self._fakes.first_proxy_of(operand.fake))
+        needed_now = self._checked(step)
         with _disable_current_modes(), _as_recorded():
             for needed in needed_now:
                 if needed is not step:
                     self._results[needed.number] = needed.run(self._value)
             return _called(step.func, step.arguments, self._value)
+
+    def why_unknown(self, t: torch.Tensor) -> str | None:
+        """Why the values of a fake are not known in the call at hand; None if they are."""
+        try:
+            self._checked(_Step(next(self._numbers), torch.Tensor.sum, ((self._operand(t),), {})))
+        except UnknownValueError as e:
+            return str(e)
+        return None
+
+    def _checked(self, step: _Step) -> list[_Step]:
+        if not self.are_known:
+            raise UnknownValueError(_NO_VALUE)
+        needed = self._needed([step], self._results)
+        for operand in (v for step in needed for v in step.operands() if isinstance(v, _Met)):
+            self._check_unwritten(self._fakes.first_proxy_of(operand.fake))
+        return needed
 
     def _check_unwritten(self, proxy: TensorProxy | NumberProxy | None) -> None:
         """Refuse what the program may have written into: the inputs say what it was before.

@@ -19,12 +19,13 @@ from thunder_norm.subclass import (
     plain,
     plain_operations,
     reading,
+    selections,
     sequences,
     side_effects,
     tensor_hooks,
     values,
 )
-from thunder_norm.subclass.acquisition import Acquisition, Phase, Presence
+from thunder_norm.subclass.acquisition import ACQUISITION, Acquisition, Phase, Presence
 from thunder_norm.subclass.differentiation import starts_late
 from thunder_norm.subclass.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.jagged import is_jagged_class
@@ -39,7 +40,6 @@ from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, get_tracectx
 
-_ATTRIBUTE = "_thunder_norm_acquisition"
 _INTERPRETED = "_thunder_norm_is_interpreted"
 _FROM_THE_FIRST = "_thunder_norm_differentiates_from_the_first"
 
@@ -53,7 +53,12 @@ class Watching(Participant):
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
-        found = values.refusal(fn, args) or plain.about_plain(None, fn, args) or lookaside_for(fn, *args, **kwargs)
+        found = (
+            selections.lookaside(fn, args, kwargs)
+            or values.refusal(fn, args)
+            or plain.about_plain(None, fn, args)
+            or lookaside_for(fn, *args, **kwargs)
+        )
         return sequences.given_plainly(found, fn, args, kwargs)
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
@@ -119,6 +124,9 @@ class Interpreting(Watching):
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
         acquisition = _acquisition_of(self)
+        selected = selections.lookaside(fn, args, kwargs)
+        if selected is not None:
+            return selected
         if not acquisition.meets_wrappers:
             what = values.needed_for(fn, args)
             if what is not None:
@@ -172,19 +180,19 @@ def current_acquisition() -> Acquisition | None:
 
 def _acquisition_of(transform: Interpreting) -> Acquisition:
     ctx = get_jit_ctx()
-    found = getattr(ctx, _ATTRIBUTE, None)
+    found = getattr(ctx, ACQUISITION, None)
     if found is None:
         found = transform.new_acquisition()
         found.opaque.is_run = transform.opaque == "run"
         found.fakes.user_names = ctx._proxy_swapmap
-        setattr(ctx, _ATTRIBUTE, found)
-        setattr(get_compile_data(), _ATTRIBUTE, found)
+        setattr(ctx, ACQUISITION, found)
+        setattr(get_compile_data(), ACQUISITION, found)
     return found
 
 
 def finished_acquisition() -> Acquisition | None:
     """The state of the acquisition that has just finished, if it has not been taken."""
-    return getattr(get_compile_data(), _ATTRIBUTE, None)
+    return getattr(get_compile_data(), ACQUISITION, None)
 
 
 def take_acquisition() -> Acquisition | None:
@@ -192,7 +200,7 @@ def take_acquisition() -> Acquisition | None:
     cd = get_compile_data()
     found = finished_acquisition()
     if found is not None:
-        delattr(cd, _ATTRIBUTE)
+        delattr(cd, ACQUISITION)
         setattr(cd, _INTERPRETED, found.has_wrappers)
     return found
 

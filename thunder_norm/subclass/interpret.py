@@ -22,7 +22,6 @@ from thunder_norm.subclass.attributes import (
     read_attribute,
     type_of,
 )
-from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import (
     AUTOGRAD_APPLY,
     catch_up,
@@ -80,7 +79,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         if found is not None:
             return found
     else:
-        found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.fakes.replaced else None)
+        found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.intercepts_plain else None)
         if found is not None:
             return found
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
@@ -200,8 +199,7 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
         if not _makes_wrappers(acquisition, apply, given, kwargs):
             return lookasides.of_others(AUTOGRAD_APPLY)
     values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
-    is_torchs = is_grad_enabled() and not acquisition.num_levels
-    if is_torchs and any(isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in values):
+    if acquisition.is_followed(values):
         acquisition.differentiate()
     return lambda cls, *inputs, **options: operation_of(acquisition, apply)(*inputs, **options)
 

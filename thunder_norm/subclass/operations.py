@@ -160,10 +160,8 @@ def operation_of(acquisition: Acquisition, fn: Callable) -> Callable:
 def operation_with_history(acquisition: Acquisition, fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for a function that makes wrappers of plain tensors, which torch's autograd follows if these require grad."""
     take_proxies(*args, **kwargs)
-    given = tree_leaves(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))
-    if is_grad_enabled() and not acquisition.num_levels:
-        if any(isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in given):
-            acquisition.differentiate()
+    if acquisition.is_followed(tree_leaves(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))):
+        acquisition.differentiate()
     return operation_of(acquisition, fn)(*args, **kwargs)
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from thunder_norm.subclass.fallback import is_kept, made_for
 from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder.core import prims
 from thunder.core.codeutils import SigInfo
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.update_aliases import _is_inplace_op
@@ -52,10 +53,36 @@ def is_written(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], pla
     targets = [t for bsym in program for t in _targets(bsym)]
     if not targets:
         return False
-    made_by = {o.name: bsym for bsym in _leaves(program) for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
+    made_by = {o.name: bsym for bsym in leaves(program) for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
     read = {a.name: a for bsym in made_of(p, program)[0] for a in bsym.flat_proxy_args} | {p.name: p}
     written = {where for t in targets for where in _memory(t, made_by, place)}
     return any(not written.isdisjoint(_memory(a, made_by, place)) for a in read.values())
+
+
+def are_made_alike(a: TensorProxy, b: TensorProxy, written: Sequence[BoundSymbol]) -> bool:
+    """Whether the same operations have made two tensors of the same ones, into none of which anything was written between them."""
+    makers: dict[str, tuple[int, BoundSymbol, int]] = {}
+    for place, bsym in enumerate(written):
+        for part in leaves([bsym]):
+            for index, p in enumerate(part.flat_proxy_outs):
+                makers.setdefault(p.name, (place, part, index))
+    first = len(written)
+
+    def are_alike(p: Any, q: Any) -> bool:
+        nonlocal first
+        if not isinstance(p, Proxy) or not isinstance(q, Proxy):
+            return type(p) is type(q) and p == q
+        if p.name == q.name:
+            return True
+        if p.name not in makers or q.name not in makers:
+            return False
+        (i, f, at), (j, g, other) = makers[p.name], makers[q.name]
+        first = min(first, i, j)
+        given, others = tree_leaves((f.args, f.kwargs)), tree_leaves((g.args, g.kwargs))
+        is_one = f.sym.id == g.sym.id and at == other and len(given) == len(others) and are_the_same_each_time([f])
+        return is_one and all(map(are_alike, given, others))
+
+    return are_alike(a, b) and not any(map(_is_inplace_op, written[first:]))
 
 
 def _targets(bsym: BoundSymbol) -> list[Any]:
@@ -65,10 +92,11 @@ def _targets(bsym: BoundSymbol) -> list[Any]:
     return copied + [t for t in (first if isinstance(first, list | tuple) else (first,)) if isinstance(t, TensorProxy)]
 
 
-def _leaves(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+def leaves(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """What operations consist of in the end."""
     for bsym in bsyms:
         if bsym.subsymbols:
-            yield from _leaves(bsym.subsymbols)
+            yield from leaves(bsym.subsymbols)
         else:
             yield bsym
 

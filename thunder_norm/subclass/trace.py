@@ -156,11 +156,11 @@ def write(
     given = [t for x in flat_tensors(arguments) for t in _leaves(x)]
     emit_composite(acquisition, operation, log, _unique(outputs), given, may_change)
     if mutated or any(r.is_in_place for r in log):
-        _rebind(acquisition)
+        rebind(acquisition)
     return _to_proxies(acquisition, result)
 
 
-def _rebind(acquisition: Acquisition) -> None:
+def rebind(acquisition: Acquisition) -> None:
     """Tell the trace of every wrapper, also those that share inner tensors, which proxies its leaves are now."""
     for proxy in acquisition.wrappers.proxies():
         leaves = leaf_proxies(acquisition, proxy.fake)

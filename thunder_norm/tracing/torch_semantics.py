@@ -87,6 +87,14 @@ def _where(self: Any, condition: Any, other: Any) -> Any:
     return ltorch.where(condition, self, other)
 
 
+@_instead_of(torch.Tensor.__setitem__, TensorProxy.__setitem__)
+def _setitem(self: Any, key: Any, value: Any) -> None:
+    """Thunder's gradient is for values of the tensor's dtype; where tensors are indices torch refuses others."""
+    has_places = any(isinstance(k, TensorProxy) for k in (key if isinstance(key, tuple | list) else (key,)))
+    is_other = isinstance(value, TensorProxy) and not has_places and value.dtype != self.dtype
+    ltorch.setitem_(self, key, ltorch.to(value, dtype=self.dtype) if is_other else value)
+
+
 @_instead_of(torch.Tensor.broadcast_to)
 def _broadcast_to(self: Any, size: Sequence[int]) -> Any:
     """Thunder knows the function alone."""

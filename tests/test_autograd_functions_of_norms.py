@@ -1,0 +1,153 @@
+"""torch.autograd.Function of normed tensors in traces: gradients of what it returns are its backward's, those of norms its forward's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from tests.seeds import seeded
+from thunder_norm import RMSTensor, normed
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform
+import thunder
+
+Function = torch.autograd.Function
+
+
+class Scaled(Function):
+    """With a backward that is not the derivative of its forward."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, g):
+        x, scale = ctx.saved_tensors
+        return g * scale * 3, (g * x).sum().view(1)
+
+
+class Rounded(Function):
+    """The straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x * 8).round() / 8
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class Reversed(Function):
+    """The gradient reversal layer of domain adaptation, which returns its argument."""
+
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.by = by
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return -ctx.by * g, None
+
+
+class Halves(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x[..., :3] * 2, x[..., 3:].clone()
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return torch.cat([g * 5, h * 7], -1)
+
+
+class Noisy(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * (torch.rand(x.shape) < 0.5).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+PROGRAMS = {
+    "masked weight and parameter": lambda m, x: F.linear(x, Scaled.apply(m.fc.weight * m.mask, m.scale)),
+    "frozen weight and parameter": lambda m, x: F.linear(x, Scaled.apply((m.fc.weight * m.mask).detach(), m.scale)),
+    "rounded": lambda m, x: F.linear(Rounded.apply(x.tanh()), Rounded.apply(m.fc.weight * m.mask)),
+    "returned as it is": lambda m, x: Reversed.apply(m.fc(x), 0.5) + m.fc(x),
+    "two results": lambda m, x: torch.cat(Halves.apply(m.fc(x)), -1).tanh() * m.scale,
+}
+
+
+class Model(nn.Module):
+    def __init__(self, program):
+        super().__init__()
+        self.fc, self.out = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.scale = nn.Parameter(torch.tensor([0.7]))
+        self.register_buffer("mask", (torch.rand(6, 6) > 0.3).float())
+        self.program = program
+
+    def forward(self, x):
+        return self.out(self.program(self, x))
+
+
+def gradients(out, m):
+    found = torch.autograd.grad(out, list(m.parameters()), allow_unused=True, retain_graph=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(m.parameters(), found, strict=True)]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_of_backings_are_the_backwards_and_norms_move_as_their_forward(name):
+    torch.manual_seed(seeded(0))
+    m = Model(PROGRAMS[name]).double()
+    call, x = normed(thunder.jit(m, transforms=[NormTransform()])), torch.randn(5, 6, dtype=torch.float64)
+    out = call(x)
+    torch.testing.assert_close(out.backing, m(x))
+    torch.testing.assert_close(gradients(out.backing.sin().sum(), m), gradients(m(x).sin().sum(), m))
+    assert out.norm_size >= m(x).detach().square().mean(-1).sqrt().max() * (1 - 1e-9)
+    (slope,) = torch.autograd.grad(out.norm_size, m.scale, allow_unused=True)
+    sizes = []
+    for step in (1e-4, -1e-4):
+        with torch.no_grad():
+            m.scale += step
+            sizes.append(call(x).norm_size)
+            m.scale -= step
+    difference = (sizes[0] - sizes[1]) / 2e-4
+    torch.testing.assert_close(torch.zeros_like(difference) if slope is None else slope.sum(), difference, rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_through_a_function_that_draws_are_refused_and_its_values_are_not():
+    torch.manual_seed(seeded(0))
+    m = Model(lambda m, x: Noisy.apply(m.fc(x)))
+    out = normed(thunder.jit(m, transforms=[NormTransform()]))(torch.randn(5, 6))
+    assert out.norm_size >= out.backing.square().mean(-1).sqrt().max() * (1 - 1e-5)
+    with pytest.raises(UnsupportedOpError, match="(?s)Noisy.*draws random numbers"):
+        out.backing.sum().backward()
+
+
+def test_operator_norms_beside_wrappers_that_torchs_autograd_follows():
+    torch.manual_seed(seeded(0))
+    m, two = nn.Linear(6, 4, bias=False), TwoTensor(torch.randn(3), torch.randn(3)).requires_grad_()
+
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = m
+
+        def forward(self, two, x):
+            return two * 2, self.fc(x)
+
+    doubled, out = thunder.jit(Beside(), transforms=[NormTransform()])(two, RMSTensor.of(torch.randn(5, 6)))
+    doubled.sum().backward(retain_graph=True)
+    out.norm_size.backward()
+    assert torch.equal(two.grad.a, torch.full((3,), 2.0))
+    weight = m.weight.detach().double().requires_grad_()
+    want = torch.linalg.matrix_norm(weight, 2) * (6 / 4) ** 0.5
+    (slope,) = torch.autograd.grad(want, weight)
+    torch.testing.assert_close(m.weight.grad / m.weight.grad.norm(), (slope / slope.norm()).float())

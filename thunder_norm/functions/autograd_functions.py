@@ -1,0 +1,134 @@
+"""torch.autograd.Function in traces: torch runs it on fakes, and what it did becomes one operation with a rule of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.functions.custom import CustomOperation
+from thunder_norm.functions.interpreted import active_level
+from thunder_norm.functions.programs import program_of
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.operations import AUTOGRAD_APPLY, on_proxies
+from thunder_norm.subclass.record import Recorded, recording
+from thunder_norm.subclass.refused_backward import Refuse, untraceable_backward
+from thunder_norm.subclass.trace import OperationId, composite
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.translation import proxy_like
+from thunder_norm.trees import flat_tensors
+from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+
+
+@lookasides.instead_of(AUTOGRAD_APPLY)
+def _apply(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for ``cls.apply(*args)``."""
+    return on_proxies(lambda *args, **kwargs: FunctionCall(cls.value, args, kwargs).write())(*args, **kwargs)
+
+
+class FunctionCall:
+    """One call of a ``torch.autograd.Function``: torch runs it, on fakes, and what its forward and backward did is written into the trace.
+
+    So everything that a function may do with its ``ctx`` means what it means in torch: ``setup_context``, ``needs_input_grad``,
+    ``mark_non_differentiable``, ``set_materialize_grads``, attributes, several results, arguments that are no tensors.  What is
+    written is an operation with a rule of its own, so the function's backward holds under every transform.
+    """
+
+    def __init__(self, cls: type[torch.autograd.Function], args: tuple, kwargs: dict):
+        self.cls = cls
+        self.leaves, self.spec = tree_flatten((args, kwargs))
+        self.proxies = list({v.name: v for v in self.leaves if isinstance(v, TensorProxy)}.values())
+        self.acquisition = Acquisition()  # of the fakes of this call alone
+        self.acquisition.num_levels = 1  # what has effects, or changes what the program holds, is no part of one operation
+        self.fakes = {p.name: self._fake(p) for p in self.proxies}
+        self.inputs = [self.fakes[p.name] for p in self.proxies]
+        self.backward: list[Recorded] = []
+        self.gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
+        with recording(self.acquisition) as recorder, torch.set_grad_enabled(is_grad_enabled()):
+            self.result = self._run()
+            self.forward, recorder.log = recorder.log, []
+            self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
+            self._check_unchanged()
+            with self.acquisition.fakes.mode, recorder.paused(), torch.no_grad():
+                self.cotangents = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.outputs]
+            try:
+                self._go_backward()
+                self.backward = recorder.log
+            except Exception as e:  # noqa: BLE001 - the forward is right whatever the backward says
+                self._refuse_backward(untraceable_backward(cls.__name__, None, e))
+
+    def _fake(self, p: TensorProxy) -> torch.Tensor:
+        fake = self.acquisition.fake_of(p)
+        # of an input of the program it is known whether it requires grad, of all else it is not
+        may_require = active_level() is not None or p.history is None or p.requires_grad
+        is_differentiable = fake.is_floating_point() or fake.is_complex()
+        return fake.requires_grad_(is_grad_enabled() and may_require and is_differentiable)
+
+    def _run(self) -> Any:
+        values = [self.fakes[v.name] if isinstance(v, TensorProxy) else self.acquisition.to_fake(v) for v in self.leaves]
+        args, kwargs = tree_unflatten(values, self.spec)
+        return self.cls.apply(*args, **kwargs)
+
+    def _check_unchanged(self) -> None:
+        if any(r.is_in_place and any(r.outputs[0] is t for t in self.inputs) for r in self.forward):
+            raise UnsupportedOpError(
+                with_details(
+                    f"the forward of {self.cls.__name__} changes an argument in place",
+                    at=location_of_user(),
+                    instead="return a new tensor",
+                )
+            )
+
+    def _go_backward(self) -> None:
+        pairs = [(t, c) for t, c in zip(self.outputs, self.cotangents, strict=True) if t.requires_grad]
+        sources = [t for t in self.inputs if t.requires_grad]
+        if not pairs or not sources:
+            return
+        found = torch.autograd.grad([t for t, _ in pairs], sources, [c for _, c in pairs], allow_unused=True)
+        of = {id(t): g for t, g in zip(sources, found, strict=True)}
+        self.gradients = [of.get(id(t)) for t in self.inputs]
+
+    def _refuse_backward(self, error: Exception) -> None:
+        with self.acquisition.fakes.mode, torch.no_grad():
+            self.gradients = [torch.empty_like(t) if t.requires_grad else None for t in self.inputs]
+        gradients = tuple(g for g in self.gradients if g is not None)
+        self.backward = [Recorded(Refuse(error, gradients), tuple(self.cotangents), {}, gradients, gradients)]
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self) -> Any:
+        """Write the operation; returns the function's result with proxies in the place of fakes."""
+        get_jit_ctx().computation_trace.set_current_source_location(
+            *get_interpreterruntimectx().get_current_user_source_location()
+        )
+        produced = {id(t) for r in self.forward for t in r.outputs} | {id(t) for t in self.inputs}
+        kept = {id(t): t for r in self.backward for t in r.inputs if id(t) in produced}
+        kept |= {id(g): g for g in self.gradients if g is not None and id(g) in produced}
+        saved = list(kept.values())
+        gradients = [g for g in self.gradients if g is not None]
+        operation = CustomOperation(
+            self.cls.__name__,
+            self._program("forward", self.forward, self.inputs, self.outputs),
+            self._program("forward", self.forward, self.inputs, [*self.outputs, *saved]),
+            self._program("backward", self.backward, [*saved, *self.cotangents], gradients),
+            tuple(g is not None for g in self.gradients),
+            len(self.outputs),
+        )
+        made = {id(t): p for t, p in zip(self.outputs, operation.symbol(*self.proxies), strict=True)}
+        return tree_map(lambda v: made[id(v)] if isinstance(v, torch.Tensor) else v, self.result)
+
+    def _program(
+        self, part: str, log: Sequence[Recorded], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> Any:
+        """What `log` does as a flat program from `inputs` to `outputs`."""
+        wanted = {id(t) for r in log for t in r.inputs} | {id(t) for t in outputs}
+        symbol, _ = composite(OperationId(self.cls.__name__, part), log, inputs, outputs, wanted)
+        formal = [proxy_like(t) for t in inputs]
+        return program_of(lambda *args: symbol(*args), formal, hoists=False)

@@ -1,0 +1,80 @@
+"""torch.autograd.Function of normed tensors in traces: norms by the rules of its forward, gradients of what it returns by its backward.
+
+A straight-through estimator has a forward without a derivative: gradients of the backing that a rule's operations have are not its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.functions.autograd_functions import FunctionCall
+from thunder_norm.subclass import operations, trace
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.fallback import is_random
+from thunder_norm.subclass.proxy import SubclassProxy
+from thunder.core.proxies import TensorProxy
+
+
+class _Unknown(torch.autograd.Function):
+    """Hands on a tensor that the function called `name` made of others, whose gradients are not known."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        ctx.name = name
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise UnsupportedOpError(
+            with_details(
+                f"the gradient of what {ctx.name} makes of a normed tensor",
+                why="its forward draws random numbers, and a backward written beside its norm would be that of other ones",
+                instead="draw them outside, and give them to it; or call it without norms",
+            )
+        )
+
+
+def function_of(fn: Callable) -> type[torch.autograd.Function] | None:
+    """The class whose ``apply`` an operation is."""
+    cls = getattr(fn, "__self__", None)
+    is_function = isinstance(cls, type) and issubclass(cls, torch.autograd.Function)
+    return cls if is_function and getattr(fn, "__func__", None) is operations.AUTOGRAD_APPLY else None
+
+
+def is_normed(value: Any) -> bool:
+    """Whether a proxy stands for a normed tensor."""
+    return isinstance(value, SubclassProxy) and isinstance(value.fake, NormedTensor)
+
+
+def apply(acquisition: Acquisition, cls: type[torch.autograd.Function], args: tuple, kwargs: dict) -> Any:
+    """Write ``cls.apply(*args)`` into the trace, of arguments with normed tensors among them; returns its result."""
+
+    def forward(*own_args: Any, **own_kwargs: Any) -> Any:
+        return cls.apply(*own_args, **own_kwargs)
+
+    forward.__name__ = cls.__name__
+    result = operations.call(acquisition, forward, args, kwargs)
+    plain_args, plain_kwargs = tree_map(
+        lambda v: trace.leaf_proxies(acquisition, v.fake)[0] if is_normed(v) else v, (args, kwargs)
+    )
+    inputs = [v for v in tree_leaves((plain_args, plain_kwargs)) if isinstance(v, TensorProxy)]
+    if not is_grad_enabled() or not (acquisition.num_levels or any(map(acquisition.autograd.requires_grad, inputs))):
+        return result
+    call = FunctionCall(cls, plain_args, plain_kwargs)
+    outputs = [p for p in tree_leaves(result) if is_normed(p)]
+    if any(is_random(r.func) for r in call.forward):
+        backings = [trace.leaf_proxies(acquisition, p.fake)[0] for p in outputs]
+        values = [FunctionCall(_Unknown, (cls.__name__, t, *inputs), {}).write() for t in backings]
+    else:
+        values = [q for p, q in zip(tree_leaves(result), tree_leaves(call.write()), strict=True) if is_normed(p)]
+    for normed, value in zip(outputs, values, strict=True):
+        acquisition.fakes.bind(normed.fake.backing, value)
+    trace.rebind(acquisition)
+    return result

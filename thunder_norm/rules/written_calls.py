@@ -1,0 +1,59 @@
+"""Calls that torch writes in others: operators with a number on their left, and what puts tensors beside each other.
+
+A parameter alone keeps its norm through them: ``1 / self.scale``, ``2**self.log_scale``, ``torch.hstack([self.a, self.b])``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_norm.core.programs import written_as
+
+
+@written_as(torch.Tensor.__rtruediv__)
+def over(self: torch.Tensor, other: Any) -> torch.Tensor:
+    """``other / self``."""
+    return self.reciprocal() * other
+
+
+@written_as(torch.Tensor.__rpow__)
+def to_the_power(self: torch.Tensor, other: Any) -> torch.Tensor:
+    """``other ** self``."""
+    return torch.pow(other, self)
+
+
+@written_as(torch.hstack)
+def hstack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Beside each other: along the second dimension, or the only one."""
+    rows = [t if t.ndim else t.unsqueeze(0) for t in tensors]
+    return torch.cat(rows, 0 if rows[0].ndim == 1 else 1)
+
+
+@written_as(torch.vstack, torch.row_stack)
+def vstack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Below each other."""
+    return torch.cat([t if t.ndim > 1 else t.reshape(1, -1) for t in tensors], 0)
+
+
+@written_as(torch.column_stack)
+def column_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As columns beside each other."""
+    return torch.cat([t if t.ndim > 1 else t.reshape(-1, 1) for t in tensors], 1)
+
+
+@written_as(torch.linalg.multi_dot)
+def multi_dot(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The product of matrices, the first and the last perhaps vectors."""
+    product = tensors[0]
+    for t in tensors[1:]:
+        product = product @ t
+    return product
+
+
+@written_as(torch.chain_matmul)
+def chain_matmul(*matrices: torch.Tensor, out: None = None) -> torch.Tensor:
+    """The product of matrices."""
+    return multi_dot(matrices)

@@ -1,0 +1,392 @@
+"""``y[mask] = f(x[mask])``: what a mask selects, held with all that it leaves out, where its size may not be a number of the trace.
+
+What goes into entries one by one, and back to where they came from, needs no size: it is ``y = torch.where(mask, f(x), y)``.  So in the place
+of ``x[mask]`` stands a tensor of the whole, and entrywise operations on it are operations on that.  Anything else a program does with
+it is refused as ``x[mask]`` was before: its shape is a value.  Entries that are left out have derivatives of zero, whatever those of f
+are there: each operand passes a ``torch.where`` of its own, whose gradient selects and does not multiply.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm.errors import DataDependentError, with_details
+from thunder_norm.subclass import plain_values
+from thunder_norm.subclass.acquisition import ACQUISITION, Acquisition, value_of
+from thunder_norm.subclass.entrywise import METADATA, is_entrywise, out_of_place
+from thunder_norm.subclass.fallback import fallback_executor, is_random
+from thunder_norm.subclass.operations import torch_callable
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
+from thunder.core import dtypes
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    get_interpreterruntimectx,
+    wrap_const,
+)
+from thunder.core.jit_ext import _jit_ctx, get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.core.update_aliases import _is_inplace_op
+
+
+@dataclass
+class _Selection:
+    """What stands for ``x[mask]``: entries of `dense` where the mask is true; others mean nothing."""
+
+    dense: WrappedValue
+    mask: WrappedValue
+    version: str  # of the mask, when it selected
+    scope: list  # of the trace, where it was
+    position: int  # how many operations were in it
+    at: str | None
+    why: str  # its size is not known
+
+    @property
+    def num_own_dims(self) -> int:
+        """How many dimensions an entry of the mask selects at once."""
+        return self.dense.value.ndim - self.mask.value.ndim
+
+
+def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> Callable | None:
+    """What to call where a mask selects, or where what one has selected is used; None for all other calls.
+
+    Args:
+        fn: what the program calls.
+        args: what it is called with.
+        kwargs: its named arguments.
+    """
+    known = _known()
+    names = _names(known, args, kwargs) if known else ()
+    if names:
+        return _use(known, known[names[0]], fn, args)
+    if len(args) == 2 and _is_mask(args[0].value, args[1].value) and torch_callable(fn) is torch.Tensor.__getitem__:
+        why = _why_unknown(args[1].value)
+        return None if why is None else functools.partial(_select, why)
+    return None
+
+
+def _known() -> dict[str, _Selection]:
+    """The selections of the acquisition at hand, by the names of what stands for them."""
+    ctx = get_jit_ctx()
+    found = getattr(ctx, _ATTRIBUTE, None)
+    if found is None:
+        found = {}
+        setattr(ctx, _ATTRIBUTE, found)
+    return found
+
+
+_ATTRIBUTE = "_thunder_norm_selections"
+
+
+def _names(known: Mapping[str, _Selection], args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> list[str]:
+    given = tree_leaves([value_of(a) for a in (*args, *kwargs.values())])
+    return [p.name for p in given if isinstance(p, TensorProxy) and p.name in known]
+
+
+def _is_mask(x: Any, key: Any) -> bool:
+    if type(key) is not TensorProxy or not isinstance(x, TensorProxy) or key.dtype is not dtypes.bool8 or not key.ndim:
+        return False
+    return tuple(x.shape[: key.ndim]) == tuple(key.shape)
+
+
+def _acquisition() -> Acquisition | None:
+    """The state of an acquisition that interprets subclasses, which knows more of plain tensors than Thunder."""
+    return getattr(get_jit_ctx(), ACQUISITION, None)
+
+
+def _why_unknown(mask: TensorProxy) -> str | None:
+    """Why the size of what a mask selects is not known; None where it is taken from the inputs of the call at hand."""
+    acquisition = _acquisition()
+    if acquisition is None or acquisition.num_levels or not acquisition.may_replace() or acquisition.is_transformed:
+        return "the program is traced once for all values"
+    if acquisition.fakes.replaced:
+        return "the program has written into a plain tensor, which the mask may be computed from"
+    return acquisition.sizes.why_unknown(acquisition.fake_of(mask))
+
+
+# -- what is selected ---------------------------------------------------------------------------------------------------
+
+
+class _Selected(TensorProxy):
+    """Python compares natively, where Thunder's interpreter has nothing to say."""
+
+    __hash__ = TensorProxy.__hash__
+
+
+def _comparison(name: str) -> Callable[[TensorProxy, Any], Any]:
+    return lambda self, other: _compared(name, self, other)
+
+
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+    setattr(_Selected, _name, _comparison(_name))
+
+
+def _like(shape: Sequence[int], device: Any, dtype: Any, at: str | None, why: str) -> TensorProxy:
+    return _Selected(shape=tuple(shape), device=device, dtype=dtype, requires_grad=False)
+
+
+def _unknown(shape: Sequence[int], device: Any, dtype: Any, at: str | None, why: str) -> torch.Tensor:
+    raise _refusal(at, why, "the rest of the program", None)
+
+
+# What a program holds in the place of ``x[mask]``.  Nothing computes with it, so that no trace has it in the end.
+_SELECTED = fallback_executor.register_operator("selected_by_mask", meta=_like, fn=_unknown)
+
+
+def _select(why: str, x: WrappedValue, mask: WrappedValue) -> Any:
+    dense = _interpret_call(_kept, x, mask)
+    if dense is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return dense
+    scope = get_jit_ctx().computation_trace.peek_scope()
+    return _hold(_Selection(dense, mask, _version(mask.value), scope, len(scope), location_of_user(), why))
+
+
+def _hold(selection: _Selection) -> WrappedValue:
+    own, mask = selection.dense.value, selection.mask.value
+    standing = _SELECTED((mask.numel, *own.shape[mask.ndim :]), own.device, own.dtype, selection.at, selection.why)
+    _known()[standing.name] = selection
+    return wrapped_result(standing, [selection.dense.provenance, selection.mask.provenance])
+
+
+def _kept(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The same numbers, whose gradient is zero where the mask is false, and not zero times something."""
+    return torch.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, x.detach())
+
+
+def _operand(t: torch.Tensor, mask: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that meets each of the selected entries."""
+    t = t.to(dtype)
+    t = (t.squeeze(0) if t.ndim > len(shape) - mask.ndim else t).expand(shape)
+    return torch.where(mask.reshape(mask.shape + (1,) * (t.ndim - mask.ndim)), t, t.detach())
+
+
+# -- what is done with it -----------------------------------------------------------------------------------------------
+
+
+def _use(known: dict[str, _Selection], selection: _Selection, fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
+    if fn is getattr:
+        name = args[1].value
+        is_known = name in METADATA or name in ("__setitem__", "sum", "mean") or is_entrywise(name) or out_of_place(name)
+        return None if is_known else _refusing(selection, f".{name}")
+    torch_fn = torch_callable(fn)
+    name = getattr(torch_fn, "__name__", "")
+    if torch_fn is None:
+        return _refusing(selection, str(fn)) if isinstance(fn, Symbol) else None  # Python, whose calls come here as well
+    if name in METADATA:
+        return None
+    if name == "__setitem__":
+        return lambda *own, **named: _write(known, selection, own)
+    if name in ("sum", "mean"):
+        return lambda *own, **named: _reduce(selection, name, own, named)
+    other = out_of_place(name)
+    if other is not None:
+        return lambda *own, **named: _change(known, selection, other, own, named)
+    if is_entrywise(name) and not is_random(torch_fn):
+        return lambda *own, **named: _compute(
+            known, selection, name, lambda *operands, **options: _interpret_call(fn, *operands, **options), own, named
+        )
+    return _refusing(selection, name)
+
+
+def _refusing(selection: _Selection, what: str) -> Callable:
+    return lambda *args, **kwargs: _refused(selection, what)
+
+
+def _refused(selection: _Selection, what: str) -> Any:
+    return do_raise(_refusal(selection.at, selection.why, what, location_of_user()))
+
+
+def _refusal(selected: str | None, why: str, what: str, at: str | None) -> DataDependentError:
+    return DataDependentError(
+        with_details(
+            f"the value of a tensor is needed for the shape of what a mask selects, which {what} depends on",
+            at=at,
+            selected=selected,
+            why=f"{why}; without a size only operations on each entry are known, and y[mask] = ... with the same mask",
+            instead="torch.where(mask, f(x), y), or torch.where(mask, f(x), 0).sum() for a sum over what is selected",
+        )
+    )
+
+
+def _compute(
+    known: dict[str, _Selection],
+    selection: _Selection,
+    name: str,
+    run: Callable,
+    args: Sequence[WrappedValue],
+    kwargs: Mapping[str, WrappedValue],
+) -> Any:
+    """An operation on each entry, of what one mask has selected and of what meets all entries alike."""
+    given = [*args, *kwargs.values()]
+    kinds = {known[n].dense.value.dtype for n in _names(known, args, kwargs)}
+    operands = [_as_dense(known, selection, kinds, a) for a in given]
+    if any(v is None for v in operands) or ("inplace" in kwargs and kwargs["inplace"].value):
+        return _refused(selection, name)
+    if INTERPRETER_SIGNALS.EXCEPTION_RAISED in operands:
+        return INTERPRETER_SIGNALS.EXCEPTION_RAISED
+    result = run(*operands[: len(args)], **dict(zip(kwargs, operands[len(args) :], strict=True)))
+    if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return result
+    if not _fits(result.value, selection):
+        return _refused(selection, name)
+    return _hold(replace(selection, dense=result))
+
+
+def _compared(name: str, x: TensorProxy, other: Any) -> Any:
+    known = {} if _jit_ctx.get(None) is None else _known()
+    if x.name not in known:  # Thunder compares proxies of a trace that is done
+        return getattr(TensorProxy, name)(x, other)
+    result = _compute(known, known[x.name], name, _calling(name), [wrapped_result(v, []) for v in (x, other)], {})
+    if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        raise get_interpreterruntimectx().curexc
+    return result.value
+
+
+def _calling(name: str) -> Callable:
+    return lambda x, *args, **kwargs: _interpret_call(
+        lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs), x, *args, **kwargs
+    )
+
+
+def _fits(value: Any, selection: _Selection) -> bool:
+    mask = selection.mask.value
+    return (
+        isinstance(value, TensorProxy)
+        and tuple(value.shape[: mask.ndim]) == tuple(mask.shape)
+        and value.ndim == selection.dense.value.ndim
+    )
+
+
+def _as_dense(known: Mapping[str, _Selection], selection: _Selection, kinds: set[Any], argument: WrappedValue) -> Any:
+    """What an argument is where all entries are; None where that is not known.
+
+    A tensor without dimensions would decide about the dtype if it had some: it gets one of `kinds`, those of what is selected.
+    """
+    value = argument.value
+    if not isinstance(value, TensorProxy):
+        return None if any(isinstance(v, TensorProxy) for v in tree_leaves(value_of(argument))) else argument
+    own = known.get(value.name)
+    if own is not None:
+        is_alike = own.num_own_dims == selection.num_own_dims and _are_same(own, selection.mask.value)
+        return own.dense if is_alike else None
+    mask, num_own_dims = selection.mask.value, selection.num_own_dims
+    is_of_length_1 = value.ndim == num_own_dims + 1 and value.shape[0] == 1  # over what is selected
+    dtype = value.dtype if value.ndim else _dtype_beside(value.dtype, kinds)
+    if (value.ndim > num_own_dims and not is_of_length_1) or dtype is None:
+        return None
+    try:
+        shape = torch.broadcast_shapes((*mask.shape, *(1,) * num_own_dims), value.shape[is_of_length_1:])
+    except RuntimeError:
+        return None
+    options = (tuple(shape), dtypes.to_torch_dtype(dtype))
+    return _interpret_call(_operand, argument, selection.mask, *map(wrap_const, options))
+
+
+def _dtype_beside(dtype: Any, kinds: set[Any]) -> Any | None:
+    """What a tensor without dimensions is taken as beside some of these kinds: it decides only where it is of a higher one."""
+    if dtype in kinds or dtype is dtypes.bool8:  # as a condition it stays one
+        return dtype
+    floating = [k for k in kinds if dtypes.is_float_dtype(k)]
+    integers = [k for k in kinds if dtypes.is_integer_dtype(k) and k is not dtypes.bool8]
+    fitting = floating or ([] if dtypes.is_inexact_dtype(dtype) else integers)
+    is_higher = dtypes.is_complex_dtype(dtype) or any(map(dtypes.is_complex_dtype, kinds))
+    return fitting[0] if len(fitting) == 1 and not is_higher else None
+
+
+def _change(
+    known: dict[str, _Selection],
+    selection: _Selection,
+    name: str,
+    args: Sequence[WrappedValue],
+    kwargs: Mapping[str, WrappedValue],
+) -> Any:
+    """An operation that writes into what was selected, which is a tensor of its own."""
+    target = known.get(getattr(args[0].value, "name", ""))
+    if target is None:
+        return _refused(selection, f"writing it into another tensor by {name}_")
+
+    result = _compute(known, selection, name, _calling(name), args, kwargs)
+    if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return result
+    made = known[result.value.name]
+    if made.dense.value.dtype != target.dense.value.dtype or made.dense.value.shape != target.dense.value.shape:
+        return _refused(selection, f"{name}_ with another dtype or shape")
+    target.dense = made.dense
+    return args[0]
+
+
+def _reduce(selection: _Selection, name: str, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> Any:
+    """The sum or the mean of all that is selected."""
+    if len(args) > 1 or kwargs:
+        return _refused(selection, f"{name} over some dimensions")
+    if name == "mean" and not dtypes.is_inexact_dtype(selection.dense.value.dtype):
+        return do_raise(
+            RuntimeError("mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype.")
+        )
+    return _interpret_call(_sum if name == "sum" else _mean, selection.dense, selection.mask)
+
+
+def _sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, torch.zeros_like(x)).sum()
+
+
+def _mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)).expand(x.shape)
+    return torch.where(mask, x, torch.zeros_like(x)).sum() / mask.sum().to(x.dtype)
+
+
+def _write(known: dict[str, _Selection], selection: _Selection, args: Sequence[WrappedValue]) -> Any:
+    """``x[mask] = value`` of what the same mask has selected."""
+    x, key, value = (a.value for a in args)
+    own = known.get(getattr(value, "name", ""))
+    is_known = own is not None and getattr(x, "name", "") not in known and _is_mask(x, key) and _are_same(own, key)
+    if not is_known or own.dense.value.ndim != x.ndim:
+        return _refused(selection, "writing it to other places")
+    if own.dense.value.dtype != x.dtype:
+        return do_raise(
+            RuntimeError(f"Index put requires the source and destination dtypes match, got {x.dtype} and {value.dtype}")
+        )
+    return _interpret_call(_put, args[0], args[1], own.dense)
+
+
+def _put(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
+    x.copy_(torch.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), values.expand(x.shape), x))
+
+
+# -- which masks are the same -------------------------------------------------------------------------------------------
+
+
+def _version(p: TensorProxy) -> str:
+    """The name of what a tensor that the program holds is by now; operations are written of that."""
+    acquisition = _acquisition()
+    if acquisition is None:
+        return p.name
+    p = acquisition.by_now(p)
+    fake = acquisition.fakes.known(p)
+    newest = None if fake is None else acquisition.fakes.proxy_of(fake)
+    return p.name if newest is None else newest.name
+
+
+def _are_same(selection: _Selection, key: TensorProxy) -> bool:
+    """Whether a mask holds what it held when it selected, or another one does."""
+    mask, written = selection.mask.value, get_jit_ctx().computation_trace.peek_scope()
+    if selection.scope is not written:
+        return False
+    if mask.name == key.name:
+        changed = [p for bsym in written[selection.position :] if _is_inplace_op(bsym) for p in bsym.flat_proxy_args]
+        return _version(key) == selection.version and not any(getattr(p, "dtype", None) in _OF_BYTES for p in changed)
+    return _version(mask) == mask.name and _version(key) == key.name and plain_values.are_made_alike(mask, key, written)
+
+
+# A mask may be seen as these.
+_OF_BYTES = (dtypes.bool8, dtypes.uint8, dtypes.int8)
