@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.executors import gradients, own_writes, stored
+from thunder_norm.executors import gradients, own_writes, recomputed, stored
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.graphs import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
@@ -42,12 +42,13 @@ class InductorExecutor(FusionExecutor):
         """The trace with regions in it."""
         started = time.perf_counter_ns()
         trace = _transform_for_operator_executor_execution(trace, get_always_executors())
-        items = partitioned(own_writes.without(gradients.together(trace.bound_symbols)))
+        fused = from_trace(trace)
+        bsyms = recomputed.recomputing(own_writes.without(gradients.together(trace.bound_symbols)), fused)
+        items = partitioned(bsyms)
         regions = [item for item in items if isinstance(item, Region)]
         used, returned = _used_outside(items)
         kept = gradients.kept_weights(trace.bound_symbols)
         has_backward = any(r.is_backward for r in regions)
-        fused = from_trace(trace)
         fused.bound_symbols = []
         count = 0
         for item in items:

@@ -45,6 +45,16 @@ _CONSTANTS = frozenset(
     "arange full full_like ones ones_like zeros zeros_like".split()
 )  # may go where there is no tensor to begin with
 
+# Each entry of the result comes of one entry of each argument, in a few instructions.
+_ENTRYWISE = frozenset(
+    "abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or "
+    "bitwise_right_shift bitwise_xor ceil celu clamp clone copysign cos cosh div torch_div_prim_impl elu eq erf erfc exp exp2 expm1 floor "
+    "floor_divide fmod ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside isfinite isinf isnan le leaky_relu lerp log log10 "
+    "log1p log2 logical_and logical_or logical_xor logsigmoid lt masked_fill maximum minimum mish mul ne neg pow reciprocal relu relu6 "
+    "remainder rsqrt selu sign signbit silu sin sinh softplus softshrink softsign sqrt square sub tan tanh tanhshrink threshold to "
+    "torch_abs torch_round true_divide trunc where written".split()
+)
+
 _DTYPES = frozenset(
     {
         torch.float64,
@@ -147,6 +157,11 @@ def is_view(bsym: BoundSymbol) -> bool:
 def may_share_memory(bsym: BoundSymbol) -> bool:
     """Whether what an operation gives, one that may be in a region, may be an argument of it, or a part of one."""
     return bsym.sym.name in _VIEWS or bsym.sym.name == "to" or bsym.sym.name.startswith(_ATEN_VIEWS)
+
+
+def is_entrywise(bsym: BoundSymbol) -> bool:
+    """Whether an operation, one that may be in a region, computes each entry of its one result of one entry of each argument."""
+    return bsym.sym.name in _ENTRYWISE and isinstance(bsym.output, TensorProxy)
 
 
 def is_constant(bsym: BoundSymbol) -> bool:
