@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,11 +86,21 @@ _COLLECTIVES = frozenset(_of_processes())
 
 def may_be_in_region(bsym: BoundSymbol) -> bool:
     """Whether inductor may compile this operation together with others, and give what torch gives."""
+    known = vars(bsym)
+    if _KNOWN not in known:  # each pass over the operations asks again
+        known[_KNOWN] = _may_be_in_region(bsym)
+    return known[_KNOWN]
+
+
+_KNOWN = "_thunder_norm_may_be_in_region"
+
+
+def _may_be_in_region(bsym: BoundSymbol) -> bool:
     symbol = bsym.sym
     if symbol.executor is None or symbol.executor.name not in _RUN_BY_TORCH or symbol.is_fusion:
         return False
     name = symbol.name
-    if name in _NEVER or name in _COLLECTIVES or has_tags(bsym, _TAGS) or _draws_or_updates(bsym) or _is_never_of_aten(name):
+    if name in _NEVER or name in _COLLECTIVES or _draws_or_updates(bsym) or _is_never_of_aten(name) or has_tags(bsym, _TAGS):
         return False
     are_inexact = [dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
     if (name.startswith(_OF_INTEGERS) and any(are_inexact)) or (name.startswith(_OF_FLOATS) and not any(are_inexact)):
@@ -133,7 +144,12 @@ def _is_usual(p: TensorProxy) -> bool:
 
 def device_name(p: TensorProxy) -> str:
     """The device of a tensor, as a word."""
-    return str(devices.to_torch_device(p.device))
+    return _name_of(p.device)
+
+
+@functools.cache
+def _name_of(device: devices.Device) -> str:
+    return str(devices.to_torch_device(device))
 
 
 def _device_of(tensors: list[TensorProxy]) -> str | None:
