@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -84,18 +84,23 @@ def _of_processes() -> Iterator[str]:
 _COLLECTIVES = frozenset(_of_processes())
 
 
+def _once(question: Callable[[BoundSymbol], bool]) -> Callable[[BoundSymbol], bool]:
+    """The same question, whose answer is noted at the operation: each pass over the operations asks it again."""
+    name = f"_thunder_norm_{question.__name__}"
+
+    @functools.wraps(question)
+    def asked(bsym: BoundSymbol) -> bool:
+        known = vars(bsym)
+        if name not in known:
+            known[name] = question(bsym)
+        return known[name]
+
+    return asked
+
+
+@_once
 def may_be_in_region(bsym: BoundSymbol) -> bool:
     """Whether inductor may compile this operation together with others, and give what torch gives."""
-    known = vars(bsym)
-    if _KNOWN not in known:  # each pass over the operations asks again
-        known[_KNOWN] = _may_be_in_region(bsym)
-    return known[_KNOWN]
-
-
-_KNOWN = "_thunder_norm_may_be_in_region"
-
-
-def _may_be_in_region(bsym: BoundSymbol) -> bool:
     symbol = bsym.sym
     if symbol.executor is None or symbol.executor.name not in _RUN_BY_TORCH or symbol.is_fusion:
         return False
@@ -185,6 +190,7 @@ def is_constant(bsym: BoundSymbol) -> bool:
     return not bsym.flat_proxy_args
 
 
+@_once
 def changes_memory(bsym: BoundSymbol) -> bool:
     """Whether an operation has to stay in its place among all that come before it: others may see what it does."""
     return not has_tags(bsym, {OpTags.RANDOM_OP}) and (
