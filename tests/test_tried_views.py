@@ -8,7 +8,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.seeds import seeded
 from thunder_norm.audit.op_db import outside_of_unittest
-from thunder_norm.functions.tried_views import computes_entries, views
+from thunder_norm.functions.torch_calls import views_in_cpp
+from thunder_norm.functions.tried_views import _BUILT_IN, computes_entries, views
 from thunder_norm.trees import flat_tensors
 import thunder
 from thunder.core.proxies import TensorProxy
@@ -58,7 +59,7 @@ def _shared(function, args) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _asked(function, args) -> tuple[tuple[int, int], ...]:
+def _asked(function, args, ask=views) -> tuple[tuple[int, int], ...]:
     with tracectx(TraceCtx(None)):
         proxies = torch.utils._pytree.tree_map_only(
             torch.Tensor,
@@ -70,7 +71,7 @@ def _asked(function, args) -> tuple[tuple[int, int], ...]:
             ),
             args,
         )
-        return views(function, proxies, {})
+        return ask(function, proxies, {})
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
@@ -90,6 +91,29 @@ def test_a_function_that_is_not_torchs_is_asked_each_time() -> None:
     assert _asked(function, (x,)) == ((0, 0),)
     shares = False
     assert _asked(function, (x,)) == ()
+
+
+def test_what_torch_refuses_it_refuses_again() -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="invalid for input of size"):
+            _asked(torch.reshape, (x, (5, 5)))
+
+
+def test_tensors_without_a_device_say_of_torchs_operators_what_their_memory_says() -> None:
+    torch.manual_seed(seeded(0))
+    tried = set()
+    with outside_of_unittest():
+        for info in op_db:
+            if not info.supports_dtype(torch.float32, "cpu") or info.name.startswith("empty"):
+                continue
+            for sample in list(info.sample_inputs("cpu", torch.float32))[:4]:
+                args = (sample.input, *sample.args)
+                for function in (info.op, info.method_variant):
+                    if isinstance(function, _BUILT_IN) and not sample.kwargs:
+                        found = _asked(function, args, views_in_cpp)
+                        assert found is None or found == _shared(function, args), info.name
+                        tried |= set() if found is None else {info.name}
+    assert len(tried) > 150 and {"reshape", "bmm", "permute", "where", "diagonal", "squeeze"} <= tried
 
 
 def _entry_by_entry():

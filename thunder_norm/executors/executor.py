@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.executors import gradients, own_writes, stored
+from thunder_norm.executors import gradients, own_writes, recomputed, stored
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.graphs import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
@@ -24,7 +24,8 @@ from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, Variable, unvariableify
 from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
-from thunder.executors.passes import _transform_for_operator_executor_execution, del_last_used
+from thunder.executors import passes
+from thunder.executors.passes import del_last_used
 from thunder.extend import FusionExecutor, get_always_executors, register_executor
 
 
@@ -41,13 +42,16 @@ class InductorExecutor(FusionExecutor):
     def fusion_pass(self, trace: TraceCtx) -> TraceCtx:
         """The trace with regions in it."""
         started = time.perf_counter_ns()
-        trace = _transform_for_operator_executor_execution(trace, get_always_executors())
-        items = partitioned(own_writes.without(gradients.together(trace.bound_symbols)))
+        trace = passes._transform_for_operator_executor_execution(
+            trace, get_always_executors()
+        )  # ours while a program is compiled
+        fused = from_trace(trace)
+        bsyms = recomputed.recomputing(own_writes.without(gradients.together(trace.bound_symbols)), fused)
+        items = partitioned(bsyms)
         regions = [item for item in items if isinstance(item, Region)]
         used, returned = _used_outside(items)
         kept = gradients.kept_weights(trace.bound_symbols)
         has_backward = any(r.is_backward for r in regions)
-        fused = from_trace(trace)
         fused.bound_symbols = []
         count = 0
         for item in items:

@@ -354,6 +354,18 @@ def _is_real_product(
     return are_floats and are_numbers and is_plain and len({t.dtype for t in tensors}) == 1
 
 
+def _product_meta(input: TensorProxy, a: TensorProxy, b: TensorProxy, *rest: float) -> TensorProxy:
+    return TensorProxy(like=a, shape=(a.shape[0], b.shape[1]), requires_grad=False)
+
+
+def _run_product(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float, alpha: float) -> torch.Tensor:
+    return torch.addmm(input, a, b, beta=beta, alpha=alpha)
+
+
+# Thunder finds out the shape of each by running it without data: not again for the one that stands in its place.
+_product_forward = operations.register_operator("addmm", meta=_product_meta, fn=_run_product)
+
+
 def _summed_to(g: TensorProxy, shape: Sequence[int]) -> TensorProxy:
     """The gradient of a tensor of this shape that was broadcast to that of `g`."""
     more = g.ndim - len(shape)
@@ -365,7 +377,7 @@ def _added_product(
     input: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1, **others: None
 ) -> TensorProxy:
     """For ``y = beta input + alpha a b``: ``dinput = beta g``, summed over what was broadcast, ``da = alpha g b^T``, ``db = alpha a^T g``."""
-    out = ltorch.addmm(input, a, b, beta=beta, alpha=alpha)  # type: ignore[attr-defined]
+    out = _product_forward(input, a, b, beta, alpha)
     g = prims.get_grad(out)
     prims.put_grad(input, _summed_to(g if beta == 1 else g * beta, input.shape))
     of_product = g if alpha == 1 else g * alpha

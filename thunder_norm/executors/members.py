@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,6 +46,16 @@ _CONSTANTS = frozenset(
     "arange full full_like ones ones_like zeros zeros_like".split()
 )  # may go where there is no tensor to begin with
 
+# Each entry of the result comes of one entry of each argument, in a few instructions.
+_ENTRYWISE = frozenset(
+    "abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or "
+    "bitwise_right_shift bitwise_xor ceil celu clamp clone copysign cos cosh div torch_div_prim_impl elu eq erf erfc exp exp2 expm1 floor "
+    "floor_divide fmod ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside isfinite isinf isnan le leaky_relu lerp log log10 "
+    "log1p log2 logical_and logical_or logical_xor logsigmoid lt masked_fill maximum minimum mish mul ne neg pow reciprocal relu relu6 "
+    "remainder rsqrt selu sign signbit silu sin sinh softplus softshrink softsign sqrt square sub tan tanh tanhshrink threshold to "
+    "torch_abs torch_round true_divide trunc where written".split()
+)
+
 _DTYPES = frozenset(
     {
         torch.float64,
@@ -73,13 +84,28 @@ def _of_processes() -> Iterator[str]:
 _COLLECTIVES = frozenset(_of_processes())
 
 
+def _once(question: Callable[[BoundSymbol], bool]) -> Callable[[BoundSymbol], bool]:
+    """The same question, whose answer is noted at the operation: each pass over the operations asks it again."""
+    name = f"_thunder_norm_{question.__name__}"
+
+    @functools.wraps(question)
+    def asked(bsym: BoundSymbol) -> bool:
+        known = vars(bsym)
+        if name not in known:
+            known[name] = question(bsym)
+        return known[name]
+
+    return asked
+
+
+@_once
 def may_be_in_region(bsym: BoundSymbol) -> bool:
     """Whether inductor may compile this operation together with others, and give what torch gives."""
     symbol = bsym.sym
     if symbol.executor is None or symbol.executor.name not in _RUN_BY_TORCH or symbol.is_fusion:
         return False
     name = symbol.name
-    if name in _NEVER or name in _COLLECTIVES or has_tags(bsym, _TAGS) or _draws_or_updates(bsym) or _is_never_of_aten(name):
+    if name in _NEVER or name in _COLLECTIVES or _draws_or_updates(bsym) or _is_never_of_aten(name) or has_tags(bsym, _TAGS):
         return False
     are_inexact = [dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
     if (name.startswith(_OF_INTEGERS) and any(are_inexact)) or (name.startswith(_OF_FLOATS) and not any(are_inexact)):
@@ -123,7 +149,12 @@ def _is_usual(p: TensorProxy) -> bool:
 
 def device_name(p: TensorProxy) -> str:
     """The device of a tensor, as a word."""
-    return str(devices.to_torch_device(p.device))
+    return _name_of(p.device)
+
+
+@functools.cache
+def _name_of(device: devices.Device) -> str:
+    return str(devices.to_torch_device(device))
 
 
 def _device_of(tensors: list[TensorProxy]) -> str | None:
@@ -149,11 +180,17 @@ def may_share_memory(bsym: BoundSymbol) -> bool:
     return bsym.sym.name in _VIEWS or bsym.sym.name == "to" or bsym.sym.name.startswith(_ATEN_VIEWS)
 
 
+def is_entrywise(bsym: BoundSymbol) -> bool:
+    """Whether an operation, one that may be in a region, computes each entry of its one result of one entry of each argument."""
+    return bsym.sym.name in _ENTRYWISE and isinstance(bsym.output, TensorProxy)
+
+
 def is_constant(bsym: BoundSymbol) -> bool:
     """Whether an operation makes a tensor out of numbers alone."""
     return not bsym.flat_proxy_args
 
 
+@_once
 def changes_memory(bsym: BoundSymbol) -> bool:
     """Whether an operation has to stay in its place among all that come before it: others may see what it does."""
     return not has_tags(bsym, {OpTags.RANDOM_OP}) and (

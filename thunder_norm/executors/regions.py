@@ -19,7 +19,7 @@ from thunder.core.symbol import BoundSymbol
 # torch, three operations 1.4 us and 3.1 us; two are as fast either way, and on 128 rows four times as fast in a region.
 FEWEST = 2
 
-_SAME_MEMORY = ("update_aliases", "to", "history", "current")  # results may lie in the memory of arguments
+SAME_MEMORY = ("update_aliases", "to", "history", "current")  # results may lie in the memory of arguments
 
 
 @dataclass
@@ -40,7 +40,7 @@ def partitioned(bsyms: Sequence[BoundSymbol]) -> list[Item]:
     program = _Program(bsyms)
     items: list[Item] = []
     made: set[str] = set()  # views that stand outside of regions
-    for is_backward, side in enumerate(_sides(bsyms)):
+    for is_backward, side in enumerate(sides(bsyms)):
         for group in program.groups(side):
             for item in program.items(group):
                 if isinstance(item, Region):
@@ -52,7 +52,7 @@ def partitioned(bsyms: Sequence[BoundSymbol]) -> list[Item]:
     return [item for item in items if not isinstance(item, Region) or item.outputs]
 
 
-def _sides(bsyms: Sequence[BoundSymbol]) -> tuple[list[int], ...]:
+def sides(bsyms: Sequence[BoundSymbol]) -> tuple[list[int], ...]:
     """The positions of the forward and of the backward; of all in a program without gradients.
 
     As ``thunder.transforms.autodiff.split_into_forward_and_backward`` takes them apart afterwards: forward is what its results need.
@@ -74,7 +74,7 @@ def _sides(bsyms: Sequence[BoundSymbol]) -> tuple[list[int], ...]:
     return forward[::-1], sorted(backward)
 
 
-class _Memory:
+class Memory:
     """Names of tensors that may share memory."""
 
     def __init__(self) -> None:
@@ -114,9 +114,9 @@ class _Program:
         writes = [i for i in self.effects if self.bsyms[i].sym.id is not PrimIDs.RETURN]
         if not writes:
             return
-        memory = _Memory()
+        memory = Memory()
         for i, bsym in enumerate(self.bsyms):
-            if i in self.views or bsym.sym.name in _SAME_MEMORY:
+            if i in self.views or bsym.sym.name in SAME_MEMORY:
                 memory.join(p.name for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs))
             elif (target := target_of(bsym)) is not None:
                 memory.join([target.name, *(p.name for p in bsym.flat_proxy_outs)])

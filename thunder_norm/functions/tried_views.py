@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.functions.torch_calls import try_out
+from thunder_norm.functions.torch_calls import try_out, views_in_cpp
 from thunder.core import devices, dtypes
 from thunder.core.proxies import TensorProxy
 
 Views = tuple[tuple[int, int], ...]
 
 _MOST = 4096  # calls that are remembered
-_found: dict[Hashable, Views] = {}
+_found: dict[Hashable, Views | Exception] = {}
 
 _BUILT_IN = (types.BuiltinFunctionType, types.MethodDescriptorType)
 _PLAIN = (int, float, bool, complex, str, type(None), type(...))
@@ -42,14 +42,24 @@ def views(function: Callable, args: tuple, kwargs: dict) -> Views:
         return ()
     key = _key(function, args, kwargs)
     if key is None:
-        return try_out(function, args, kwargs).views
-    if (known := _found.get(key)) is not None:
-        return known
-    found = try_out(function, args, kwargs).views
-    if len(_found) >= _MOST:
-        _found.clear()
-    _found[key] = found
-    return found
+        return _tried(function, args, kwargs)
+    if (known := _found.get(key)) is None:
+        if len(_found) >= _MOST:
+            _found.clear()
+        try:
+            known = _tried(function, args, kwargs)
+        except Exception as e:  # noqa: BLE001 - torch's answer, as any other
+            known = e.with_traceback(None)
+            known.__context__ = known.__cause__ = None
+        _found[key] = known
+    if isinstance(known, Exception):
+        raise known.with_traceback(None)
+    return known
+
+
+def _tried(function: Callable, args: tuple, kwargs: dict) -> Views:
+    found = views_in_cpp(function, args, kwargs) if isinstance(function, _BUILT_IN) else None
+    return try_out(function, args, kwargs).views if found is None else found
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_structure
+from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.subclass.acquisition import Acquisition
@@ -33,6 +33,30 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 UNKNOWN = object()  # what torch returns needs data
 _MAX_NUMEL = 1 << 16  # of tensors that are made to see whether torch refuses the operation with data as well
 _UNCHECKED = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub__".split())  # of bools, where there is no data
+# What they return and how it lies in memory hangs on no device: tensors of the device "meta" tell it in C++, in a tenth of the time.  Not so
+# convolutions and attention, for which each device has libraries that lay out their results.
+_OF_ANY_DEVICE = frozenset(
+    {
+        torch.nn.functional.batch_norm,
+        torch.addmm,
+        torch.flatten,
+        torch.reshape,
+        torch.permute,
+        torch.squeeze,
+        torch.transpose,
+        torch.unsqueeze,
+        torch.Tensor.__getitem__,
+        torch.Tensor.addmm,
+        torch.Tensor.expand,
+        torch.Tensor.flatten,
+        torch.Tensor.permute,
+        torch.Tensor.reshape,
+        torch.Tensor.squeeze,
+        torch.Tensor.transpose,
+        torch.Tensor.unsqueeze,
+        torch.Tensor.view,
+    }
+)
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, ThunderNormError)
 
 
@@ -90,6 +114,8 @@ class _Call:
     def outcome(self, mode: FakeTensorMode) -> Any:
         """See `of_torch`."""
         proxies = [v for v in tree_leaves((self.args, self.kwargs)) if isinstance(v, TensorProxy)]
+        if self.function in _OF_ANY_DEVICE and (found := self._outcome_of_any_device(proxies, mode)) is not UNKNOWN:
+            return found
         is_checked = not (getattr(self.function, "__name__", "") in _UNCHECKED and any(p.dtype is dtypes.bool8 for p in proxies))
         try:
             with mode, quiet():
@@ -107,13 +133,28 @@ class _Call:
             return e
         return found
 
+    def _outcome_of_any_device(self, proxies: list[TensorProxy], mode: FakeTensorMode) -> Any:
+        """What the function returns, found without a device; `UNKNOWN` if it raises, or has tensors of several."""
+        if len({p.device for p in proxies}) != 1:
+            return UNKNOWN
+        try:
+            with _disable_current_modes():
+                found = self._run(lambda p: self._empty(p, "meta"))
+        except Exception:  # noqa: BLE001 - what it is shows with a device
+            return UNKNOWN
+        device = for_torch(proxies[0].device)
+        with mode:
+            return tree_map_only(
+                torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), found
+            )
+
     def _run(self, make: Callable[[TensorProxy], torch.Tensor]) -> Any:
         args, kwargs = _for_torch(self.args, make), {k: _for_torch(v, make) for k, v in self.kwargs.items()}
         with torch.no_grad():
             return self.function(*args, **kwargs)
 
-    def _empty(self, p: TensorProxy) -> torch.Tensor:
-        shape, dtype, device = tuple(map(int, p.shape)), for_torch(p.dtype), for_torch(p.device)
+    def _empty(self, p: TensorProxy, device: str | None = None) -> torch.Tensor:
+        shape, dtype, device = tuple(map(int, p.shape)), for_torch(p.dtype), device or for_torch(p.device)
         stride = self.stride_of(p)
         if stride is None:
             return torch.empty(shape, dtype=dtype, device=device)
