@@ -215,7 +215,8 @@ def planned(tasks: Sequence[str], optimizers: Sequence[str], variant: str, is_qu
         task = TASKS[name]
         sizes = [(width, task.depths[0]) for width in task.widths] + [(task.width, depth) for depth in task.depths[1:]]
         if is_quick:
-            sizes = [(width, task.depths[0]) for width in task.widths[:2]]
+            narrow = min(task.widths[0], 32)
+            sizes = [(narrow, task.depths[0]), (2 * narrow, task.depths[0])]
         elif variant:
             sizes = [sizes[0], (task.width, task.depths[0]), sizes[len(task.widths) - 1], sizes[-1]]
         for width, depth in sizes:
@@ -256,7 +257,7 @@ def _ordered(sweeps: Iterable[Sweep]) -> list[Sweep]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two widths, one seed, few steps")
+    parser.add_argument("--quick", action="store_true", help="two small widths, one seed, few steps")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=DEFAULT)
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--variant", choices=VARIANTS, default="")

@@ -269,10 +269,12 @@ def test_torchs_transformer_in_evaluation(recorded, is_causal):
             return self.model(source, target, tgt_mask=mask, tgt_is_causal=is_causal)
 
     torch.manual_seed(seeded(0))
-    model = Model().eval()
+    model = Model().eval().requires_grad_(False)
+    for coder in (model.model.encoder, model.model.decoder):
+        coder.layers[0].norm1.bias.requires_grad_()  # for torch to record it
     inputs = torch.randn(2, 4, 8), torch.randn(2, 3, 8)
     with torch.set_grad_enabled(recorded):
-        for transform in (NormTransform(), SubclassTransform()):
+        for transform in (NormTransform(), SubclassTransform())[: 2 if is_causal is None else 1]:
             torch.testing.assert_close(thunder.jit(model, transforms=[transform])(*inputs), model(*inputs))
         y = thunder.jit(model, transforms=[NormTransform()])(*(RMSTensor.of(x) for x in inputs))
     assert y.norm_size >= RMSTensor.of(y.backing, elem_dims=y.elem_dims).norm_size * (1 - 1e-6)

@@ -155,9 +155,10 @@ _EXTREME = (0.0, 5e-324, 1e-300, 1e-3, 1.0, 1e3, 1e300, INF)
 
 
 def _sizes_of(case, points, i):
-    """Sizes of the arguments: all of them, or the i-th beside others of 1, 0 and infinity."""
+    """Sizes of the arguments: all of them, or the i-th beside others of 1, or a few beside others of 0 and infinity."""
     for rest in (1.0, 0.0, INF) if i is not None and len(points) > 1 else (1.0,):
-        yield [tuple(size if i in (None, j) else rest for j in range(len(points))) for size in _EXTREME]
+        given = _EXTREME if rest == 1 else (0.0, 1.0, INF)
+        yield [tuple(size if i in (None, j) else rest for j in range(len(points))) for size in given]
 
 
 @pytest.mark.slow

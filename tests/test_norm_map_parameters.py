@@ -349,7 +349,7 @@ class Repeated(nn.Module):
     [
         (lambda w: 0.4 * w + 0.4 * w, 60, 0.8**60),  # 2^60 paths
         (lambda w: 1.01 * w, 300, 1.01**300),  # more steps than Python's stack has room for
-        (lambda w: (0.99 * w).t(), 201, 0.99**201),
+        (lambda w: (0.99 * w).t(), 61, 0.99**61),
     ],
 )
 def test_a_parameter_is_followed_through_many_steps(step, count, factor):

@@ -79,7 +79,7 @@ def test_sensitivity_bounds_the_jacobian(name, sensitivity):
     """Against the largest of many directions' derivatives."""
     torch.manual_seed(seeded(1))
     module = MODULES[name]().to(D)
-    x = torch.randn(3, 2, 3, dtype=D)  # three steps of two samples, or the other way round
+    x = torch.randn(2 if sensitivity == "within" else 3, 2, 3, dtype=D)  # steps and samples, or the other way round
     normed = with_perturbation(RMSTensor.of(x), 1e-3 if sensitivity == "within" else 1.0)
     with norm_sensitivity(sensitivity):
         (claimed,) = sensitivities(module(normed)[0], [normed])

@@ -34,7 +34,7 @@ def test_draws(capsys):
 # What takes seconds to import is imported once; conftest.py, and what it shifts before it is imported, by each run of its own.
 RUNS = """
 import os, sys
-import hypothesis, numpy, pytest, torch
+import hypothesis, numpy, pytest, thunder_norm, thunder, torch
 from torch.testing._internal import common_utils
 
 for seed in ("0", "1", "1"):

@@ -134,7 +134,8 @@ def test_each_written_tensor_has_eagers_place_in_autograd(f: Callable, kind: str
 def test_out_is_not_differentiated(f: Callable, kind: str) -> None:
     for program in (f, thunder.jit(f, transforms=[SubclassTransform()])):
         with pytest.raises(
-            RuntimeError, match="arguments don't support automatic differentiation|depends on a tensor that requires grad"
+            RuntimeError,
+            match="arguments don't support automatic differentiation|depends on a tensor that requires grad|derivative for .* is not implemented",
         ):
             run(program, kind, True)
 

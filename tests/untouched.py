@@ -36,11 +36,12 @@ from thunder.core.compile_data import get_compile_data  # noqa: E402, F401 - its
 
 warnings.simplefilter("ignore")
 gc.freeze()
-gc.set_threshold(100_000, 20, 50)  # as in tests/conftest.py
+gc.set_threshold(100_000, 20, 50)  # both as in tests/conftest.py
+sys.setswitchinterval(1e-4)
 
 torch.manual_seed(seeded())
 _MODULE = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.GELU(), torch.nn.Dropout(0.0))
-_ONE_LAYER = torch.nn.Sequential(torch.nn.Linear(3, 2))  # what swaps parameters is interpreted for each of a module's
+_ONE_LAYER = torch.nn.Linear(3, 2)  # what swaps parameters is interpreted for each of a module's
 _FLAGS = {"on": True, "scale": 2}
 
 

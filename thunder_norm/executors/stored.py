@@ -107,7 +107,9 @@ def key_of(description: str, fakes: Sequence[torch.Tensor], how: str) -> str | N
     empty = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
     asked: Any = {"region": description, "how": how, "state": _state(), "versions": _versions()}
     try:
-        return FxGraphCachePickler(empty).get_key(FxGraphHashDetails(empty, list(fakes), asked, []))
+        pickler: Any = FxGraphCachePickler(empty)
+        key = getattr(pickler, "get_key", pickler.get_hash)  # before torch had two, a hash was a key
+        return key(FxGraphHashDetails(empty, list(fakes), asked, []))
     except BypassFxGraphCache:
         return None
 

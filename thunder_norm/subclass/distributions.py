@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributions import distribution
 
 from thunder_norm.errors import DataDependentError, with_details
 from thunder_norm.subclass.assertions import is_checked_in_calls
 from thunder_norm.tracing import known_values
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.lookasides import instead_of_named
+from thunder_norm.tracing.lookasides import instead_of, instead_of_named
 from thunder_norm.tracing.python.assertions import asserted
-from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise
+from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, wrap_const
 from thunder.core.proxies import TensorProxy
 
 
@@ -36,6 +37,13 @@ def _all_true(valid: WrappedValue, message: WrappedValue) -> Any:
             )
         )
     )
+
+
+if not hasattr(distribution, "_all_true_or_runtime_assert"):  # before torch 2.15 distributions ask this of what they check
+
+    @instead_of(torch._is_all_true)
+    def _is_all_true(valid: WrappedValue) -> Any:
+        return _all_true(valid, wrap_const("Expected parameter or value argument to satisfy its distribution constraint."))
 
 
 def _is_positive_definite(constraint: Any, value: torch.Tensor) -> torch.Tensor:
