@@ -27,7 +27,7 @@ _NEVER = frozenset(
     "_native_batch_norm_legit is_nonzero torch_compile bitcast".split()
 ) | (random_numbers.NAMES - {"dropout"})
 _OF_INTEGERS = ("bitwise_", "aten_bitwise_")  # torch refuses others, inductor does not
-_OF_FLOATS = ("hypot", "aten_hypot_")  # torch has no kernel for others, inductor computes them
+_OF_FLOATS = ("hypot", "aten_hypot_", "nextafter", "aten_nextafter_")  # torch has no kernel for others, inductor computes them
 _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
 
 # They give a tensor that shares memory with their first argument, or may: dropout where it leaves out nothing.
