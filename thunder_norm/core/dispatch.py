@@ -41,6 +41,7 @@ from thunder_norm.errors import (
     MissingNormRuleError,
     NormMapKeyError,
     NormMismatchError,
+    ThunderNormError,
     UnsupportedOpError,
     with_details,
 )
@@ -247,7 +248,12 @@ def _without_norm(func: Callable, args: tuple, kwargs: dict, call: Callable[[tup
         return None
     if not all(str(r.type) in ("Tensor", "Tensor[]") for r in func._schema.returns):
         return None
-    out = call(unwrap(args), unwrap(kwargs))
+    try:
+        out = call(unwrap(args), unwrap(kwargs))
+    except ThunderNormError:
+        raise
+    except Exception:  # noqa: BLE001 - what torch refuses, whose result would have a norm, perhaps: that there is no rule comes first
+        return None
     return None if any(map(has_norm, flat_tensors(out))) else out
 
 
