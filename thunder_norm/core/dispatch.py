@@ -73,7 +73,7 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     call = in_place.out_of_place(func, args, kwargs)
     if call is not None:
         return in_place.run(func, *call, run_rule)
-    program = program_of(key, args)
+    program = program_of(key, args, kwargs)
     if program is not None:
         with current_environment().inside_function():
             return program(*args, **kwargs)
@@ -141,7 +141,7 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
         MissingNormRuleError: no rule fits.
     """
     key = key_of(func)
-    program = program_of(key, args)
+    program = program_of(key, args, kwargs)
     if program is not None:
         with current_environment().inside_function():
             return program(*args, **kwargs)
