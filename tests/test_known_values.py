@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import DataDependentError, UnsupportedOpError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform
 import thunder
 
 TRANSFORMS = (SubclassTransform, NormTransform)
@@ -93,8 +93,43 @@ def _read_by_a_view(x):
     return x * 2 if part.all() else x
 
 
-UNKNOWN = {
+def _written_by_a_view_made_before(x):
+    mask = torch.ones(3, 4)
+    transposed = mask.t()
+    mask.copy_(torch.full((3, 4), 0.25))
+    transposed.mul_(-1)
+    return x * 2 if (mask > 0).any() else x
+
+
+# not known of numbers alone, or not followed so far: the data of the call say it
+OF_THE_DATA = {
     "read by a view": _read_by_a_view,
+    "written by a view made before": _written_by_a_view_made_before,
+    "a part of it written": _written(lambda mask, x: mask[0].zero_()),
+    "a view of it written": _written(lambda mask, x: mask.unsqueeze(0).masked_fill_(torch.ones(1, 3).bool(), 0)),
+    "written through a view, and read": _written(lambda mask, x: mask[:2].copy_(torch.zeros(2))),
+    "copied into": _written(lambda mask, x: mask.copy_(x[0, :3].detach())),
+    "written without history": _written(lambda mask, x: mask.detach().zero_()),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", OF_THE_DATA)
+def test_what_else_is_written_into_them_decides_too(name, transform):
+    torch.manual_seed(seeded(0))
+    f = OF_THE_DATA[name]
+    jitted = thunder.jit(f, transforms=[transform()])
+    for x in (torch.randn(3, 4), torch.zeros(3, 4), torch.ones(3, 4)):
+        torch.testing.assert_close(jitted(x), f(x))
+
+
+@pytest.mark.parametrize("name", OF_THE_DATA)
+def test_without_data_it_is_refused(name):
+    with pytest.raises((UnsupportedOpError, DataDependentError)):
+        thunder.jit(OF_THE_DATA[name], transforms=[SplitBiasTransform()])(torch.randn(3, 4))
+
+
+UNKNOWN = {
     "random": lambda x: x * 2 if torch.rand(1) > 2 else x,
     "random integer": lambda x: x * 2 if torch.randint(0, 3, (2,))[0] > 9 else x,
     "random order": lambda x: x * 2 if torch.randperm(3)[0] > 9 else x,
@@ -104,11 +139,6 @@ UNKNOWN = {
     "unwritten": lambda x: x * 2 if torch.empty_like(x)[0, 0] == 0 else x,
     "unwritten, with strides": lambda x: x * 2 if torch.empty_strided((2,), (1,))[0] == 0 else x,
     "dropped": lambda x: x * 2 if F.dropout(torch.ones(3), 0.5).all() else x,
-    "a part of it written": _written(lambda mask, x: mask[0].zero_()),
-    "a view of it written": _written(lambda mask, x: mask.unsqueeze(0).masked_fill_(torch.ones(1, 3).bool(), 0)),
-    "written through a view, and read": _written(lambda mask, x: mask[:2].copy_(torch.zeros(2))),
-    "copied into": _written(lambda mask, x: mask.copy_(x[0, :3].detach())),
-    "written without history": _written(lambda mask, x: mask.detach().zero_()),
     "initialized": _written(lambda mask, x: torch.nn.init.uniform_(mask)),
 }
 

@@ -188,12 +188,6 @@ def test_a_normed_call_reads_values_before_the_first_norm() -> None:
         torch.testing.assert_close(call(ids).backing, model(ids))
 
 
-def _written(x: torch.Tensor) -> torch.Tensor:
-    y = x.clone()
-    y.mul_(-1)
-    return x if y.sum() > 0 else x * 2
-
-
 def _beside(x: torch.Tensor) -> torch.Tensor:
     y = x.cos()
     y += 1
@@ -228,7 +222,7 @@ WRITTEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-def test_what_the_program_has_written_into_is_right_or_refused(name: str, transform: type) -> None:
+def test_what_the_program_has_written_into_is_eagers(name: str, transform: type) -> None:
     f, refused = WRITTEN[name], 0
     jf = thunder.jit(f, transforms=[transform()])
     for values in INPUTS:
@@ -240,7 +234,7 @@ def test_what_the_program_has_written_into_is_right_or_refused(name: str, transf
             refused += 1
             continue
         torch.testing.assert_close((found, given), (wanted, expected))
-    assert refused < len(INPUTS) or name != "nothing of it"
+    assert refused == 0 or name == "an input in the same memory"
 
 
 def test_what_has_no_value_or_more_than_one_is_refused() -> None:
@@ -248,7 +242,6 @@ def test_what_has_no_value_or_more_than_one_is_refused() -> None:
         (lambda x: x if torch.rand(()) > 0.5 else -x, "random numbers"),
         (lambda x: x if torch.nn.functional.dropout(x, 0.5).sum() > 1 else -x, "random numbers"),
         (lambda x: x if torch.empty_like(x)[0] > 0 else -x, "nothing was written"),
-        (_written, "written into"),
     ]
     for f, why in refused:
         with pytest.raises(DataDependentError, match=f"needed for(.|\n)*test_read_values.py(.|\n)*{why}"):

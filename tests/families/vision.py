@@ -32,7 +32,8 @@ def of_timm(module: str) -> Made:
 
     smallest = min(timm.list_models(module=module)[:6], key=size)
     return _on_first_image(
-        lambda: timm.create_model(smallest, num_classes=10), ((3, 64, 64), (3, 224, 224), (3, 256, 256), (3, 384, 384))
+        lambda: timm.create_model(smallest, num_classes=10),
+        ((3, 64, 64), (3, 160, 160), (3, 224, 224), (3, 256, 256), (3, 384, 384)),
     )
 
 

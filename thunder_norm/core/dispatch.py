@@ -41,6 +41,7 @@ from thunder_norm.errors import (
     MissingNormRuleError,
     NormMapKeyError,
     NormMismatchError,
+    ThunderNormError,
     UnsupportedOpError,
     with_details,
 )
@@ -72,7 +73,7 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     call = in_place.out_of_place(func, args, kwargs)
     if call is not None:
         return in_place.run(func, *call, run_rule)
-    program = program_of(key, args)
+    program = program_of(key, args, kwargs)
     if program is not None:
         with current_environment().inside_function():
             return program(*args, **kwargs)
@@ -140,7 +141,7 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
         MissingNormRuleError: no rule fits.
     """
     key = key_of(func)
-    program = program_of(key, args)
+    program = program_of(key, args, kwargs)
     if program is not None:
         with current_environment().inside_function():
             return program(*args, **kwargs)
@@ -231,11 +232,29 @@ def _by_data(func: Callable, args: tuple, kwargs: dict) -> Any:
     call = (lambda a, k: body(*a, **k)) if isinstance(func, NormedOp) else functools.partial(run_operation, body)
     out = by_data.found(func, args, kwargs, body, call)
     if out is None:
+        out = _without_norm(func, args, kwargs, call)
+    if out is None:
         raise
     for y in flat_tensors(out):
         if isinstance(y, NormedTensor):
             _track_aliases(y, y.backing, args, kwargs)
     return out
+
+
+def _without_norm(func: Callable, args: tuple, kwargs: dict, call: Callable[[tuple, dict], Any]) -> Any | None:
+    """What an operator that nobody gave a rule returns if that is integers and bools alone, as of `argmax`; None if it is not."""
+    has_rules = (op := find_op(op_key(func))) is not None and op.rules
+    if has_rules or not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    if not all(str(r.type) in ("Tensor", "Tensor[]") for r in func._schema.returns):
+        return None
+    try:
+        out = call(unwrap(args), unwrap(kwargs))
+    except ThunderNormError:
+        raise
+    except Exception:  # noqa: BLE001 - what torch refuses, whose result would have a norm, perhaps: that there is no rule comes first
+        return None
+    return None if any(map(has_norm, flat_tensors(out))) else out
 
 
 def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func: Callable, args: tuple, kwargs: dict) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from thunder_norm.op_names import op_key
 
-_Condition = Callable[[tuple], bool]
+_Condition = Callable[[tuple, dict], bool]
 
 _programs: dict[Any, tuple[Callable, _Condition | None]] = {}
 
@@ -17,7 +17,7 @@ def written_as(*functions: Callable, when: _Condition | None = None) -> Callable
 
     Args:
         functions: the functions.
-        when: a condition on the positional arguments: calls that fulfil it have no rule, others have rules of their own.
+        when: a condition on the arguments, by position and by name: calls that fulfil it have no rule, others have rules of their own.
     """
 
     def register(program: Callable) -> Callable:
@@ -28,7 +28,7 @@ def written_as(*functions: Callable, when: _Condition | None = None) -> Callable
     return register
 
 
-def program_of(key: Any, args: tuple = ()) -> Callable | None:
-    """The program registered for calls of an operation, by its key, with these positional arguments."""
+def program_of(key: Any, args: tuple, kwargs: dict) -> Callable | None:
+    """The program registered for calls of an operation, by its key, with these arguments."""
     program, when = _programs.get(key, (None, None))
-    return program if when is None or when(args) else None
+    return program if when is None or when(args, kwargs) else None

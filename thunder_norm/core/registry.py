@@ -246,7 +246,7 @@ def has_rule(func: Callable) -> bool:
     """Whether any norm rule is registered for the operation, or a program of such operations."""
     key = key_of(func)
     op = _registry.get(key)
-    return op is not None and bool(op.rules) or program_of(key) is not None
+    return op is not None and bool(op.rules) or program_of(key, (), {}) is not None
 
 
 def key_of(func: Callable) -> Any:

@@ -22,7 +22,6 @@ from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.normed_mode import NormAcquisition
 from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.sources import OfArgument, OfModel, Source
-from thunder_norm.norms.traced_lifting import parameter_name
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.norms.without_data import has_no_data, zeros_like
 from thunder_norm.subclass import boundary_operators, boundary_passes
@@ -197,7 +196,7 @@ class NormMapTransform(NormTransform):
             if attribute == "backing":
                 raise depends_on_data("the values of an input", f"{p.name}: {p.type_string()}")
             return OfArgument(position, attribute)
-        found = parameter_name(p)
+        found = acquisition.lifting.member(p)
         if found is not None and self._model is not None:
             tensor = tensor_names(self._model)[found[1]]
             if has_no_data(tensor):

@@ -22,9 +22,10 @@ from thunder_norm.subclass import trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import member_of_module
 from thunder.core import dtypes
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
-from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_jit_ctx, get_parameter_or_buffer_or_submodule_name_and_root
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
 
@@ -36,6 +37,8 @@ class TracedLifting(Lifting):
         annotations: Mapping[str, Annotation] = {} if model is None else named_annotations(model)
         super().__init__(policy, otherwise, annotations)
         self.tied: dict[str, tuple[str, ...]] = {} if model is None else tied_names(model)
+        self._model = model
+        self._members: dict[int, tuple[str, str]] | None = None  # the model's, by the identity of tensors
         self.lifted: dict[tuple, NormedTensor] = {}
         self._acquisition = acquisition
         self._writes = Writes(acquisition.fakes)
@@ -48,8 +51,22 @@ class TracedLifting(Lifting):
     def name_of(self, t: torch.Tensor) -> str | None:
         """The dotted name of the parameter or buffer a fake stands for: of several, the one a norm is given for."""
         proxy = self._acquisition.fakes.proxy_of(t)
-        found = None if proxy is None else parameter_name(proxy)
+        found = None if proxy is None else self.member(proxy)
         return None if found is None else self._given_name(found[1])
+
+    def member(self, proxy: TensorProxy) -> tuple[str, str] | None:
+        """("_parameters" | "_buffers", dotted name) of a parameter or buffer, whatever the way on which the program came to it.
+
+        A module may also be in a list, or in an object that is no module: its tensors have the names that the model gives them, and
+        none where it has none for them, as in eager runs.
+        """
+        history = proxy.history
+        found = member_of_module(history) if isinstance(history, ProvenanceRecord) else None
+        if self._model is None or (found is not None and found.root.inst is PseudoInst.INPUT_FN):
+            return None if found is None or found.table == "_modules" else (found.table, ".".join(found.names))
+        if self._members is None:
+            self._members = _members(self._model)
+        return self._members.get(id(self._acquisition.fakes.real_input(proxy)))
 
     def is_parameter(self, t: torch.Tensor) -> bool:
         """Whether a fake stands for a floating parameter."""
@@ -61,7 +78,7 @@ class TracedLifting(Lifting):
         fake = self._acquisition.fakes.known(proxy)
         if fake is not None and id(fake) in self.derived:
             return True
-        found = parameter_name(proxy)
+        found = self.member(proxy)
         return found is not None and found[0] == "_parameters" and dtypes.is_inexact_dtype(proxy.dtype)
 
     def has_size_only(self, name: str) -> bool:
@@ -105,7 +122,7 @@ class TracedLifting(Lifting):
 
     def is_of_buffer(self, proxy: TensorProxy) -> bool:
         """Whether a proxy has the memory of a module's buffer."""
-        return any(map(parameter_name, self._in_memory_of(proxy)))
+        return any(map(self.member, self._in_memory_of(proxy)))
 
     def change(self, fn: Callable, proxy: TensorProxy) -> None:
         """Remember that `fn` changed a plain tensor in place by normed ones, and with it those whose memory it has."""
@@ -179,18 +196,6 @@ def _fit(normed: NormedTensor, name: str, kind: type[NormedTensor], dims: tuple[
         raise NormMismatchError(f"the norm given for parameter {name!r} does not fit its use: {e}") from e
 
 
-def parameter_name(proxy: TensorProxy) -> tuple[str, str] | None:
-    """("_parameters" | "_buffers", dotted name) if a proxy stands for a parameter or buffer of a module."""
-    provenance = proxy.history
-    if not isinstance(provenance, ProvenanceRecord) or len(provenance.inputs) != 2:
-        return None
-    container = provenance.inputs[0]
-    if (
-        container.inst is not PseudoInst.LOAD_ATTR
-        or container.inputs[1].inst is not PseudoInst.CONSTANT
-        or container.inputs[1].value not in ("_parameters", "_buffers")
-        or not container.inputs[0].ext_flag & EXT_FLAG_IS_MODULE
-    ):
-        return None
-    where, name, _ = get_parameter_or_buffer_or_submodule_name_and_root(provenance)
-    return where, ".".join(name)
+def _members(model: torch.nn.Module) -> dict[int, tuple[str, str]]:
+    tables = ("_buffers", model.named_buffers), ("_parameters", model.named_parameters)
+    return {id(t): (table, name) for table, named in tables for name, t in named()}

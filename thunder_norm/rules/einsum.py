@@ -133,7 +133,7 @@ def _entries(args: tuple, kwargs: Mapping[str, Any], of: Callable[[Any], Range |
 normed_op(torch.einsum).register_range(_entries)
 
 
-def _has_many(args: tuple) -> bool:
+def _has_many(args: tuple, _: dict) -> bool:
     return bool(args) and isinstance(args[0], str) and args[0].count(",") > 1
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import builtins
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import like, over_dims_of, squarable
+from thunder_norm.rules.ranges import clamped
 from thunder_norm.rules.selections import one_of
 
 _SQRT2 = math.sqrt(2)
@@ -66,6 +70,52 @@ def clamp_between(input: RMSTensor, min: RMSTensor | None = None, max: RMSTensor
     """
     bounds = {"input": input, "min": min, "max": max}
     return one_of({name: x for name, x in bounds.items() if x is not None})
+
+
+def _is_between_plain_tensors(args: tuple, kwargs: dict) -> bool:
+    """Whether there are two ends, at least one a plain tensor, and none has a norm: of normed ones norms alone are known."""
+    input, *ends = *args, *(kwargs[name] for name in ("input", "min", "max") if name in kwargs)
+    if len(ends) != 2 or any(v is None or isinstance(v, NormedTensor) for v in ends):
+        return False
+    return any(isinstance(v, torch.Tensor) for v in ends) and isinstance(input, NormedTensor) and not is_complex(input)
+
+
+@written_as(torch.clamp, when=_is_between_plain_tensors)
+def _clamp_between_plain_tensors(input: RMSTensor, min: Any, max: Any) -> RMSTensor:
+    """What the ends push away from 0 alone adds to x: max(lo, 0) and max(-hi, 0), which are 0 for ends at infinity."""
+    lowest, highest = (
+        v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=input.dtype, device=input.device) for v in (min, max)
+    )
+    return clamp_between_tensors(input, lowest, highest, lowest.relu(), (-highest).relu())
+
+
+@normed_op
+def clamp_between_tensors(
+    input: torch.Tensor, min: torch.Tensor, max: torch.Tensor, above: torch.Tensor, below: torch.Tensor
+) -> torch.Tensor:
+    """``torch.clamp(input, min, max)`` where `above` is max(min, 0) and `below` is max(-max, 0); else between ends that these limit."""
+    return torch.clamp(input, torch.minimum(min, above), torch.maximum(max, -below))
+
+
+@clamp_between_tensors.register_norm(
+    allow_plain_tensors=True, lift_dims={"above": over_dims_of("input", "below"), "below": over_dims_of("input", "above")}
+)
+def _clamp_between_tensors(
+    input: RMSTensor,
+    min: torch.Tensor,
+    max: torch.Tensor,
+    above: RMSTensor,
+    below: RMSTensor,
+) -> RMSTensor:
+    """x between plain tensors lo and hi: ``|f(x)| <= max(|x|, lo, -hi)``, and energies add as for the maximum of three.
+
+    Value:       sqrt(|x|^2 + |max(lo, 0)|^2 + |max(-hi, 0)|^2), of largest entries the largest
+    Sensitivity: 1 to each
+    """
+    return one_of({"input": input, "above": above, "below": below})
+
+
+clamp_between_tensors.register_range(clamped)
 
 
 @normed_op(torch.clamp_min).register_norm(lift_dims={"min": over_dims_of("input")})

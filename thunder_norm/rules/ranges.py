@@ -182,7 +182,8 @@ def _largest(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.topk).register_range(_largest)
 
 
-def _clamped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+def clamped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Of ``clamp(input, min, max)``."""
     found = of(argument(args, kwargs, 0, "input", "self")) or _ANY
     low, high = argument(args, kwargs, 1, "min"), argument(args, kwargs, 2, "max")
     if all(end is None or isinstance(end, int | float) for end in (low, high)):
@@ -191,11 +192,9 @@ def _clamped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     return found if high is None else found.smaller(of(high) or _ANY)
 
 
-_register(_clamped, (torch.clamp, torch.clamp_min))
+_register(clamped, (torch.clamp, torch.clamp_min))
 normed_op(torch.clamp_max).register_range(
-    lambda args, kwargs, of: _clamped(
-        (argument(args, kwargs, 0, "input", "self"), None, argument(args, kwargs, 1, "max")), {}, of
-    )
+    lambda args, kwargs, of: clamped((argument(args, kwargs, 0, "input", "self"), None, argument(args, kwargs, 1, "max")), {}, of)
 )
 
 

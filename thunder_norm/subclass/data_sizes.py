@@ -54,9 +54,10 @@ class _Value:
 
 @dataclass(frozen=True, eq=False)
 class _Met:
-    """A tensor that no recorded operation made: an input, or what Thunder computed."""
+    """A tensor that no recorded operation made: an input, or what Thunder computed; as it is after so many writes into plain tensors."""
 
     fake: torch.Tensor
+    writes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +105,9 @@ class DataSizes:
         self._fakes = fakes
         self._made: dict[int, tuple[torch.Tensor, _Value]] = {}  # by the identity of fakes
         self._given: dict[int, _Given] = {}  # inputs, by the identity of their fakes
-        self._plain: dict[int, _Step] = {}  # what Thunder computed, by the identity of fakes
+        # what Thunder computed or wrote into, None where it is as it was given: by the identity of fakes and the writes before
+        self._plain: dict[tuple[int, int], _Step | None] = {}
+        self._program = plain_values.Program()
         self._numbers = itertools.count(1)
         self._sized: list[_Step] = []
         self._has_warned = False
@@ -132,7 +135,7 @@ class DataSizes:
         if not isinstance(t, FakeTensor):
             return t
         found = self._made.get(id(t))
-        return _Met(t) if found is None else found[1]
+        return _Met(t, self._program.num_writes()) if found is None else found[1]
 
     # -- the call at hand ---------------------------------------------------------------------------------------------
 
@@ -202,19 +205,7 @@ class DataSizes:
     def _checked(self, step: _Step) -> list[_Step]:
         if not self.are_known:
             raise UnknownValueError(_NO_VALUE)
-        needed = self._needed([step], self._results)
-        for operand in (v for step in needed for v in step.operands() if isinstance(v, _Met)):
-            self._check_unwritten(self._fakes.first_proxy_of(operand.fake))
-        return needed
-
-    def _check_unwritten(self, proxy: TensorProxy | NumberProxy | None) -> None:
-        """Refuse what the program may have written into: the inputs say what it was before.
-
-        Raises:
-            UnknownValueError: it may have.
-        """
-        if proxy is not None and plain_values.is_written(proxy, get_jit_ctx().computation_trace.bound_symbols, self._place):
-            raise UnknownValueError("the program has written into a plain tensor, which it may be computed from")
+        return self._needed([step], self._results)
 
     def _place(self, proxy: TensorProxy) -> Any:
         real = self._fakes.real_input(proxy)
@@ -278,14 +269,16 @@ class DataSizes:
         if isinstance(operand, _Given):
             return operand
         fake = operand.fake
-        if id(fake) in self._plain:
-            return self._plain[id(fake)]
+        proxy = self._fakes.first_proxy_of(fake)
+        if proxy is None and id(fake) not in self._given:
+            raise UnknownValueError(_NO_VALUE)
+        key = id(fake), operand.writes
+        if proxy is not None and key not in self._plain:
+            made = plain_values.made_of(proxy, self._program.before_write(operand.writes), self._place)
+            self._plain[key] = self._written(proxy, made, lambda run: run) if made.operations else None
+        if (found := self._plain.get(key)) is not None:
+            return found
         if id(fake) not in self._given:
-            proxy = self._fakes.first_proxy_of(fake)
-            if proxy is None:
-                raise UnknownValueError(_NO_VALUE)
-            if id(fake) in self._fakes.computed:
-                return self._plain.setdefault(id(fake), self._computed(proxy))
             self._given[id(fake)] = self._input(proxy)
         return _with_data(self._given[id(fake)])
 
@@ -298,15 +291,14 @@ class DataSizes:
         get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(proxy, output=None))
         return _with_data(given if real is None else _Given(proxy, real))
 
-    def _computed(self, proxy: TensorProxy) -> _Step:
-        return self._written(proxy, lambda run: run)
-
     def _number(self, number: NumberProxy) -> _Step:
         """What Thunder wrote for a number that is made of values, as one operation on inputs that returns a tensor."""
-        self._check_unwritten(number)
-        return self._written(number, lambda run: lambda *tensors: plain_values.as_tensor(run(*tensors)))
+        made = plain_values.made_of(number, get_jit_ctx().computation_trace.bound_symbols, self._place)
+        return self._written(number, made, lambda run: lambda *tensors: plain_values.as_tensor(run(*tensors)))
 
-    def _written(self, proxy: TensorProxy | NumberProxy, adapted: Callable[[Callable], Callable]) -> _Step:
+    def _written(
+        self, proxy: TensorProxy | NumberProxy, made: plain_values.Made, adapted: Callable[[Callable], Callable]
+    ) -> _Step:
         trace = get_jit_ctx().computation_trace
         if len(trace.scopes) != 1 or self._fakes.replaced:
             raise UnknownValueError(
@@ -314,13 +306,14 @@ class DataSizes:
             )
         if torch._C._is_any_autocast_enabled():
             raise UnknownValueError("it is computed from plain tensors under autocast, which is not applied yet")
-        operations, taken = plain_values.made_of(proxy, trace.bound_symbols)
-        if any(type(p) is not TensorProxy for p in taken):
+        if any(type(p) is not TensorProxy for p in made.given):
             raise UnknownValueError(_NO_VALUE)
-        if not plain_values.are_the_same_each_time(operations):
+        if not plain_values.are_the_same_each_time(made.operations):
             raise UnknownValueError(_OF_ONE_RUN)
-        run = plain_values.compiled(proxy, operations, taken)
-        return _Step(-next(self._numbers), adapted(run), (tuple([self._input(p) for p in taken]), {}))
+        run = plain_values.runnable(proxy, made, self._place)
+        if run is None:
+            raise UnknownValueError("the program has written into memory that several of its inputs share")
+        return _Step(-next(self._numbers), adapted(run), (tuple([self._input(p) for p in made.given]), {}))
 
     # -- the prologue -------------------------------------------------------------------------------------------------
 

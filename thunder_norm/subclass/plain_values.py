@@ -1,17 +1,18 @@
-"""Running what Thunder has written for plain tensors so far on the inputs of the call at hand."""
+"""Running what Thunder has written for plain tensors so far, changes in place included, on the inputs of the call at hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.subclass.fallback import is_kept, made_for
 from thunder_norm.subclass.sized import Sized
+from thunder_norm.tracing.known_values import MAY_BE_VIEWS
 from thunder_norm.tracing.random_numbers import draws_numbers
-from thunder.core import prims
+from thunder.core import jit_ext, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -21,17 +22,73 @@ from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
 
 
-def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol]) -> tuple[list[BoundSymbol], list[TensorProxy]]:
-    """The operations of a program that `p` comes from, in order, and the tensors that these are given."""
-    wanted, found = {p.name: p}, []
-    for bsym in reversed(program):
-        made = [o.name for o in bsym.flat_proxy_outs if o.name in wanted]
-        if made and not _hands_over(bsym):
-            found.append(bsym)
-            for name in made:
-                del wanted[name]
-            wanted |= {a.name: a for a in bsym.flat_proxy_args}
-    return found[::-1], list(wanted.values())
+class Made(NamedTuple):
+    """What a value of a program is made of, as it is at the end of it.
+
+    Attributes:
+        operations: those that it comes from, and those that write into what these read, in order.
+        given: the tensors that they take from elsewhere.
+        overwritten: where those of the latter lie that are written into.
+    """
+
+    operations: list[BoundSymbol]
+    given: list[TensorProxy]
+    overwritten: set[Any]
+
+
+def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place: Callable[[Any], Any]) -> Made:
+    """What `p` is made of.
+
+    From the last operation to the first: what an operation reads is what all writes before it have left, into views of it and into what
+    it is a view of too.
+
+    Args:
+        p: of the trace at hand.
+        program: its operations.
+        place: where an input lies; two that may share memory lie in one place.
+    """
+    targets = [_targets(bsym) for bsym in program]
+    made_by: dict[str, BoundSymbol] = {}
+    if any(targets):
+        made_by = {o.name: bsym for bsym in _leaves(program) for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
+    wanted, found, overwritten = {p.name: p}, [], set()
+    read = _memory(p, made_by, place) if made_by else set()
+    for bsym, written in zip(reversed(program), reversed(targets), strict=True):
+        made = [] if _hands_over(bsym) else [o.name for o in bsym.flat_proxy_outs if o.name in wanted]
+        into = {where for t in written for where in _memory(t, made_by, place)}
+        is_read = not into.isdisjoint(read)
+        if not made and not is_read:
+            continue
+        found.append(bsym)
+        overwritten |= into if is_read else set()
+        for name in made:
+            del wanted[name]
+        wanted |= {a.name: a for a in bsym.flat_proxy_args}
+        if made_by:
+            read = read.union(*(_memory(a, made_by, place) for a in bsym.flat_proxy_args))
+    return Made(found[::-1], list(wanted.values()), overwritten)
+
+
+class Program:
+    """The operations of the trace that is being acquired, and which of them write into plain tensors."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._writes: list[int] = []  # where they are
+
+    def num_writes(self) -> int:
+        """How many there are by now, or were when the acquisition ended."""
+        ctx = jit_ext._jit_ctx.get(None)
+        if ctx is not None:
+            operations = ctx.computation_trace.bound_symbols
+            self._writes += [i for i in range(self._seen, len(operations)) if _targets(operations[i])]
+            self._seen = len(operations)
+        return len(self._writes)
+
+    def before_write(self, number: int) -> Sequence[BoundSymbol]:
+        """The operations before the one that writes after so many others have; all of them if there is none yet."""
+        end = self._writes[number] if number < self.num_writes() else None
+        return jit_ext.get_jit_ctx().computation_trace.bound_symbols[:end]
 
 
 def _hands_over(bsym: BoundSymbol) -> bool:
@@ -42,28 +99,11 @@ def _hands_over(bsym: BoundSymbol) -> bool:
     return all(o.name in given for o in bsym.flat_proxy_outs)
 
 
-def is_written(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place: Callable[[Any], Any]) -> bool:
-    """Whether a program may have written into `p`, or into what it is computed from, so that it is another by now.
-
-    Args:
-        p: of the trace at hand.
-        program: its operations.
-        place: where an input lies; two that may share memory lie in one place.
-    """
-    targets = [t for bsym in program for t in _targets(bsym)]
-    if not targets:
-        return False
-    made_by = {o.name: bsym for bsym in leaves(program) for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
-    read = {a.name: a for bsym in made_of(p, program)[0] for a in bsym.flat_proxy_args} | {p.name: p}
-    written = {where for t in targets for where in _memory(t, made_by, place)}
-    return any(not written.isdisjoint(_memory(a, made_by, place)) for a in read.values())
-
-
 def are_made_alike(a: TensorProxy, b: TensorProxy, written: Sequence[BoundSymbol]) -> bool:
     """Whether the same operations have made two tensors of the same ones, into none of which anything was written between them."""
     makers: dict[str, tuple[int, BoundSymbol, int]] = {}
     for place, bsym in enumerate(written):
-        for part in leaves([bsym]):
+        for part in _leaves([bsym]):
             for index, p in enumerate(part.flat_proxy_outs):
                 makers.setdefault(p.name, (place, part, index))
     first = len(written)
@@ -92,11 +132,11 @@ def _targets(bsym: BoundSymbol) -> list[Any]:
     return copied + [t for t in (first if isinstance(first, list | tuple) else (first,)) if isinstance(t, TensorProxy)]
 
 
-def leaves(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+def _leaves(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
     """What operations consist of in the end."""
     for bsym in bsyms:
         if bsym.subsymbols:
-            yield from leaves(bsym.subsymbols)
+            yield from _leaves(bsym.subsymbols)
         else:
             yield bsym
 
@@ -119,22 +159,31 @@ def _memory(p: Any, made_by: Mapping[str, BoundSymbol], place: Callable[[Any], A
 
 def _may_return_view(bsym: BoundSymbol) -> bool:
     if isinstance(bsym.sym.id, prims.PrimIDs):
-        return bsym.sym.id.name in _MAY_BE_VIEWS
+        return bsym.sym.id.name in MAY_BE_VIEWS
     made = made_for(bsym.sym)
     func = None if made is None else made.function
     func = func.func if isinstance(func, Sized) else func
     return not isinstance(func, torch._ops.OpOverload) or any(r.alias_info is not None for r in func._schema.returns)
 
 
-_MAY_BE_VIEWS = frozenset(
-    "SHALLOW_COPY CONVERT_ELEMENT_TYPE DEVICE_PUT BROADCAST_IN_DIM RESHAPE SLICE SQUEEZE TRANSPOSE UNFOLD VIEW STRIDE_ORDER "
-    "UPDATE_ALIASES REAL IMAG BITCAST COPY_ GET_GRAD PUT_GRAD EXOGENOUS_LIKE".split()
-)
-
-
-def are_the_same_each_time(bsyms: Iterable[BoundSymbol]) -> bool:
+def are_the_same_each_time(bsyms: Sequence[BoundSymbol]) -> bool:
     """Whether operations draw no random numbers, read no memory that nothing was written into, and do no more than return tensors."""
-    return not any(map(_is_of_one_run, _parts(bsyms)))
+    leaves = list(_leaves(bsyms))
+    return not any(_is_of_one_run(part) and not _is_filled(part, leaves) for part in _parts(bsyms))
+
+
+def _is_filled(bsym: BoundSymbol, leaves: Sequence[BoundSymbol]) -> bool:
+    """Whether all of the memory that an operation returns is written before anything reads it: ``torch.empty(()).fill_(3)``."""
+    if not is_unwritten(bsym.sym.name):
+        return False
+    return all(_first_use(o, leaves) for o in bsym.flat_proxy_outs)
+
+
+def _first_use(made: Any, leaves: Sequence[BoundSymbol]) -> bool:
+    """Whether a tensor is written into as a whole where it is used first."""
+    uses = (b for b in leaves if any(a.name == made.name for a in b.flat_proxy_args) and b.sym.id is not prims.PrimIDs.SHAPE)
+    first = next(uses, None)
+    return first is not None and first.sym.id is prims.PrimIDs.COPY_ and first.args[0].name != made.name
 
 
 def _parts(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
@@ -156,6 +205,26 @@ def is_unwritten(name: str) -> bool:
 
 
 _UNWRITTEN = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
+
+
+def runnable(p: TensorProxy | NumberProxy, made: Made, place: Callable[[Any], Any]) -> Callable[..., Any] | None:
+    """A function from tensors for what `p` is made of to that for `p`; None where several of these lie in memory that is written into.
+
+    What is written into is a copy of what was given.
+    """
+    run = compiled(p, made.operations, made.given)
+    places = [place(a) for a in made.given]
+    copied = [where in made.overwritten for where in places]
+    if any(is_copied and places.count(where) > 1 for is_copied, where in zip(copied, places, strict=True)):
+        return None
+    if not any(copied):
+        return run
+    return lambda *given: run(*(_copy(t) if is_copied else t for t, is_copied in zip(given, copied, strict=True)))
+
+
+def _copy(t: torch.Tensor) -> torch.Tensor:
+    """With the same strides, which say what is a view of what."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 
 def compiled(p: TensorProxy | NumberProxy, operations: list[BoundSymbol], inputs: list[TensorProxy]) -> Callable[..., Any]:

@@ -60,11 +60,12 @@ def value_of(p: TensorProxy) -> torch.Tensor | None:
     if math.prod(p.shape) > _MAX_NUMEL or len(get_jit_ctx().computation_trace.scopes) != 1:
         return None
     steps = list(_steps(get_jit_ctx().computation_trace.bound_symbols))
-    program, p = _with_written(steps, p)
+    asked = p
+    program, p = _with_written(steps, asked)
     needed = list(_made_of([p], program))
     made = {o.name for bsym in needed for o in bsym.flat_proxy_outs}
     is_of_inputs = p.name not in made or any(a.name not in made for bsym in needed for a in bsym.flat_proxy_args)
-    if is_of_inputs or not all(map(_is_of_numbers, needed)) or _may_be_other(needed, p, program, steps):
+    if is_of_inputs or not all(map(_is_of_numbers, needed)) or _may_be_other(asked, needed, program, steps):
         return None
     return _run(p, [_on_cpu(bsym) for bsym in reversed(needed)])
 
@@ -75,32 +76,67 @@ def _with_written(steps: list[BoundSymbol], p: TensorProxy) -> tuple[list[BoundS
     program = []
     for bsym in steps:
         program.append(bsym.from_bsym_swap_proxies(swaps, skip_output=True) if swaps else bsym)
-        if bsym.sym.id is prims.PrimIDs.COPY_:
+        if _is_followed(bsym):
             written, target = bsym.args
-            if (written.shape, written.dtype) == (target.shape, target.dtype):  # else it becomes something else there
-                swaps[variableify(target)] = swaps.get(variableify(written), written)
+            swaps[variableify(target)] = swaps.get(variableify(written), written)
     return program, swaps.get(variableify(p), p)
 
 
-def _may_be_other(needed: list[BoundSymbol], p: TensorProxy, program: list[BoundSymbol], steps: list[BoundSymbol]) -> bool:
-    """Whether a write may have changed what is read after it, through something that shares memory with what was written into."""
-    after = {id(bsym) for bsym in needed}
-    derived: set[str] = set()
-    for position, bsym in enumerate(steps):
-        targets = [t for t in _targets(bsym) if t.name in derived]
-        if id(program[position]) in after or any(a.name in derived for a in bsym.flat_proxy_args):
-            derived.update(o.name for o in bsym.flat_proxy_outs)
-        if not targets:
+def _is_followed(bsym: BoundSymbol) -> bool:
+    """Whether an operation writes the whole of a tensor, which is what was written from then on."""
+    if bsym.sym.id is not prims.PrimIDs.COPY_:
+        return False
+    written, target = bsym.args
+    return (written.shape, written.dtype) == (target.shape, target.dtype)  # else it becomes something else there
+
+
+def _may_be_other(asked: TensorProxy, needed: list[BoundSymbol], program: list[BoundSymbol], steps: list[BoundSymbol]) -> bool:
+    """Whether a write may have changed what is read after it in another way than `_with_written` has it: by a view, for instance."""
+    writes = [(position, t.name) for position, bsym in enumerate(steps) for t in _targets(bsym)]
+    if not writes:
+        return False
+    is_needed = {id(bsym) for bsym in needed}
+    place = _memory(steps)
+    made = {o.name: position for position, bsym in reversed([*enumerate(steps)]) for o in bsym.flat_proxy_outs}
+    reads = [(i, a.name) for i, bsym in enumerate(steps) if id(program[i]) in is_needed for a in bsym.flat_proxy_args]
+    pending, seen = [*reads, (len(steps), asked.name)], set()
+    while pending:
+        at, name = pending.pop()
+        if (at, name) in seen:
             continue
-        written = program[position].args[0].name if bsym.sym.id is prims.PrimIDs.COPY_ else None
-        related = {id(made) for made in _made_of(targets, program[:position])}
-        reads = [a for b in program[position + 1 :] if id(b) in after for a in b.flat_proxy_args] + [p]
-        before = {o.name for b in program[:position] for o in b.flat_proxy_outs}
-        for a in reads:
-            is_old = a.name in before and a.name != written
-            if is_old and any(id(made) in related for made in _made_of([a], program[:position])):
+        seen.add((at, name))
+        for position, target in writes:
+            if place(target) != place(name) or not made.get(name, -1) < position < at:
+                continue
+            if target != name or not _is_followed(steps[position]):
                 return True
+            pending.append((position, steps[position].args[0].name))
     return False
+
+
+def _memory(steps: list[BoundSymbol]) -> Callable[[str], str]:
+    """For the name of a tensor that of one in the memory that it may share with others, the same for all of them."""
+    shared_with: dict[str, str] = {}
+
+    def place(name: str) -> str:
+        while name in shared_with:
+            name = shared_with[name]
+        return name
+
+    for bsym in steps:
+        if isinstance(bsym.sym.id, prims.PrimIDs) and bsym.sym.id.name not in MAY_BE_VIEWS:
+            continue
+        given = bsym.args[1:2] if bsym.sym.id is prims.PrimIDs.COPY_ else bsym.flat_proxy_args
+        one, *others = {place(p.name) for p in (*given, *bsym.flat_proxy_outs)} or {""}
+        shared_with |= dict.fromkeys(others, one)
+    return place
+
+
+# primitives whose results may lie in the memory of what they take
+MAY_BE_VIEWS = frozenset(
+    "SHALLOW_COPY CONVERT_ELEMENT_TYPE DEVICE_PUT BROADCAST_IN_DIM RESHAPE SLICE SQUEEZE TRANSPOSE UNFOLD VIEW STRIDE_ORDER "
+    "UPDATE_ALIASES REAL IMAG BITCAST COPY_ GET_GRAD PUT_GRAD EXOGENOUS_LIKE".split()
+)
 
 
 def _steps(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:

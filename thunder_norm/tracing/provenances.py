@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE
 
 
 def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
@@ -30,3 +31,40 @@ def walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
     for step, key in way[1:]:
         value = getattr(value, key) if step == "attribute" else value[key]
     return value
+
+
+class Member(NamedTuple):
+    """A parameter, buffer or module of a module."""
+
+    table: str  # "_parameters", "_buffers" or "_modules"
+    names: list[str]  # the way to it from `root`, through "_modules"
+    root: ProvenanceRecord  # no member of another module: the jitted module, or one that a list or another object has
+
+
+def member_of_module(provenance: ProvenanceRecord) -> Member | None:
+    """The member that a value is; None if it is none."""
+    last = _step(provenance)
+    if last is None:
+        return None
+    table, name, root = last
+    names = [name]
+    while (step := _step(root)) is not None and step[0] == "_modules":
+        names.insert(0, step[1])
+        root = step[2]
+    return Member(table, names, root)
+
+
+def _step(provenance: ProvenanceRecord) -> tuple[str, str, ProvenanceRecord] | None:
+    """The table and the name that a value has in a module, and that module."""
+    if provenance.inst is not PseudoInst.BINARY_SUBSCR:
+        return None
+    table, name = provenance.inputs
+    if table.inst is not PseudoInst.LOAD_ATTR or name.inst is not PseudoInst.CONSTANT:
+        return None
+    module, attribute = table.inputs
+    if attribute.inst is not PseudoInst.CONSTANT or attribute.value not in _TABLES or not module.ext_flag & EXT_FLAG_IS_MODULE:
+        return None
+    return attribute.value, name.value, module
+
+
+_TABLES = ("_parameters", "_buffers", "_modules")

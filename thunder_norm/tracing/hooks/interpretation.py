@@ -28,15 +28,17 @@ from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
+from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.proxy_names import is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks
 from thunder.core import jit_ext
-from thunder.core.interpreter import WrappedValue
+from thunder.core.interpreter import ProvenanceRecord, WrappedValue
 from thunder.core.trace import TraceCtx
 
 _original_process = jit_ext.process_recorded_modifications
 _original_value = jit_ext.build_value_from_wrapped
 _original_available = jit_ext.is_proxy_name_available
+_original_member = jit_ext.get_parameter_or_buffer_or_submodule_name_and_root
 
 
 @replaces(jit_ext, "proxy", "x", "name", "history", lines="JitCtx.proxify: p = proxy(uvalue, name=...)")
@@ -128,6 +130,20 @@ def _processed(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
                 instead="call the module once without thunder.jit, if it does so in its first call; or make the change before",
             )
         ) from e
+
+
+@replaces(
+    jit_ext,
+    "get_parameter_or_buffer_or_submodule_name_and_root",
+    "provenance",
+    lines="unpack_inputs and process_recorded_modifications: typ, name, root_module_provenance = get_parameter_or_...(",
+)
+def _member(provenance: ProvenanceRecord) -> tuple[str, list[str], ProvenanceRecord]:
+    """Where a parameter, buffer or module is; Thunder asserts that modules are in modules, and not also in a list, dict or tuple."""
+    if not has_part():
+        return _original_member(provenance)
+    found = member_of_module(provenance)
+    return ("_modules", [], provenance) if found is None else tuple(found)
 
 
 @replaces(jit_ext, "build_value_from_wrapped", "wrapped_v", lines="thunder_general_jit: res = build_value_from_wrapped(")

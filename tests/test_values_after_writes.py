@@ -1,0 +1,124 @@
+"""Values that a program asks for after it has written into plain tensors: drawn programs of views, writes and questions, against eager PyTorch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.seeds import seeded
+from thunder_norm.errors import DataDependentError, UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda t: t[1:],
+    lambda t: t[..., ::2],
+    lambda t: t.reshape(-1),
+    lambda t: t.transpose(0, -1),
+    lambda t: t.unsqueeze(0),
+    lambda t: t.to(t.dtype),
+    lambda t: t.flatten(),
+    lambda t: t.detach(),
+    lambda t: t[0],
+]
+COMPUTED: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda t: t * 2 - 1,
+    lambda t: t.clone(),
+    lambda t: t.cumsum(-1),
+    lambda t: torch.empty_like(t).fill_(0.5),
+    lambda t: torch.zeros(3, 4),
+    lambda t: t.contiguous(),
+]
+WRITES: list[Callable[[torch.Tensor], Any]] = [
+    lambda t: t.add_(1.5),
+    lambda t: t.mul_(-1),
+    lambda t: t.fill_(0.25),
+    lambda t: t.copy_(t * t - 2),
+    lambda t: t.clamp_(-1, 1),
+    lambda t: t.__setitem__(0, -3.0),
+    lambda t: t.__setitem__(t > 0, 0.5),
+    lambda t: t.zero_(),
+]
+QUESTIONS: list[Callable[[torch.Tensor], Any]] = [
+    lambda t: bool(t.sum() > 0),
+    lambda t: int((t > 0).sum()),
+    lambda t: len(t[t > 0.3]),
+    lambda t: t.nonzero().shape[0],
+    lambda t: t.max().item() > 1,
+]
+
+
+def drawn(seed: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+    """A program of two inputs that asks three times or more; the answers decide nothing, but are in its result."""
+    draw = random.Random(seed)
+    kinds = draw.choices((VIEWS, COMPUTED, WRITES, QUESTIONS), (3, 2, 4, 3), k=14) + [QUESTIONS] * 2
+    steps = [(kind, draw.choice(kind), draw.random()) for kind in kinds]
+
+    def program(x, y):
+        held, answers = [x, y], []
+        for kind, step, which in steps:
+            t = held[int(which * len(held))]
+            if kind is QUESTIONS:
+                answers.append(step(t))
+            elif t.dim() > 0 and t.numel() > 0:
+                found = step(t)
+                if kind is not WRITES:
+                    held.append(found)
+        return answers, [t * 2 for t in held]
+
+    return program
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_values_after_writes_are_eagers(transform):
+    right, programs = 0, 30
+    for seed in range(programs):
+        program = drawn(seeded(seed))
+        jf = thunder.jit(program, transforms=[transform()])
+        for call in range(3):
+            torch.manual_seed(seeded(call))
+            x, y = torch.randn(3, 4), torch.randn(2, 3)
+            given, expected = (x.clone(), y.clone()), (x.clone(), y.clone())
+            try:
+                found = jf(*given)
+            except (DataDependentError, UnsupportedOpError):
+                continue
+            wanted = program(*expected)
+            assert found[0] == wanted[0]
+            torch.testing.assert_close((found[1], given), (wanted[1], expected))
+            right += 1
+    assert right > 2.5 * programs  # some are refused
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_masks_that_a_program_fills_decide(transform):
+    """The patches of UDOP: a mask filled at places that are computed, rows of which select; strides of detectors made by ``empty().fill_``."""
+
+    def program(x, places):
+        mask = torch.full((2, 4), True)
+        stride = torch.empty((), dtype=torch.int64).fill_(2)
+        mask[places[0], places[1]] = False
+        boxes = torch.zeros(2, 4, 2)
+        for i, row in enumerate(boxes):
+            row.copy_(x[i] * stride)
+        return [row[m] for row, m in zip(boxes, mask, strict=True)], boxes[torch.where(boxes.sum(-1) > 0)]
+
+    jf = thunder.jit(program, transforms=[transform()])
+    torch.manual_seed(seeded(0))
+    for places in ([[0, 1], [2, 2]], [[0, 0], [1, 3]], [[1, 1], [0, 0]]):
+        x = torch.randn(2, 4, 2)
+        torch.testing.assert_close(jf(x, torch.tensor(places)), program(x, torch.tensor(places)))
+
+
+def test_a_tensor_that_is_filled_in_part_is_refused():
+    def program(x):
+        y = torch.empty(3)
+        y[:2] = 1.0
+        return x if y.sum() > 0 else -x
+
+    with pytest.raises(DataDependentError, match="nothing was written"):
+        thunder.jit(program, transforms=[NormTransform()])(torch.ones(2))
