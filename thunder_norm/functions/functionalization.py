@@ -21,7 +21,8 @@ from thunder_norm.functions.aliasing import as_written, copies_in, parts_of_copi
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies
-from thunder_norm.functions.written_inputs import current, history_of, is_recorded, without_history
+from thunder_norm.functions.written_inputs import is_recorded, without_history
+from thunder_norm.tracing.histories import current, history_of
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.trees import flat_tensors

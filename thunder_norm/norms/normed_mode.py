@@ -90,6 +90,10 @@ class NormAcquisition(Acquisition):
         """Whether operations on parameters give norms: in a normed call, or where there are NormedTensors."""
         return self.is_normed_call or self._meets_norms
 
+    def hindrance_to_new_memory(self) -> str | None:
+        """Norms are known of what a tensor was."""
+        return "it has a norm, of what was in it before" if self._has_norms else super().hindrance_to_new_memory()
+
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Notices NormedTensors besides."""
         self._meets_norms = self._meets_norms or _is_normed(proxy.fake)

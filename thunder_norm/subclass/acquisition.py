@@ -159,6 +159,10 @@ class Acquisition:
         """What an attribute or a container of the user's holds when the program puts a wrapper there; called with fakes too."""
         return value
 
+    def hindrance_to_new_memory(self) -> str | None:
+        """Why inputs of the program may not be given other memory; None if they may."""
+        return "the gradients of wrappers are followed through the memory it had" if self.autograd.is_running else None
+
     def guards(self, inputs: Sequence[SubclassProxy]) -> list[Any]:
         """Bound symbols the prologue must run besides the checks of its inputs; `inputs` are the wrappers among these."""
         return [*self.side_effect_guards, *self.integers.guards(inputs), *self.sizes.guards()]

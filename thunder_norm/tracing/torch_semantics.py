@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing import tensor_methods, torch_neural, views_in_place
+from thunder_norm.tracing import replaced_memory, tensor_methods, torch_neural, views_in_place
 from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
@@ -50,7 +50,7 @@ def _called(own: Callable) -> Callable:
 @functools.cache
 def _methods() -> frozenset[str]:
     own = frozenset(fn.__name__ for fn in _AS_TORCH if getattr(torch.Tensor, fn.__name__, None) is fn)
-    return own | tensor_methods.names() | views_in_place.NAMES
+    return own | tensor_methods.names() | views_in_place.NAMES | replaced_memory.NAMES
 
 
 def _torchs_method(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:

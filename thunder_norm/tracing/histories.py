@@ -1,0 +1,56 @@
+"""What a tensor is worth apart from its history: values from one tensor, gradients to another."""
+
+from __future__ import annotations
+
+import functools
+
+from thunder.core.prims import get_grad, put_grad
+from thunder.core.proxies import TensorProxy
+from thunder.core.transforms import register_grad
+from thunder.extend import OperatorExecutor
+
+# Never in an executor list: what is written here carries it.
+_executor = OperatorExecutor("thunder_norm_histories", version="1")
+
+
+def _history_meta(tensor: TensorProxy) -> TensorProxy:
+    return TensorProxy(like=tensor, requires_grad=False)
+
+
+def _current_meta(history: TensorProxy, value: TensorProxy) -> TensorProxy:
+    return TensorProxy(like=value, requires_grad=False)
+
+
+_history = _executor.register_operator("history", meta=_history_meta, fn=lambda tensor: tensor.view_as(tensor))
+_current = _executor.register_operator("current", meta=_current_meta, fn=lambda history, value: value.detach())
+
+
+def history_of(tensor: TensorProxy) -> TensorProxy:
+    """Write what leads gradients to where those of a tensor go."""
+    _register()
+    return _history(tensor)
+
+
+def current(history: TensorProxy, value: TensorProxy) -> TensorProxy:
+    """Write a tensor with the gradients of the first, in the memory of the second, whatever is written there."""
+    _register()
+    return _current(history, value)
+
+
+def _history_gradient(tensor: TensorProxy) -> TensorProxy:
+    history = _history(tensor)
+    put_grad(tensor, get_grad(history))
+    return history
+
+
+def _current_gradient(history: TensorProxy, value: TensorProxy) -> TensorProxy:
+    found = _current(history, value)
+    put_grad(history, get_grad(found))
+    return found
+
+
+@functools.cache
+def _register() -> None:
+    """Tell Thunder their gradients, once there is one: importing us changes nothing of Thunder."""
+    register_grad(_history.id, _history_gradient)
+    register_grad(_current.id, _current_gradient)
