@@ -20,7 +20,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import aliases
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
-from thunder_norm.tracing.histories import current, history_of
+from thunder_norm.tracing.histories import current, depending_on_gradients, history_of
 from thunder_norm.tracing.locations import at_line_of, location_of, location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.recording import gradients_recorded, scope
@@ -122,7 +122,7 @@ def _check(what: str, proxy: TensorProxy, value: Any, by_set: bool) -> None:
     trace = get_jit_ctx().computation_trace
     if len(trace.scopes) != 1:
         raise _refused(f"{what} in a region or in a function that is transformed", "the region has tensors of its own")
-    if by_set and torch.is_grad_enabled() and {proxy.name, value.name} & _depending_on_gradients(trace.bound_symbols):
+    if by_set and torch.is_grad_enabled() and {proxy.name, value.name} & depending_on_gradients(trace.bound_symbols):
         raise _refused(f"{what} that requires grad, or to one that does", "torch has no derivative of set_()")
 
 
@@ -131,7 +131,7 @@ def _rename(trace: TraceCtx, what: str, names: list[TensorProxy], value: TensorP
     made = {p.name for bsym in trace.peek_scope() for p in bsym.flat_proxy_outs}
     if any(p.name not in made for p in names):
         raise _refused(f"{what} from around the function", "the region has tensors of its own")
-    active = _depending_on_gradients(trace.peek_scope()) if torch.is_grad_enabled() else set()
+    active = depending_on_gradients(trace.peek_scope()) if torch.is_grad_enabled() else set()
     for p in names:
         before = renamed_so_far(p)
         with gradients_recorded(True), scope(trace) as recorded:  # it keeps its history wherever the program does this
@@ -176,24 +176,6 @@ def _mark_input(
     owner = AnyProxy(real, history=root.history) if before is None else before.owner
     found[root.name] = _Replaced(root, given, real, owner, detached, location_of_user())
     _reshape(root, detached)
-
-
-def _inputs(bsyms: Iterable[BoundSymbol]) -> Iterator[TensorProxy]:
-    return (p for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy) and p.history is not None)
-
-
-def _requires_grad(p: TensorProxy) -> bool:
-    return bool(p.requires_grad) and dtypes.is_inexact_dtype(p.dtype)
-
-
-def _depending_on_gradients(bsyms: Iterable[BoundSymbol]) -> set[str]:
-    """The names of what may have a history in eager mode."""
-    bsyms = list(bsyms)
-    found = {p.name for p in _inputs(bsyms) if _requires_grad(p)}
-    for bsym in bsyms:
-        if bsym.sym.name != "detach" and any(p.name in found for p in bsym.flat_proxy_args):
-            found |= {p.name for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)}
-    return found
 
 
 def _refused(what: str, why: str) -> UnsupportedOpError:
@@ -276,7 +258,7 @@ def resolved(trace: TraceCtx) -> TraceCtx:
         return trace
     new, swaps = from_trace(trace), dict[Variable, Proxy]()
     is_differentiated = torch.is_grad_enabled()
-    active = _depending_on_gradients(trace.bound_symbols) if is_differentiated else set()
+    active = depending_on_gradients(trace.bound_symbols) if is_differentiated else set()
     for bsym in trace.bound_symbols:
         if bsym.sym.name == "history":
             _check_not_needed(bsym, new.bound_symbols, {p.name for p in bsym.flat_proxy_args}, active)
