@@ -28,7 +28,8 @@ from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.norms.traced_lifting import TracedLifting
 from thunder_norm.norms.written_parameters import refused
 from thunder_norm.subclass import operations, trace
-from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy

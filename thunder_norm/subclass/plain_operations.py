@@ -17,7 +17,8 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import agreement
-from thunder_norm.subclass.acquisition import Acquisition, is_in_place
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import is_in_place
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.subclass.operations import operation_of, torch_callable
