@@ -337,9 +337,11 @@ def test_profile_of_a_trace_counts_what_regions_do():
     assert with_regions.backward_flops == without.backward_flops > 0
 
 
-@pytest.mark.parametrize("f", [lambda x: torch.bitwise_and(x.sin() * 2, x) + 1, lambda x: ((x * 2) ^ x.sin()) + 1])
-def test_bits_of_floating_tensors_are_torchs_affair(f):
-    x = torch.ones(4)
+@pytest.mark.parametrize("x", [torch.ones(4), torch.ones(4, dtype=torch.int64)], ids=["floats", "integers"])
+@pytest.mark.parametrize(
+    "f", [lambda x: torch.bitwise_and(x.sin() * 2, x) + 1, lambda x: ((x * 2) ^ x.sin()) + 1, lambda x: ((x + 1) | 2.0) + 1]
+)
+def test_bits_of_floating_tensors_are_torchs_affair(f, x):
     with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
         f(x)
     with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):

@@ -322,3 +322,18 @@ def test_an_input_that_no_result_depends_on_has_no_gradient(f: Callable, transfo
     expected = gradients(f)
     assert None in expected[1:]
     torch.testing.assert_close(gradients(thunder.jit(f, transforms=[transform()])), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (3, 3), (1, 3), ()])
+def test_what_is_multiplied_by_a_beta_of_0_has_a_gradient_of_zeros(shape):
+    def f(a, b, c):
+        return torch.baddbmm(a * 1, b, c, beta=0) + torch.baddbmm(a, b, c, beta=0, alpha=2)
+
+    found = []
+    for g in (f, thunder.jit(f, transforms=[SubclassTransform()])):
+        torch.manual_seed(seeded(0))
+        args = [torch.full(shape, torch.nan), torch.randn(2, 3, 3), torch.randn(2, 3, 3)]
+        args = [a.requires_grad_() for a in args]
+        result = g(*args)
+        found.append([result, *torch.autograd.grad(result.sum(), args)])
+    torch.testing.assert_close(found[1], found[0])

@@ -97,20 +97,11 @@ def sets_of_input(m, x):
     return x * x.tag
 
 
-def sets_data_of_what_it_made(m, x):
-    y = x * 1
-    y.data = x * 3
-    return y
-
-
 REFUSED = {
-    "data": assigns("data", lambda m, x: m.w * 2),
-    "data of another": assigns("data", lambda m, x: m.r.data),
     "grad": assigns("grad", lambda m, x: m.r),
     "requires_grad": assigns("requires_grad", lambda m, x: not m.w.requires_grad),
     "tag": assigns("tag", lambda m, x: 3),
     "of an input": sets_of_input,
-    "of what it made": sets_data_of_what_it_made,
 }
 
 

@@ -108,7 +108,11 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
     if name in _NEVER or name in _COLLECTIVES or _draws_or_updates(bsym) or _is_never_of_aten(name) or has_tags(bsym, _TAGS):
         return False
     are_inexact = [dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
-    if (name.startswith(_OF_INTEGERS) and any(are_inexact)) or (name.startswith(_OF_FLOATS) and not any(are_inexact)):
+    # `i ^ 2.5` takes integers alone, and is floating
+    makes_inexact = any(isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_outs)
+    if (name.startswith(_OF_INTEGERS) and (makes_inexact or any(are_inexact))) or (
+        name.startswith(_OF_FLOATS) and not any(are_inexact)
+    ):
         return False
     outs = [p for p in bsym.flat_outs if p is not None]
     if not outs or any(type(p) is not TensorProxy for p in (*outs, *bsym.flat_proxy_args)):

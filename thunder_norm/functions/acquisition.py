@@ -128,6 +128,7 @@ class Call:
         self._args = args
         self._kwargs = kwargs
         self.name: str = transformed.value.name
+        self.function: Callable = transformed.value.function
         self.result_specs: list[TreeSpec] = transformed.value.result_specs
         self.skipped = transformed.value.num_own_arguments
         values, self.kwargs = values_of(args, kwargs)

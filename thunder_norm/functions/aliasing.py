@@ -32,6 +32,11 @@ def copies_in(bsym: BoundSymbol) -> list[BoundSymbol]:
     return [c for s in bsym.subsymbols for c in copies_in(s)]
 
 
+def is_recorded(copy: BoundSymbol) -> bool:
+    """Whether autograd records a copy: outside of `torch.no_grad`."""
+    return bool(copy.kwargs.get("grad_enabled", copy.args[2] if len(copy.args) > 2 else True))
+
+
 def as_written(value: TensorProxy, target: TensorProxy) -> TensorProxy:
     """What a copy of `value` leaves in `target`, to whose shape it is broadcast."""
     return value if value.shape == target.shape else ltorch.expand(value, tuple(target.shape))

@@ -26,6 +26,7 @@ from thunder_norm.functions.programs import (
 )
 from thunder_norm.functions.registry import decomposed, jvp_rules, missing_rule
 from thunder_norm.functions.transformed import Call, Transformed, shared
+from thunder_norm.functions.wrappers_in_torchs import OfTorch, check_agrees
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
@@ -195,6 +196,8 @@ class Jvp(Transformed):
         _check_arguments(primals, tangents)
         points, directions = tree_leaves(primals), tree_leaves(tangents)
         program = call.acquire(args=primals)
+        if isinstance(call.function, OfTorch):
+            check_agrees(self.name, primals, program.trace, list(zip(points, program.trace.args, strict=False)))
         inputs, speeds = [*points, *program.captured], [*directions, *[None] * len(program.captured)]
         outs, moved = evaluate_jvp(program.trace, inputs, speeds, renew=False)
         value, aux = split_aux(program.result(outs), self.has_aux, self.name)

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.aliasing import as_written, copies_in, parts_of_copies, views_in
+from thunder_norm.functions import refused_writes
+from thunder_norm.functions.aliasing import as_written, copies_in, is_recorded, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies
-from thunder_norm.functions.written_inputs import current, history_of, is_recorded, without_history
-from thunder_norm.tracing.locations import at_line_of, location_of
+from thunder_norm.tracing.histories import current, history_of
+from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.trees import flat_tensors
 from thunder.core import prims
@@ -181,7 +181,7 @@ class _Memory:
             plain.written(copy)
             if root in self.moved:
                 if is_recorded(copy) and not self._is_detached(target):
-                    raise without_history(bsym, "an input that requires grad")
+                    raise refused_writes.without_history(bsym, "an input that requires grad")
                 self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
                 continue
             if plain.write(bsym, copy):
@@ -243,7 +243,8 @@ class _Memory:
         p = self.tensor(p)
         root = self._root(p)
         if root in self.unclear:
-            raise _unclear(*self.unclear[root])
+            view, writer = self.unclear[root]
+            raise refused_writes.unclear(writer, view.bsym)
         if p.name == root:
             return self.values.get(p.name, p)
         if self.seen[p.name] != self.versions.get(root, 0):
@@ -253,9 +254,9 @@ class _Memory:
     def _take_again(self, p: TensorProxy, root: str) -> None:
         view = self.views[p.name]
         if self.seen[p.name] < self.detached.get(root, -1) and not self._is_detached(p):
-            raise _read_of_before(view, self.writers[root])
+            raise refused_writes.read_of_before(self.writers[root], view.bsym)
         if not _is_exact(view) and view.bsym.sym.name != "detach":
-            raise _unclear(view, self.writers.get(root, view.bsym))
+            raise refused_writes.unclear(self.writers.get(root, view.bsym), view.bsym)
         outs = flat_proxies(view.again(self.now(view.base)))
         for out, value in zip(flat_proxies(view.bsym.output), outs, strict=True):
             self.values[out.name] = value
@@ -307,14 +308,7 @@ class _Memory:
     def check_own(self, target: TensorProxy, bsym: BoundSymbol) -> None:
         """Refuse to change what the program did not make."""
         if self._root(target) in self.foreign:
-            raise TransformError(
-                with_details(
-                    f"{bsym.sym.name} changes in place a tensor that the transformed function did not make",
-                    at=location_of(bsym),
-                    why="the transformed function must leave its arguments and the tensors around it alone",
-                    instead="use the operation that returns a new tensor, or clone first",
-                )
-            )
+            raise refused_writes.of_others(bsym)
 
 
 def _squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
@@ -339,28 +333,6 @@ def _is_exact(view: _View) -> bool:
     operation = _operation(view.bsym)
     tensors = flat_proxies((view.bsym.args, view.bsym.kwargs))
     return view.bsym.sym.name in _EXACT and operation is not None and bool(tensors) and tensors[0].name == view.base.name
-
-
-def _unclear(view: _View, writer: BoundSymbol) -> TransformError:
-    return TransformError(
-        with_details(
-            f"{writer.sym.name} changes in place a tensor that may share memory with another: {view.bsym.sym.name} returned one of them",
-            at=location_of(writer),
-            why="whether the change is one of both depends on strides, which a program that is differentiated or transformed does not know",
-            instead="use the operation that returns a new tensor, or clone first",
-        )
-    )
-
-
-def _read_of_before(view: _View, writer: BoundSymbol) -> TransformError:
-    return TransformError(
-        with_details(
-            f"a result of {view.bsym.sym.name} is used after the tensor that it is a view of was detached in place",
-            at=location_of(writer),
-            why="it has a gradient, and what it is a view of has none any more",
-            instead="x = x.detach() in place of x.detach_(), or take the view again",
-        )
-    )
 
 
 def _written(view: _View, base: TensorProxy, value: TensorProxy) -> TensorProxy:

@@ -23,6 +23,7 @@ from thunder_norm.functions.programs import anew, is_complex, outputs_of, progra
 from thunder_norm.functions.reverse import Pullback as ProgramPullback
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.transformed import Call, Transformed, shared
+from thunder_norm.functions.wrappers_in_torchs import OfTorch, check_agrees
 import thunder.torch as ltorch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
@@ -91,7 +92,11 @@ class Differentiated:
 
         Raises:
             TransformTypeError: they do.
+            TransformError: it is a transform of torch's, whose derivatives of wrappers are others.
         """
+        if isinstance(self.call.function, OfTorch):
+            moving = [(p, q) for p, q, w in zip(self.call.tensors, program.trace.args, self.wrt, strict=False) if w]
+            check_agrees(self.call.name, [self.call.args[i] for i in self._chosen], program.trace, moving)
         outs = outputs_of(program.trace)[:num_results]
         for j, v in self._without.items():
             if reaches(program.trace, program.trace.args[j], outs):

@@ -13,8 +13,8 @@ from collections.abc import Sequence, Set
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.aliasing import copies_in, end_of, parts_of_copies
-from thunder_norm.functions.written_inputs import is_recorded, without_history
+from thunder_norm.functions.aliasing import copies_in, end_of, is_recorded, parts_of_copies
+from thunder_norm.functions.refused_writes import without_history
 from thunder_norm.subclass.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope

@@ -17,6 +17,7 @@ from thunder_norm.functions.gradients import grad, value_and_grad, vjp
 from thunder_norm.functions.interpreted import Levels, as_it_is, value_of, wrapped
 from thunder_norm.functions.jacobians import hessian, jacfwd, jacrev
 from thunder_norm.functions.vmap import vmap
+from thunder_norm.functions.wrappers_in_torchs import OfTorch
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 from thunder.core.interpreter import (
@@ -52,12 +53,12 @@ def _vmap(
 
 @_instead_of(torch.func.grad)
 def _grad(func: Callable, argnums: Any = 0, has_aux: bool = False) -> Callable:
-    return grad(func, argnums, has_aux)
+    return grad(OfTorch(func), argnums, has_aux)
 
 
 @_instead_of(torch.func.grad_and_value)
 def _grad_and_value(func: Callable, argnums: Any = 0, has_aux: bool = False) -> Callable:
-    both = value_and_grad(func, argnums, has_aux)
+    both = value_and_grad(OfTorch(func), argnums, has_aux)
 
     def turned(*args: Any, **kwargs: Any) -> tuple:
         value, gradient = both(*args, **kwargs)
@@ -68,17 +69,17 @@ def _grad_and_value(func: Callable, argnums: Any = 0, has_aux: bool = False) -> 
 
 @_instead_of(torch.func.vjp)
 def _vjp(func: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    return vjp(func, *primals, has_aux=has_aux)
+    return vjp(OfTorch(func), *primals, has_aux=has_aux)
 
 
 @_instead_of(torch.func.jvp)
 def _jvp(func: Callable, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> tuple:
-    return jvp(func, primals, tangents, has_aux=has_aux)
+    return jvp(OfTorch(func), primals, tangents, has_aux=has_aux)
 
 
 @_instead_of(torch.func.linearize)
 def _linearize(func: Callable, *primals: Any) -> tuple:
-    return func(*primals), lambda *tangents: jvp(func, primals, tangents)[1]
+    return func(*primals), lambda *tangents: jvp(OfTorch(func), primals, tangents)[1]
 
 
 @_instead_of(torch.func.jacrev)
@@ -90,17 +91,17 @@ def _jacrev(
     chunk_size: int | None = None,
     _preallocate_and_copy: bool = False,
 ) -> Callable:
-    return jacrev(func, argnums, has_aux, chunk_size=chunk_size)
+    return jacrev(OfTorch(func), argnums, has_aux, chunk_size=chunk_size)
 
 
 @_instead_of(torch.func.jacfwd)
 def _jacfwd(func: Callable, argnums: Any = 0, has_aux: bool = False, *, randomness: str = "error") -> Callable:
-    return jacfwd(func, argnums, has_aux, randomness=randomness)
+    return jacfwd(OfTorch(func), argnums, has_aux, randomness=randomness)
 
 
 @_instead_of(torch.func.hessian)
 def _hessian(func: Callable, argnums: Any = 0) -> Callable:
-    return hessian(func, argnums)
+    return hessian(OfTorch(func), argnums)
 
 
 # -- functional_call: a module with other tensors in place of its parameters and buffers --------------------------------

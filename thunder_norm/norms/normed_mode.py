@@ -28,7 +28,8 @@ from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.norms.traced_lifting import TracedLifting
 from thunder_norm.norms.written_parameters import refused
 from thunder_norm.subclass import operations, trace
-from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.proxy import SubclassProxy
@@ -89,6 +90,10 @@ class NormAcquisition(Acquisition):
     def _has_norms(self) -> bool:
         """Whether operations on parameters give norms: in a normed call, or where there are NormedTensors."""
         return self.is_normed_call or self._meets_norms
+
+    def hindrance_to_new_memory(self) -> str | None:
+        """Norms are known of what a tensor was."""
+        return "it has a norm, of what was in it before" if self._has_norms else super().hindrance_to_new_memory()
 
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Notices NormedTensors besides."""

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.aliasing import may_share_by_name, may_share_memory
+from thunder_norm.subclass.arguments import is_in_place, mapped, value_of
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled, may_have_history
 from thunder_norm.subclass.data_sizes import DataSizes, UnknownValueError
 from thunder_norm.subclass.equality import Equality
@@ -31,7 +32,6 @@ from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import dtypes, prims
-from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -162,6 +162,10 @@ class Acquisition:
     def kept(self, value: torch.Tensor) -> torch.Tensor:
         """What an attribute or a container of the user's holds when the program puts a wrapper there; called with fakes too."""
         return value
+
+    def hindrance_to_new_memory(self) -> str | None:
+        """Why inputs of the program may not be given other memory; None if they may."""
+        return "the gradients of wrappers are followed through the memory it had" if self.autograd.is_running else None
 
     def guards(self, inputs: Sequence[SubclassProxy]) -> list[Any]:
         """Bound symbols the prologue must run besides the checks of its inputs; `inputs` are the wrappers among these."""
@@ -363,27 +367,20 @@ class Acquisition:
 
     def to_fake(self, value: Any) -> Any:
         """An argument as the user's torch function should see it: fakes for proxies, torch's types for Thunder's."""
+        return mapped(value, self._leaf_to_fake)
+
+    def _leaf_to_fake(self, value: Any) -> Any:
         if isinstance(value, TensorProxy):
             return self.fake_of(value)
-        if isinstance(value, NumberProxy):
-            if value.value is None:
-                try:
-                    return self.ask(torch.Tensor.item, [value])
-                except UnknownValueError as e:
-                    what = "a number read from a tensor was passed to an operation on a wrapper subclass"
-                    raise data_dependent_on_wrapper(what, why=str(e)) from e
-            return value.value
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.to_fake(v) for v in value))
-        if type(value) in (list, tuple, torch.Size):
-            return type(value)(self.to_fake(v) for v in value)
-        if isinstance(value, dict):
-            return {k: self.to_fake(v) for k, v in value.items()}
-        if isinstance(value, slice):
-            return slice(*(self.to_fake(v) for v in (value.start, value.stop, value.step)))
+        if isinstance(value, NumberProxy) and value.value is None:
+            try:
+                return self.ask(torch.Tensor.item, [value])
+            except UnknownValueError as e:
+                what = "a number read from a tensor was passed to an operation on a wrapper subclass"
+                raise data_dependent_on_wrapper(what, why=str(e)) from e
         if is_wrapper(value):
             raise UnsupportedOpError(f"a {type(value).__name__} that is not an input of the jitted function is used inside it")
-        return for_torch(value)
+        return value.value if isinstance(value, NumberProxy) else for_torch(value)
 
 
 def _hands_on(bsym: BoundSymbol) -> bool:
@@ -400,16 +397,3 @@ def _hands_on(bsym: BoundSymbol) -> bool:
         b.sym.id is prims.PrimIDs.SHALLOW_COPY and b.args[0].name in given and b.output.name in made
         for b in (bsym, *bsym.subsymbols)
     )
-
-
-def is_in_place(fn: Callable) -> bool:
-    """Whether a function of torch's writes into its first argument, by its name."""
-    name = getattr(fn, "__name__", "")
-    is_augmented = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
-    return is_augmented or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-
-
-def value_of(a: Any) -> Any:
-    """What an argument wrapped by the interpreter is, lists and tuples of wrapped values included."""
-    value = a.value if isinstance(a, WrappedValue) else a
-    return [value_of(v) for v in value] if type(value) in (list, tuple) else value

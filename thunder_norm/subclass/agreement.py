@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import mapped
 from thunder_norm.subclass.record import in_autocast_region
 from thunder_norm.tracing.fake_norms import quiet
 from thunder_norm.tracing.translation import for_torch
@@ -203,12 +204,10 @@ def _unwrapped(value: Any) -> Any:
 
 def _for_torch(value: Any, make: Callable[[TensorProxy], torch.Tensor]) -> Any:
     """An argument as torch's function takes it, `make` giving its tensors."""
-    if isinstance(value, TensorProxy):
-        return make(value)
-    if isinstance(value, NumberProxy) and value.value is None:
-        raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
-    if type(value) in (list, tuple, torch.Size):
-        return type(value)(_for_torch(v, make) for v in value)
-    if isinstance(value, slice):
-        return slice(*(_for_torch(v, make) for v in (value.start, value.stop, value.step)))
-    return for_torch(value)
+
+    def leaf(v: Any) -> Any:
+        if isinstance(v, NumberProxy) and v.value is None:
+            raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+        return make(v) if isinstance(v, TensorProxy) else for_torch(v)
+
+    return mapped(value, leaf)

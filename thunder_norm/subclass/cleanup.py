@@ -16,11 +16,16 @@ def without_copies(trace: TraceCtx) -> TraceCtx:
     """Drop shallow copies, which say something to automatic differentiation and nothing to what runs afterwards.
 
     A copy that is returned stays if its original is an input, or returned too: those must not become one tensor.  A transpose of a
-    transpose, of which torch's formula for the weight of a linear layer is full, is such a copy too.
+    transpose, of which torch's formula for the weight of a linear layer is full, is such a copy too; of an input it stays where it is
+    returned, as what runs for a shallow copy returns the very tensor.
     """
     bsyms = [b for b in trace.bound_symbols if b.sym.id != prims.PrimIDs.DEL and b.sym.name != "clear_mutable_collection"]
     returned = {p.name for p in tree_flatten(bsyms[-1].args[0])[0] if isinstance(p, TensorProxy)}
     inputs = {p.name for b in bsyms if b.sym.id in _NOT_COMPUTED for p in b.flat_proxy_outs}
+    handed_on = set(returned)  # under other names
+    for bsym in reversed(bsyms):
+        if bsym.sym.name == "shallow_copy" and bsym.output.name in handed_on:
+            handed_on.add(bsym.args[0].name)
     swaps: dict = {}
     kept = []
     permuted: dict[str, tuple[TensorProxy, tuple[int, ...]]] = {}
@@ -29,7 +34,8 @@ def without_copies(trace: TraceCtx) -> TraceCtx:
         original = bsym.args[0] if bsym.sym.name == "shallow_copy" else None
         if bsym.sym.name == "permute":
             source, order = permuted.get(bsym.args[0].name, (None, ()))
-            if source is not None and [order[i] for i in bsym.args[1]] == list(range(len(order))):
+            is_undone = source is not None and [order[i] for i in bsym.args[1]] == list(range(len(order)))
+            if is_undone and not (source.name in inputs and bsym.output.name in handed_on):
                 original = source
             permuted[bsym.output.name] = bsym.args[0], tuple(bsym.args[1])
         is_returned = any(p.name in returned for p in bsym.flat_proxy_outs)

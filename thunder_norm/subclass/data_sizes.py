@@ -10,13 +10,12 @@ such an operation.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -29,9 +28,9 @@ from thunder_norm.subclass.answers import Answer
 from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.subclass.fallback import is_kept
 from thunder_norm.subclass.integer_values import GIVEN_AGAIN
-from thunder_norm.subclass.sized import OtherSizesError, Sized, like, sizes_of
+from thunder_norm.subclass.recomputation import Call, Place, as_recorded, checking
+from thunder_norm.subclass.sized import Sized, like, sizes_of
 from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.guards import use_for_one_call
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors, map_tensors
@@ -188,7 +187,7 @@ class DataSizes:
             UnknownValueError: the values of its arguments cannot be computed.
         """
         needed_now = self._checked(step)
-        with _disable_current_modes(), _as_recorded():
+        with _disable_current_modes(), as_recorded():
             for needed in needed_now:
                 if needed is not step:
                     self._results[needed.number] = needed.run(self._value)
@@ -325,79 +324,18 @@ class DataSizes:
         steps = self._needed(self._sized)
         given: dict[str, TensorProxy] = {}
 
-        def place(operand: Any) -> _Place:
+        def place(operand: Any) -> Place:
             origin = operand.step if isinstance(operand, _Value) else self._origin(operand)
             if isinstance(origin, _Step):
-                return _Place(origin.number, operand.index if isinstance(operand, _Value) else 0)
+                return Place(origin.number, operand.index if isinstance(operand, _Value) else 0)
             given[origin.proxy.name] = origin.proxy
-            return _Place(0, list(given).index(origin.proxy.name))
+            return Place(0, list(given).index(origin.proxy.name))
 
         # nothing of this call stays with the trace
         arguments = [tree_map(lambda v: place(v) if isinstance(v, _OPERANDS) else v, step.arguments) for step in steps]
-        calls = [_Call(step.number, step.func, args, kwargs) for step, (args, kwargs) in zip(steps, arguments, strict=True)]
-        bind = bindable("check_sizes", _check(calls))
+        calls = [Call(step.number, step.func, args, kwargs) for step, (args, kwargs) in zip(steps, arguments, strict=True)]
+        bind = bindable("check_sizes", checking(calls))
         return [bind(*map(self._fakes.current, given.values()), output=None)]
-
-
-@contextlib.contextmanager
-def _as_recorded() -> Iterator[None]:
-    """What was recorded is below autograd and autocast."""
-    with torch.no_grad(), torch._C._DisableAutocast():
-        yield
-
-
-class _Place(NamedTuple):
-    """Where a tensor is found when a trace is used: the operation that made it, 0 for the inputs, and which of its results it is."""
-
-    number: int
-    index: int
-
-
-class _Call(NamedTuple):
-    """An operation that the prologue runs."""
-
-    number: int
-    func: Callable
-    args: tuple
-    kwargs: dict
-
-    def places(self) -> list[_Place]:
-        """Where it finds what it takes."""
-        return [v for v in tree_leaves((self.args, self.kwargs), is_leaf=_is_place) if _is_place(v)]
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, _Place)
-
-
-def _check(calls: Sequence[_Call]) -> Callable[..., None]:
-    """What the prologue calls with the inputs: it runs the operations and lets go of what they made as soon as it can."""
-    last = {place.number: call.number for call in calls for place in call.places()}
-    let_go = {call.number: [n for n, by in last.items() if by == call.number and n] for call in calls}
-
-    def check(*tensors: torch.Tensor) -> None:
-        made: dict[int, tuple[torch.Tensor, ...]] = {0: tensors}
-        try:
-            with _as_recorded():
-                for call in calls:
-                    found = call.func(*_filled(call.args, made), **_filled(call.kwargs, made))
-                    if call.number in last:
-                        made[call.number] = flat_tensors(found)
-                    for number in let_go[call.number]:
-                        del made[number]
-        except OtherSizesError as e:
-            raise GuardError("a size that is a value is another than when the trace was acquired") from e
-
-    return check
-
-
-def _filled(tree: Any, made: Mapping[int, tuple[torch.Tensor, ...]]) -> Any:
-    kind = type(tree)
-    if kind is _Place:
-        return made[tree.number][tree.index]
-    if kind is tuple or kind is list:
-        return kind([_filled(v, made) for v in tree])
-    return {k: _filled(v, made) for k, v in tree.items()} if kind is dict else tree
 
 
 _NO_VALUE = "it is computed from a tensor whose value is not known while the trace is acquired"

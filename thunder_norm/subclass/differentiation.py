@@ -234,7 +234,7 @@ class Joint:
             tangents = [t for r in self.results if not r.uses_carriers for t in r.tangent.carried]
             tangents += [t for r in self.results if r.uses_carriers for t in r.tangent.carried]
             env = {id(t): p for t, p in zip(used, args[sum(counts) :], strict=True)}
-            env |= {id(t): prims.get_grad(p) for t, p in zip(tangents, results, strict=True)}
+            env |= {id(t): _encoded(prims.get_grad(p), t) for t, p in zip(tangents, results, strict=True)}
             self._write_backward(env)
             given = set(map(id, used))  # Thunder keeps what an operation of the backward takes, not what is a gradient as it is
             for p, t in zip(args[counts[0] : sum(counts)], (t for s in self.sources for t in s.gradient.carried), strict=True):
@@ -273,6 +273,14 @@ class Joint:
 def _own(p: TensorProxy) -> TensorProxy:
     """A tensor of its own in the same memory: an argument handed back as it is would come out without its gradient."""
     return fallback(torch.ops.aten.alias.default, (True,))(p)[0]
+
+
+def _encoded(gradient: TensorProxy, carried: torch.Tensor) -> TensorProxy:
+    """The gradient of a result as its backward takes it: that of a plain complex one comes as complex numbers."""
+    if tuple(gradient.shape) == tuple(carried.shape):
+        return gradient
+    resolved = fallback(torch.ops.aten.resolve_conj.default, (True,))(gradient)[0]
+    return fallback(torch.ops.aten.view_as_real.default, (True,))(resolved)[0]
 
 
 def _carrier(fake: torch.Tensor) -> TensorProxy:
@@ -319,7 +327,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     except Exception as e:  # noqa: BLE001 - the forward is right whatever the class says to an operation of the backward
         found, segments = refused_backward(acquisition, sources, structures, e)
     results = [
-        Result(fake, structure, not is_like(structure.leaves, leaves_of(fake)))
+        Result(fake, structure, is_wrapper(fake) and not is_like(structure.leaves, leaves_of(fake)))
         for fake, structure in zip(outputs, structures, strict=True)
     ]
     return Joint(acquisition, found, results, [s for s in segments if s.log]) if found else None

@@ -13,7 +13,8 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.escapes import check_inner
 from thunder_norm.subclass.encoding import decode, encode
-from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.subclass.jagged import is_jagged_class
+from thunder_norm.subclass.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.record import Recorded
 from thunder_norm.subclass.tape import Tape
 from thunder_norm.wrapper_classes import is_wrapper
@@ -127,27 +128,41 @@ class Structure:
         """What is handed on of a gradient that comes in.
 
         Raises:
-            UnsupportedOpError: it is of another class than the trace was made for.
+            UnsupportedOpError: it is of another class or context than the trace was made for.
         """
-        cls = torch.Tensor if self.spec is None else self.spec.cls
-        if self.spec is not None and self.spec.matches(t):
-            leaves = _moving_in(self.spec, self.spec.leaves(t))
-        elif is_wrapper(t) and type(t) is cls:
-            leaves = _moving_in(WrapperSpec.of(t), leaves_of(t))
-        elif not is_wrapper(t) and self.spec is None:
-            leaves = (t,)
-        else:
-            leaves = ()
-        if [(tuple(x.shape), x.dtype) for x in leaves] != self._expected:
+        leaves = self._leaves_in(t)
+        if leaves is None:
+            cls = torch.Tensor if self.spec is None else self.spec.cls
+            context = "" if self.spec is None or not self.spec.ctx else f" and the context {self.spec.ctx}"
             raise UnsupportedOpError(
                 with_details(
                     f"the gradient of {self.what} is a {type(t).__name__}",
-                    expected=f"{cls.__name__} with inner tensors of shapes {[tuple(f.shape) for f in self._moving]}",
+                    expected=f"{cls.__name__} with inner tensors of shapes {[tuple(f.shape) for f in self._moving]}{context}",
                     why="the backward was compiled for a gradient like torch.ones_like of the result",
                     instead="compute the loss inside the jitted function",
                 )
             )
         return leaves if self.is_carried_as_it_is else tuple(map(encode, leaves))
+
+    def is_like(self, t: torch.Tensor) -> bool:
+        """Whether `open` takes a gradient that comes in."""
+        return self._leaves_in(t) is not None
+
+    def _leaves_in(self, t: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        if self.spec is None:
+            leaves = None if is_wrapper(t) else (t,)
+        elif self.spec.matches(t):
+            leaves = _moving_in(self.spec, self.spec.leaves(t))
+        elif type(t) is self.spec.cls and self._has_contexts_of(other := WrapperSpec.of(t)):
+            leaves = _moving_in(other, leaves_of(t))
+        else:
+            leaves = None
+        return None if leaves is None or [(tuple(x.shape), x.dtype) for x in leaves] != self._expected else leaves
+
+    def _has_contexts_of(self, other: WrapperSpec) -> bool:
+        """Whether a gradient has what the backward was traced with; of nested tensors that are lengths, which a cotangent need not know."""
+        assert self.spec is not None
+        return is_jagged_class(self.spec.cls) or is_equal(self.spec.contexts, other.contexts)
 
     def carriers(self) -> tuple[torch.Tensor, ...]:
         """Tensors without data, of the metadata of what is carried."""
@@ -208,7 +223,7 @@ class _Close(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
         result, tape = ctx.result, ctx.tape
-        if tape is not None and torch.is_grad_enabled():
+        if tape is not None and (torch.is_grad_enabled() or (grad is not None and not result.tangent.is_like(grad))):
             found = (None,) * len(tape.given) if grad is None else tape.gradients(result.fake, grad, ctx.saved_tensors)
             return None, None, None, *(None,) * ctx.num_own, *found
         grads = (None,) * len(result.tangent.carried) if grad is None else result.tangent.open(grad)

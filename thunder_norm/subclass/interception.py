@@ -31,7 +31,7 @@ from thunder_norm.subclass.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.jagged import is_jagged_class
 from thunder_norm.subclass.protocol import WrapperSpec, check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
-from thunder_norm.tracing import hooks
+from thunder_norm.tracing import hooks, replaced_memory
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
@@ -64,6 +64,7 @@ class Watching(Participant):
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
         side_effects.write(ctx, epilogue, None, process)
+        replaced_memory.write(epilogue)
 
     def result(self, value: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
         """Objects that the program has made are made anew in each call."""
@@ -96,6 +97,7 @@ class Interpreting(Watching):
         ctx._constraints = fully_sharded.without_checks(acquisition, ctx._constraints)
         tensor_hooks.write(acquisition, epilogue)
         side_effects.write(ctx, epilogue, acquisition, process)
+        replaced_memory.write(epilogue, acquisition.hindrance_to_new_memory())
 
     def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
         """The proxy of a wrapper is one of ours; of other inputs it is remembered what they are."""
@@ -120,6 +122,10 @@ class Interpreting(Watching):
                 get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(p, output=None))
                 operations.catch_up(acquisition, [acquisition.fake_of(p)])
         return p
+
+    def giving_memory(self, put: Callable) -> Callable:
+        """See `Participant`: the strides of what the program holds are known."""
+        return plain_operations.with_new_memory(_acquisition_of(self), put)
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""

@@ -13,7 +13,8 @@ import torch.utils.checkpoint
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.subclass import jagged_makers, opaque_lookasides, reading, trace, values
-from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.attributes import (
     ASKS_FOR_OVERRIDES,
     has_attribute,

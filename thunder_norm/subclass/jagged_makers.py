@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.operations import operation_with_history
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.containers import take_proxies

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import opaque_objects
-from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.attributes import ASKS_FOR_OVERRIDES, METADATA_ATTRIBUTES, from_user
 from thunder_norm.subclass.opaque_objects import OpaqueProxy, is_opaque_class
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY, on_proxies, torch_callable

@@ -17,7 +17,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import DataDependentError, UnsupportedOpError, UnsupportedSubclassError, with_details
-from thunder_norm.subclass.acquisition import Acquisition, is_in_place
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import is_in_place
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.subclass.protocol import is_equal

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import executors, flags, jagged_operations, lists, trace
-from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.data_sizes import UnknownValueError
 from thunder_norm.subclass.effects import SameValues

@@ -17,14 +17,14 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import agreement
-from thunder_norm.subclass.acquisition import Acquisition, is_in_place
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import is_in_place
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.subclass.operations import operation_of, torch_callable
-from thunder_norm.tracing import views_in_place
+from thunder_norm.tracing import replaced_memory, views_in_place
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.version_counters import give_own
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
@@ -55,6 +55,8 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
         return functools.partial(_recorded, acquisition, torch_fn)
     if found is None or not callable(found):
         return found
+    if torch_fn.__name__ in replaced_memory.NAMES:
+        return with_new_memory(acquisition, found)
     if torch_fn.__name__ in views_in_place.NAMES:
         acquisition.fakes.strides.pop(args[0].value.name if args and isinstance(args[0].value, TensorProxy) else "", None)
         return found
@@ -85,6 +87,34 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
         return _recorded(acquisition, torch_fn, *args, **kwargs)
 
     return call
+
+
+def with_new_memory(acquisition: Acquisition, put: Callable) -> Callable:
+    """What is called for ``x.data = value`` and ``x.set_(value)``: `put`, and x has the strides of the value then."""
+
+    def call(obj: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        fakes, tensor = acquisition.fakes, obj.value
+        value = next((a.value for a in (*args, *kwargs.values()) if isinstance(a.value, TensorProxy)), None)
+        known = fakes.known(tensor) if isinstance(tensor, TensorProxy) else None
+        if known is not None and id(known) in fakes.inner:
+            return do_raise(_without_memory("what is inside of a wrapper that is given", "the wrapper of the call would keep it"))
+        if known is not None and (value is None or tuple(value.shape) != tuple(known.shape)):
+            return do_raise(_without_memory("a tensor of another shape", "wrappers beside it know it with the shape it had"))
+        stride = None if value is None else fakes.stride_of(value)
+        result = put(obj, *args, **kwargs)
+        if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED and isinstance(tensor, TensorProxy):
+            fakes.strides.pop(tensor.name, None)
+            fakes.strides |= {} if stride is None else {tensor.name: stride}
+        return result
+
+    return call
+
+
+def _without_memory(what: str, why: str) -> UnsupportedOpError:
+    details = with_details(
+        f".data or set_() of {what}", at=location_of_user(), why=why, instead="write into it: tensor.copy_(value)"
+    )
+    return UnsupportedOpError(details)
 
 
 def _tensor(number: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -126,23 +156,10 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
     if not hasattr(torch.Tensor, name.value):
         return result
     get_interpreterruntimectx().curexc = None
-    if name.value == "data":
-        return _data_of(obj)
     method = getattr(torch.Tensor, name.value)
     if not callable(method):
         return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
-
-
-def _data_of(tensor: WrappedValue) -> Any:
-    data = _interpret_call(_data, tensor)
-    if data is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
-        give_own(data.value)
-    return data
-
-
-def _data(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach()
 
 
 def _recorded(acquisition: Acquisition, torch_fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:

@@ -122,6 +122,11 @@ class WrapperSpec:
         shape, stride, requires_grad = outer_metadata(x)
         return WrapperSpec(type(x), names, ctx, shape, stride, requires_grad, tuple(inner))
 
+    @property
+    def contexts(self) -> list:
+        """The context, and those of the wrappers inside."""
+        return [self.ctx, *(spec.contexts for spec in self.inner if spec is not None)]
+
     def matches(self, x: Any) -> bool:
         """Whether `x` is a wrapper of exactly this spec (inner plain tensors are not looked at)."""
         if type(x) is not self.cls:

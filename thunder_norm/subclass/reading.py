@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.subclass.acquisition import Acquisition, value_of
+from thunder_norm.subclass.acquisition import Acquisition
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.data_sizes import UnknownValueError
 from thunder_norm.subclass.values import NUMBERS_ALONE, is_unknown, is_unknown_number, symbols_of
 from thunder_norm.tracing.data_dependence import data_dependent

@@ -66,12 +66,16 @@ class Tape:
     def gradients(
         self, result: torch.Tensor, cotangent: torch.Tensor, inputs: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients of `inputs`, the real tensors in place of `given`, for the cotangent of the fake `result`; with a history."""
+        """The gradients of `inputs`, the real tensors in place of `given`, for the cotangent of the fake `result`.
+
+        With a history where a graph of the backward is asked for.
+        """
+        has_history = torch.is_grad_enabled()
         with torch.enable_grad():
             own = [_Own.apply(t) if t.requires_grad else t for t in inputs]
             out = self._run(own)[id(result)]
             leaves = [t for t in own if t.requires_grad]
-            found = iter(torch.autograd.grad(out, leaves, cotangent, create_graph=True, allow_unused=True))
+            found = iter(torch.autograd.grad(out, leaves, cotangent, create_graph=has_history, allow_unused=True))
         return [next(found) if t.requires_grad else None for t in own]
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:

@@ -31,7 +31,9 @@ def tape_of(acquisition: Acquisition, trace: TraceCtx, joint: Joint) -> Tape | N
     if not results <= {id(fake_of(p, fakes)) for p in returned} or acquisition.has_changed_plain():
         return None
     active = depending(trace, {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad})
-    moved = [fake_of(p, fakes) for p in returned if isinstance(p, TensorProxy) and p.name in active]
+    arguments = {p.name for p in trace.args if isinstance(p, TensorProxy)}  # handed back, these have gradients of their own
+    computed = [p for p in returned if isinstance(p, TensorProxy) and (isinstance(p, SubclassProxy) or p.name not in arguments)]
+    moved = [fake_of(p, fakes) for p in computed if p.name in active]
     if any(t is None or not (id(t) in results or is_handed_back(acquisition, t)) for t in moved):
         return None
     inputs = [p.fake for p in acquisition.wrappers.inputs()]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.subclass.acquisition import value_of
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.python.comparisons import COMPARISONS

@@ -18,7 +18,8 @@ from thunder_norm.subclass.aliasing import Place, lies_in, place
 from thunder_norm.subclass.boundary_passes import COPIED, Traces, pass_through_epilogue, results_and_received
 from thunder_norm.subclass.fallback import made_for
 from thunder_norm.subclass.functional_forms import rewritten
-from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.subclass.jagged import is_jagged_class
+from thunder_norm.subclass.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import REBIND
 from thunder_norm.tracing.aliases import share_elements, storage_address
@@ -42,8 +43,9 @@ def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str
     """The inner tensors of inputs that the program wrote into; `given` are those of each input, as the program got them.
 
     Raises:
-        UnsupportedOpError: an operation put another tensor in the place of one.
+        UnsupportedOpError: an operation put another tensor in the place of one, or changed what a class keeps besides.
     """
+    _check_contexts(acquisition, trace)
     now = {bsym.args[0].name: bsym for bsym in trace.bound_symbols if bsym.sym.id == REBIND.id}
     fakes_of_all = acquisition.fakes
     found: dict[str, Written] = {}
@@ -62,6 +64,24 @@ def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str
                     )
                 found[target.name] = Written(target, value)
     return list(found.values())
+
+
+def _check_contexts(acquisition: Acquisition, trace: TraceCtx) -> None:
+    """Refuse inputs that have another context than they were given with: those of the call would keep theirs."""
+    for proxy in trace.args:
+        if not isinstance(proxy, SubclassProxy) or is_jagged_class(type(proxy.fake)):  # nested tensors remember lengths
+            continue
+        before, now = acquisition.wrappers.spec_of(proxy).contexts, WrapperSpec.of(proxy.fake).contexts
+        if not is_equal(before, now):
+            raise UnsupportedOpError(
+                with_details(
+                    f"the context of the input {proxy.name} ({type(proxy.fake).__name__}) is changed by an operation",
+                    why="the one of the call would keep what it has: an epilogue writes into its tensors alone",
+                    before=before,
+                    after=now,
+                    instead="use operations that return a new instance",
+                )
+            )
 
 
 class Given(NamedTuple):

@@ -78,6 +78,13 @@ def storage_of(proxy: TensorProxy) -> int:
     return 0 if found is None else storage_address(found[1])
 
 
+def is_given_as(proxy: TensorProxy, x: torch.Tensor) -> bool:
+    """Whether an input is this very tensor in the call at hand."""
+    aliases = _current.get()
+    found = None if aliases is None else aliases.inputs.get(id(proxy.history))
+    return found is not None and found[1] is x
+
+
 def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
     """Find out which inputs share memory with one that the program writes into, and let the prologue see that it stays so."""
     aliases = _current.get()

@@ -39,6 +39,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if fn is getattr and len(args) >= 2:
         if args[1].value == "numel" and type(args[0].value) is tuple:
             return tensor_attributes.numel_of_shape
+        if args[1].value == "data" and type(args[0].value) is TensorProxy:
+            return tensor_attributes.data_of
         if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):
             guards.note_attribute(args[0], args[1].value)
         return tensor_attributes.read if tensor_attributes.is_users(*args[:2]) else _read(*args[:2])

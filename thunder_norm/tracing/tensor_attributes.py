@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing import aliases, guards
+from thunder_norm.tracing import aliases, guards, replaced_memory
 from thunder_norm.tracing.classes import MISSING
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.snapshots import same_as
+from thunder_norm.tracing.version_counters import give_own
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
+from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
 
 _INSTEAD = {
-    "data": "write into it: tensor.copy_(value), under torch.no_grad()",
     "requires_grad": "set it outside of the jitted function, or use tensor.detach()",
     "grad": "set it outside of the jitted function",
 }
@@ -46,6 +46,18 @@ def read(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
         return thunders.wrap_attribute(found, obj, name)
     guards.note(obj, "own attribute", name.value, same_as(found))
     return wrap_const(found)
+
+
+def data_of(obj: WrappedValue, *_: WrappedValue) -> Any:
+    """Called for ``x.data`` of a plain tensor: the same memory, and nothing that autograd knows of x."""
+    data = thunders._interpret_call(_data, obj)
+    if data is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        give_own(data.value)
+    return data
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()
 
 
 def has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
@@ -73,7 +85,9 @@ def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Ca
     """What to call for `setattr` of a plain tensor; None to leave it to Thunder: a user's attribute of what the program made."""
     if not hasattr(torch.Tensor, name.value):
         return _refuse if guards.is_guarded(obj) else None
-    return _keep if _is_as_it_was(obj, name.value, value.value) else _refuse
+    if _is_as_it_was(obj, name.value, value.value):
+        return _keep
+    return replaced_memory.data_assigned if name.value == "data" else _refuse
 
 
 def _is_as_it_was(obj: WrappedValue, name: str, value: Any) -> bool:

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing import tensor_methods, torch_neural, views_in_place
+from thunder_norm.tracing import replaced_memory, tensor_methods, torch_neural, views_in_place
 from thunder_norm.tracing.fake_norms import over_positive
+from thunder_norm.tracing.histories import depending_on_gradients
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
 import thunder.clang as clang
@@ -28,6 +29,7 @@ from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue,
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 from thunder.core.symbol import Symbol
+from thunder.core.trace import get_tracectx
 
 _AS_TORCH: dict[Callable, Callable] = dict(torch_neural.ENTRIES)
 
@@ -50,7 +52,7 @@ def _called(own: Callable) -> Callable:
 @functools.cache
 def _methods() -> frozenset[str]:
     own = frozenset(fn.__name__ for fn in _AS_TORCH if getattr(torch.Tensor, fn.__name__, None) is fn)
-    return own | tensor_methods.names() | views_in_place.NAMES
+    return own | tensor_methods.names() | views_in_place.NAMES | replaced_memory.NAMES
 
 
 def _torchs_method(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
@@ -300,10 +302,14 @@ def _var_mean(input: Any, *args: Any, **kwargs: Any) -> Any:
 
 @_instead_of(torch.baddbmm, torch.Tensor.baddbmm)
 def _baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """Thunder's multiplies the input by a beta of 0, where torch does not look at it: it may be empty memory."""
+    """Thunder's multiplies the input by a beta of 0, where torch does not look at it: it may be empty memory.  Its gradient is zeros."""
     if beta == 0:
         product = ltorch.matmul(batch1, batch2)
-        return product if alpha == 1 else ltorch.mul(product, alpha)
+        product = product if alpha == 1 else ltorch.mul(product, alpha)
+        is_given = input.history is not None and input.requires_grad
+        if not torch.is_grad_enabled() or not (is_given or input.name in depending_on_gradients(get_tracectx().bound_symbols)):
+            return product
+        return ltorch.where(ltorch.ones(tuple(product.shape), dtype=torch.bool, device=product.device), product, input)
     return ltorch.baddbmm(input, batch1, batch2, beta=beta, alpha=alpha)
 
 

@@ -51,11 +51,12 @@ def _view_in_place(name: str, obj: WrappedValue, *args: WrappedValue, **kwargs: 
     try:
         if not _changes(name, obj.value, given, named):
             return obj
-        objects = _names_of_one_object(name, trace.scopes, obj.value)
+        objects = names_of_one_object(f"{name}() of a tensor", trace.peek_scope(), obj.value)
+        _check_made_here(name, trace.scopes, objects)
     except Exception as e:  # noqa: BLE001 - what torch says is the program's to handle
         return do_raise(e)
     for p in objects:
-        before = _renamed_so_far(p)
+        before = renamed_so_far(p)
         with gradients_recorded(True), scope(trace) as made:  # it keeps its history wherever the program does this
             after = _VIEWS[name](before, *given, **named)
         p._shape, p._ndim = after._shape, after._ndim
@@ -73,13 +74,17 @@ def _changes(name: str, proxy: TensorProxy, args: tuple, kwargs: dict[str, Any])
     return (like.shape, like.stride()) != before
 
 
-def _names_of_one_object(name: str, scopes: Sequence[Sequence[BoundSymbol]], proxy: TensorProxy) -> list[TensorProxy]:
+def names_of_one_object(what: str, here: Sequence[BoundSymbol], proxy: TensorProxy) -> list[TensorProxy]:
     """The proxies that are one tensor for the program: `proxy`, and what operations took and returned as it was, but for what is in it.
 
+    Args:
+        what: is done with it, for the message.
+        here: the operations so far.
+        proxy: one of them.
+
     Raises:
-        UnsupportedOpError: they are not all made by the program, where it is now, or nobody knows, as strides say it.
+        UnsupportedOpError: nobody knows, as strides say it.
     """
-    *around, here = scopes
     found = {proxy.name: proxy}
     num_before = 0
     while num_before != len(found):
@@ -91,14 +96,19 @@ def _names_of_one_object(name: str, scopes: Sequence[Sequence[BoundSymbol]], pro
             if bsym.sym.name == "contiguous":
                 if _is_permuted(here, pair[0]):
                     continue
-                raise _refused(name, "of a tensor that contiguous() may have returned as it was")
+                raise _refused(what, "contiguous() may have returned it as it was")
             found |= {p.name: p for p in pair}
-    made = {p.name for bsym in here for p in bsym.flat_proxy_outs}
-    if any(p.history is not None or p.name not in made for p in found.values()):
-        raise _refused(name, "of an input of the function or region, or of a tensor that may be one")
-    if any(p.name in found for bsyms in around for b in bsyms for p in (*b.flat_proxy_args, *b.flat_proxy_outs)):
-        raise _refused(name, "of a tensor from around the function or region")
     return list(found.values())
+
+
+def _check_made_here(name: str, scopes: Sequence[Sequence[BoundSymbol]], objects: Sequence[TensorProxy]) -> None:
+    """Refuse what is not made by the program, where it is now."""
+    *around, here = scopes
+    names, made = {p.name for p in objects}, {p.name for bsym in here for p in bsym.flat_proxy_outs}
+    if any(p.history is not None for p in objects) or not names <= made:
+        raise _refused(f"{name}() of an input of the function or region, or of a tensor that may be one", _WHY, name)
+    if any(p.name in names for bsyms in around for b in bsyms for p in (*b.flat_proxy_args, *b.flat_proxy_outs)):
+        raise _refused(f"{name}() of a tensor from around the function or region", _WHY, name)
 
 
 def _taken_and_returned(bsym: BoundSymbol) -> tuple[TensorProxy, TensorProxy] | None:
@@ -120,7 +130,7 @@ def _is_permuted(bsyms: Sequence[BoundSymbol], proxy: TensorProxy) -> bool:
     return made is not None and made.sym.name in _PERMUTING
 
 
-def _renamed_so_far(proxy: TensorProxy) -> TensorProxy:
+def renamed_so_far(proxy: TensorProxy) -> TensorProxy:
     """Another proxy, in the place of one in all operations so far; the program goes on with the old one."""
     ctx = get_jit_ctx()
     trace = ctx.computation_trace
@@ -133,15 +143,12 @@ def _renamed_so_far(proxy: TensorProxy) -> TensorProxy:
     return before
 
 
-def _refused(name: str, what: str) -> UnsupportedOpError:
-    return UnsupportedOpError(
-        with_details(
-            f"{name}() {what}",
-            at=location_of_user(),
-            why="it would be of another shape, or with other strides, for everybody who holds it",
-            instead=f"x = x.{name[:-1]}(...)",
-        )
-    )
+_WHY = "it would be of another shape, or with other strides, for everybody who holds it"
+
+
+def _refused(what: str, why: str, name: str = "") -> UnsupportedOpError:
+    instead = f"x = x.{name[:-1]}(...)" if name else "do it to a tensor of its own, x.clone()"
+    return UnsupportedOpError(with_details(what, at=location_of_user(), why=why, instead=instead))
 
 
 def _register(name: str) -> None:

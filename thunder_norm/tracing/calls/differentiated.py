@@ -19,7 +19,7 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import random_numbers
-from thunder.core import prims
+from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
@@ -62,6 +62,7 @@ class Backward:
     Attributes:
         compiled: of what was saved and the cotangents of the results; it empties both lists.
         pullback: the same with a history.
+        zeros: of each result, which makes the gradient of one that is not asked for; None for what has none.
         notes_start: whether the program draws random numbers or writes into tensors: what it starts from is to be noted.
         in_one_node: whether torch's autograd gets one node.
         start: what was noted of a call: versions of the inputs, and states of generators.
@@ -69,6 +70,7 @@ class Backward:
 
     compiled: Callable
     pullback: Pullback
+    zeros: Sequence[Callable[[], torch.Tensor] | None]
     notes_start: bool
     in_one_node: bool = False
     start: tuple[list[int], random_numbers.States] | None = None
@@ -76,12 +78,15 @@ class Backward:
     @staticmethod
     def of(compiled: Callable, program: TraceCtx, forward: TraceCtx) -> Backward:
         """That of `program`, which Thunder differentiated, and which runs as `forward`."""
+        zeros = _zeros_of_results(forward)
         notes_start = any(random_numbers.draws_numbers(b) or _writes(b) for b in program.bound_symbols)
         if any(b.sym.is_fusion and random_numbers.draws_numbers(b) for b in forward.bound_symbols):
-            return Backward(compiled, functools.partial(_refused, "it draws random numbers in a region of a compiler's"), False)
+            return Backward(
+                compiled, functools.partial(_refused, "it draws random numbers in a region of a compiler's"), zeros, False
+            )
         if not _makers:
-            return Backward(compiled, functools.partial(_refused, "thunder_norm.transforms is not imported"), False)
-        return Backward(compiled, _makers[0](program), notes_start)
+            return Backward(compiled, functools.partial(_refused, "thunder_norm.transforms is not imported"), zeros, False)
+        return Backward(compiled, _makers[0](program), zeros, notes_start)
 
     def __call__(self, saved: Any, cotangents: Any) -> Any:
         return self.compiled(saved, cotangents)
@@ -121,6 +126,31 @@ def has_small_results(trace: TraceCtx) -> bool:
     return sum(sizes) <= _MOST_BYTES
 
 
+def _zeros_of_results(forward: TraceCtx) -> list[Callable[[], torch.Tensor] | None]:
+    """What makes zeros like each result of a computation with a backward part."""
+    returned = forward.bound_symbols[-1].args[0]
+    if isinstance(returned, tuple):
+        returned = returned[0]
+    found = returned["flat_output"] if isinstance(returned, dict) else ()
+    return [
+        functools.partial(
+            torch.zeros, tuple(p.shape), dtype=dtypes.to_torch_dtype(p.dtype), device=devices.to_torch_device(p.device)
+        )
+        if isinstance(p, TensorProxy)
+        else None
+        for p in found
+    ]
+
+
+def _materialized(backward: Backward, cotangents: Gradients) -> Gradients | None:
+    """Zeros in place of the gradients that are not asked for; None if none is, as torch's autograd may come here all the same."""
+    if all(t is not None for t in cotangents):
+        return cotangents
+    if all(t is None for t in cotangents):
+        return None
+    return [zeros() if t is None and zeros is not None else t for t, zeros in zip(cotangents, backward.zeros, strict=True)]
+
+
 def _differentiated(ctx: Any, cotangents: Gradients) -> Gradients:
     """Gradients with a history."""
     if ctx.run is None:
@@ -153,20 +183,25 @@ class _Program(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backward: Backward, saved: tuple, other: Any, results: tuple, constant: tuple, *inputs: Any) -> tuple:
-        ctx.compiled, ctx.other, ctx.pullback, ctx.run = backward.compiled, other, backward.pullback, backward.run(inputs)
+        ctx.set_materialize_grads(False)
+        ctx.backward_of, ctx.other, ctx.pullback, ctx.run = backward, other, backward.pullback, backward.run(inputs)
+        ctx.num_inputs = len(inputs)
         ctx.save_for_backward(*_unviewed(saved))
         if constant:
             ctx.mark_non_differentiable(*constant)
         return results
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> tuple:
-        if torch.is_grad_enabled():
+    def backward(ctx: Any, *given: Any) -> tuple:
+        cotangents = _materialized(ctx.backward_of, given)
+        if cotangents is None:
+            found = (None,) * ctx.num_inputs
+        elif torch.is_grad_enabled():
             found = _differentiated(ctx, cotangents)
         else:
             saved = list(ctx.saved_tensors)
             ctx.maybe_clear_saved_tensors()  # the backward part frees each when it has used it
-            found = ctx.compiled([saved, ctx.other], list(cotangents))
+            found = ctx.backward_of.compiled([saved, ctx.other], list(cotangents))
         _free(ctx)
         return (None, None, None, None, None, *found)
 
@@ -205,13 +240,17 @@ class _Second(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: torch.Tensor, link: _Link, saved: tuple, results: tuple, *inputs: Any) -> tuple:
+        ctx.set_materialize_grads(False)
         ctx.link, ctx.pullback, ctx.run, ctx.num_inputs = link, link.backward.pullback, link.backward.run(inputs), len(inputs)
         ctx.save_for_backward(*_unviewed(saved))
         return results
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> tuple:
-        if torch.is_grad_enabled():
+    def backward(ctx: Any, *given: Any) -> tuple:
+        cotangents = _materialized(ctx.link.backward, given)
+        if cotangents is None:
+            first, found = None, (None,) * ctx.num_inputs
+        elif torch.is_grad_enabled():
             first, found = None, _differentiated(ctx, cotangents)
         else:
             ctx.link.given = list(ctx.saved_tensors), list(cotangents)

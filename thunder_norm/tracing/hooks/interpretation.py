@@ -20,6 +20,7 @@ from thunder_norm.tracing import (
     lookasides,
     modules,
     named_results,
+    replaced_memory,
     standard_library,
     torch_arguments,
     torch_neural,
@@ -91,6 +92,8 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or torch_neural.lookaside(fn, args, kwargs)
         )
         about_python = about_python or modules.making(fn, args, kwargs)
+        if about_python is replaced_memory.data_assigned:
+            return asked.giving_memory(about_python)
         return about_python or named_results.with_fields(asked.lookaside(fn, args, kwargs), fn)
     if is_inside:
         return named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)

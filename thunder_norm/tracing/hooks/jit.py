@@ -19,6 +19,7 @@ from thunder_norm.tracing import (
     native,
     proxy_names,
     python,
+    replaced_memory,
     whereabouts,
 )
 from thunder_norm.tracing.calls.differentiated import Backward, connect
@@ -88,6 +89,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
             stack.enter_context(native.interpreter())
         stack.enter_context(asked.surrounding(fn, args, kwargs))
         stack.enter_context(aliases.noted())
+        stack.enter_context(replaced_memory.noted())
         try:
             found = _original_acquire(fn, args, kwargs, **options)
         except NotImplementedError as e:
@@ -103,6 +105,8 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         if may_begin_again and asked.begins_again(found):
             raise _Again
         found.prologue_trace = modules.asking_users(found.prologue_trace)
+        found.computation_trace = replaced_memory.resolved(found.computation_trace)
+        replaced_memory.guard(found.prologue_trace, found.computation_trace)
         aliases.guard(found.prologue_trace, found.computation_trace)
         aliases.check_written_once(found.computation_trace)
         asked.acquired(found)

@@ -54,6 +54,10 @@ class Participant(Transform):
         """What the interpreter calls instead of `fn`; None has it interpret or run `fn`."""
         return lookaside_for(fn, *args, **kwargs)
 
+    def giving_memory(self, put: Callable) -> Callable:
+        """What is called for ``x.data = value`` with plain tensors; `put` notes it in the trace."""
+        return put
+
     def write_epilogue(self, ctx: jit_ext.JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Have the epilogue write what the program has put into objects; ``process()`` is what Thunder writes."""
         process()

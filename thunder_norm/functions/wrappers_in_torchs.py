@@ -1,0 +1,118 @@
+"""Wrappers in functions under torch's own transforms, `torch.func.grad` and the others.
+
+Our transforms differentiate what a class does to its inner tensors.  Torch's differentiate the operation, and ask the class for the
+operations of its derivative: gradients of quantities have units, those of logarithms are logarithms.  The two agree where a class does to
+each of its inner tensors what is done to the whole, and keeps nothing besides; other programs are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm.errors import TransformError, with_details
+from thunder_norm.functions.interpreted import is_open
+from thunder_norm.subclass.activity import propagate
+from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.subclass.trace import OperationId
+from thunder_norm.tracing.locations import location_of, location_of_user
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
+
+
+class OfTorch:
+    """The function that a transform of torch's is given."""
+
+    def __init__(self, function: Callable):
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self.function(*args, **kwargs)
+
+
+def check_agrees(name: str, given: Any, trace: TraceCtx, moving: Sequence[tuple[TensorProxy, TensorProxy]]) -> None:
+    """Refuse a function whose derivative would be another than torch's.
+
+    Args:
+        name: of the transform.
+        given: the arguments that it is differentiated in.
+        trace: the function's program.
+        moving: the tensors of these, and what the program calls them.
+
+    Raises:
+        TransformError: a wrapper among the arguments has a context, or an operation on wrappers is not that on their inner tensors.
+    """
+    wrappers = [v for v in tree_flatten(given, is_leaf=is_open)[0] if is_open(v)]
+    if (w := next((w for w in wrappers if _has_context(w.structure.spec)), None)) is not None:
+        why = (
+            f"a {w.class_name} has a context, and its gradients have that which its class gives to the operations of the backward"
+        )
+        raise _refused(name, f"a {w.class_name}", why, location_of_user())
+    wrapper_of = {p.name: i for i, w in enumerate(wrappers) for p in w.leaves if isinstance(p, TensorProxy)}
+    active = {p.name for _, p in moving}
+    inside = {p.name: wrapper_of[outer.name] for outer, p in moving if outer.name in wrapper_of}  # and of which wrapper it is
+    for i, bsym in enumerate(trace.bound_symbols, len(wrappers)):
+        given_here = {p.name for p in bsym.flat_proxy_args} & active
+        if isinstance(bsym.sym.id, OperationId) and not isinstance(bsym.sym.id.cls, str):
+            _check_operation(name, bsym, given_here, inside)
+            inside |= {p.name: i for p in bsym.flat_proxy_outs}
+        elif given_here and inside.keys() >= given_here:  # what a transform inside has made of the operations on wrappers
+            inside |= {p.name: inside[next(iter(given_here))] for p in bsym.flat_proxy_outs}
+        propagate(bsym, active)
+
+
+def _has_context(spec: WrapperSpec) -> bool:
+    return bool(spec.ctx) or any(_has_context(inner) for inner in spec.inner if inner is not None)
+
+
+def _check_operation(name: str, bsym: BoundSymbol, moving: set[str], inside: dict[str, int]) -> None:
+    if not moving:
+        return
+    what = f"{bsym.sym.id}"
+    if not inside.keys() >= moving:
+        why = "the gradient of a plain tensor beside wrappers is a wrapper in torch"
+        raise _refused(name, what, why, location_of(bsym))
+    parts = [_cone(p.name, bsym.subsymbols) for p in bsym.flat_proxy_outs]
+    kinds = {tuple(b.sym.name for b in part) for part in parts}
+    is_alone = len(parts) == 1 and _base(bsym) not in "".join(next(iter(kinds)))
+    if len(kinds) != 1 or is_alone or any(_mixes(part, inside) for part in parts):
+        why = "what the class does to its inner tensors is not what is done to the whole: torch would differentiate that"
+        raise _refused(name, what, why, location_of(bsym))
+
+
+def _mixes(part: Sequence[BoundSymbol], inside: dict[str, int]) -> bool:
+    """Whether one result comes from several inner tensors of one wrapper."""
+    wrappers = [inside[name] for name in {p.name for b in part for p in b.flat_proxy_args} if name in inside]
+    return len(set(wrappers)) != len(wrappers)
+
+
+def _base(bsym: BoundSymbol) -> str:
+    return _SAME.get(name := bsym.sym.id.op.rstrip("_"), name)
+
+
+_SAME = {"t": "permute", "T": "permute", "view": "reshape", "matmul": "m", "mm": "m", "linear": "m", "bmm": "m", "square": "pow"}
+
+
+def _cone(name: str, bsyms: Iterable[BoundSymbol]) -> list[BoundSymbol]:
+    """The operations that a result comes from."""
+    wanted, found = {name}, []
+    for bsym in reversed(list(bsyms)):
+        if any(p.name in wanted for p in bsym.flat_proxy_outs):
+            found.append(bsym)
+            wanted |= {p.name for p in bsym.flat_proxy_args}
+    return found[::-1]
+
+
+def _refused(name: str, what: str, why: str, at: str | None) -> TransformError:
+    return TransformError(
+        with_details(
+            f"torch.func.{name} of a function with {what} in it",
+            at=at,
+            why=why,
+            instead=f"thunder_norm.transforms.{name}, which differentiates the inner tensors, or take them out of the wrapper",
+        )
+    )

@@ -1,0 +1,69 @@
+"""What a tensor is worth apart from its history: values from one tensor, gradients to another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from thunder.core import dtypes
+from thunder.core.prims import get_grad, put_grad
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.transforms import register_grad
+from thunder.extend import OperatorExecutor
+
+# Never in an executor list: what is written here carries it.
+_executor = OperatorExecutor("thunder_norm_histories", version="1")
+
+
+def _history_meta(tensor: TensorProxy) -> TensorProxy:
+    return TensorProxy(like=tensor, requires_grad=False)
+
+
+def _current_meta(history: TensorProxy, value: TensorProxy) -> TensorProxy:
+    return TensorProxy(like=value, requires_grad=False)
+
+
+_history = _executor.register_operator("history", meta=_history_meta, fn=lambda tensor: tensor.view_as(tensor))
+_current = _executor.register_operator("current", meta=_current_meta, fn=lambda history, value: value.detach())
+
+
+def history_of(tensor: TensorProxy) -> TensorProxy:
+    """Write what leads gradients to where those of a tensor go."""
+    _register()
+    return _history(tensor)
+
+
+def current(history: TensorProxy, value: TensorProxy) -> TensorProxy:
+    """Write a tensor with the gradients of the first, in the memory of the second, whatever is written there."""
+    _register()
+    return _current(history, value)
+
+
+def _history_gradient(tensor: TensorProxy) -> TensorProxy:
+    history = _history(tensor)
+    put_grad(tensor, get_grad(history))
+    return history
+
+
+def _current_gradient(history: TensorProxy, value: TensorProxy) -> TensorProxy:
+    found = _current(history, value)
+    put_grad(history, get_grad(found))
+    return found
+
+
+@functools.cache
+def _register() -> None:
+    """Tell Thunder their gradients, once there is one: importing us changes nothing of Thunder."""
+    register_grad(_history.id, _history_gradient)
+    register_grad(_current.id, _current_gradient)
+
+
+def depending_on_gradients(bsyms: Sequence[BoundSymbol]) -> set[str]:
+    """The names of what may have a history in eager mode: inputs that require grad, and what operations make of these."""
+    inputs = (p for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy) and p.history is not None)
+    found = {p.name for p in inputs if p.requires_grad and dtypes.is_inexact_dtype(p.dtype)}
+    for bsym in bsyms:
+        if bsym.sym.name != "detach" and any(p.name in found for p in bsym.flat_proxy_args):
+            found |= {p.name for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)}
+    return found
