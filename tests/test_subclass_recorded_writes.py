@@ -255,7 +255,9 @@ def test_other_classes_get_a_history_too():
 
     thunder.jit(f, transforms=[SubclassTransform()])(x, p)
     torch.testing.assert_close(x.value, before + p.detach())
-    x.backward(OpCounter(torch.ones(3)))
+    with pytest.raises(ThunderNormError, match="context 2"):
+        x.backward(OpCounter(torch.ones(3)))
+    x.backward(OpCounter(torch.ones(3), 2))
     assert x.requires_grad and p.grad is not None
 
 

@@ -54,7 +54,7 @@ QUESTIONS: list[Callable[[torch.Tensor], Any]] = [
 
 def drawn(seed: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
     """A program of two inputs that asks three times or more; the answers decide nothing, but are in its result."""
-    draw = random.Random(seed)
+    draw = random.Random(seeded(seed))
     kinds = draw.choices((VIEWS, COMPUTED, WRITES, QUESTIONS), (3, 2, 4, 3), k=14) + [QUESTIONS] * 2
     steps = [(kind, draw.choice(kind), draw.random()) for kind in kinds]
 
@@ -77,7 +77,7 @@ def drawn(seed: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
 def test_values_after_writes_are_eagers(transform):
     right, programs = 0, 30
     for seed in range(programs):
-        program = drawn(seeded(seed))
+        program = drawn(seed)
         jf = thunder.jit(program, transforms=[transform()])
         for call in range(3):
             torch.manual_seed(seeded(call))

@@ -72,7 +72,7 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
             return func(*args, **kwargs)
     call = in_place.out_of_place(func, args, kwargs)
     if call is not None:
-        return in_place.run(func, *call, run_rule)
+        return in_place.run(func, *call, _run_known)
     program = program_of(key, args, kwargs)
     if program is not None:
         with current_environment().inside_function():
@@ -199,6 +199,15 @@ def _autograd_again() -> Iterator[None]:
         yield
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)
+
+
+def _run_known(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """By the program that the operation is written as, if this call is, or else by its rule."""
+    program = program_of(key_of(func), args, kwargs)
+    if program is None:
+        return run_rule(op, func, args, kwargs)
+    with current_environment().inside_function():
+        return program(*args, **kwargs)
 
 
 def run_rule(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
