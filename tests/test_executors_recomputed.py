@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import networkx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -177,24 +177,21 @@ class _Given:
         return self.proxies[name]
 
 
-def _least(given: _Given) -> float:
-    """The size of a minimum cut, as networkx has it."""
-    graph = networkx.DiGraph()
-    for name, size in given.proxies.items():
-        graph.add_edge((name, 0), (name, 1), **({} if math.isinf(size) else {"capacity": size}))
-        for source in given.recomputable.get(name, ()):
-            graph.add_edge((source, 1), (name, 0))
+def _computes(kept: set[str], given: _Given) -> bool:
+    """Whether all that is asked for can be computed of what is kept."""
+    waiting = [name for name in given.asked if name not in kept]
+    while waiting:
+        name = waiting.pop()
         if name not in given.recomputable:
-            graph.add_edge("begin", (name, 0))
-    for name in given.asked:
-        graph.add_edge((name, 1), "end")
-    return networkx.minimum_cut_value(graph, "begin", "end")
+            return False
+        waiting += [source for source in given.recomputable[name] if source not in kept]
+    return True
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_what_is_kept_is_a_minimum_cut(seed: int):
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_kept_is_the_least_of_all_that_will_do(seed: int):
     draw = random.Random(seeded(seed))
-    names = [f"t{i}" for i in range(draw.randint(2, 14))]
+    names = [f"t{i}" for i in range(draw.randint(2, 8))]
     sizes, recomputable = {}, {}
     for i, name in enumerate(names):
         sizes[name] = draw.choice([1, 2, 3, 4, 8, math.inf])
@@ -203,12 +200,10 @@ def test_what_is_kept_is_a_minimum_cut(seed: int):
     asked = draw.sample(names, draw.randint(1, len(names)))
     sizes.update((name, draw.choice([1, 2, 3, 5])) for name in asked)
     given = _Given(sizes, recomputable, asked)
-    kept = recomputed._Cut(given).kept()  # type: ignore[arg-type]
-    assert sum(sizes[name] for name in kept) == _least(given)
-    waiting = [name for name in asked if name not in kept]  # and all that is asked for can be computed of what is kept
-    while waiting:
-        sources = recomputable[waiting.pop()]
-        waiting += [name for name in sources if name not in kept]
+    kept = recomputed._kept(given)  # type: ignore[arg-type]
+    subsets = (set(subset) for n in range(len(names) + 1) for subset in itertools.combinations(names, n))
+    assert _computes(kept, given)
+    assert sum(sizes[n] for n in kept) == min(sum(sizes[n] for n in subset) for subset in subsets if _computes(subset, given))
 
 
 # -- what is left alone ------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ written into between a forward and its backward is what might be without this.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+
+import networkx
 
 from thunder_norm.executors.members import changes_memory, is_constant, is_entrywise, is_view, may_be_in_region, target_of
 from thunder_norm.executors.regions import SAME_MEMORY, Memory, sides
@@ -34,7 +36,7 @@ def recomputing(bsyms: Sequence[BoundSymbol], trace: TraceCtx) -> list[BoundSymb
         return list(bsyms)
     backward = {i for i in both[1] if bsyms[i].sym.id not in _NO_OPERATIONS}
     program = _Forward([bsyms[i] for i in both[0]], [bsyms[i] for i in sorted(backward)], bsyms[-1])
-    again = _Again(program, _Cut(program).kept(), trace)
+    again = _Again(program, _kept(program), trace)
     found: list[BoundSymbol] = []
     for i, bsym in enumerate(bsyms):
         if i in backward:
@@ -135,81 +137,33 @@ class _Forward:
         return math.prod(p.shape) * p.dtype.bytes
 
 
-_Node = tuple[str, bool]  # a tensor as it is made, or, True, as it is used: what flows from one to the other is kept
-
-
-class _Cut:
-    """The tensors of least size that the backward can compute all that it asks for from: a maximum flow, and the cut next to its end."""
-
-    def __init__(self, program: _Forward):
-        self._program = program
-        self._free = {name: program.size(name) for name in program.proxies}
-        self._users: dict[str, list[str]] = {}
-        for name, sources in program.recomputable.items():
-            for source in sources:
-                self._users.setdefault(source, []).append(name)
-        self._kept: dict[str, float] = {}  # what flows through a tensor
-        self._used: dict[tuple[str, str], float] = {}  # and from one into what is computed from it
-        self._closed: set[_Node] = set()  # whence one comes to an end, and not from a beginning
-
-    def kept(self) -> set[str]:
-        """The names of what is kept."""
-        for name in self._program.asked:
-            if math.isinf(self._free[name]):
-                continue
-            while (path := self._path((name, True))) is not None:
-                self._send(path)
-        return {name for name, is_used in self._closed if is_used and (name, False) not in self._closed}
-
-    def _path(self, end: _Node) -> list[_Node] | None:
-        """A way that is not full from where nothing is recomputed to here; None if there is none, and all that leads here is closed."""
-        after: dict[_Node, _Node | None] = {end: None}
-        waiting = [end]
-        while waiting:
-            node = waiting.pop()
-            if not node[1] and node[0] not in self._program.recomputable:
-                path: list[_Node] = []
-                step: _Node | None = node
-                while step is not None:
-                    path.append(step)
-                    step = after[step]
-                return path
-            for before in self._before(node):
-                if before not in after and before not in self._closed:
-                    after[before] = node
-                    waiting.append(before)
-        self._closed |= after.keys()
-        return None
-
-    def _before(self, node: _Node) -> Iterator[_Node]:
-        name, is_used = node
-        if is_used:
-            if self._free[name] > 0:
-                yield name, False
-            yield from ((user, False) for user in self._users.get(name, ()) if self._used.get((name, user), 0) > 0)
+def _kept(program: _Forward) -> set[str]:
+    """The names of the tensors of least size that the backward can compute all that it asks for from: of such cuts the one next to it."""
+    graph = networkx.DiGraph()
+    graph.add_nodes_from((_FORWARD, _BACKWARD))
+    pending = [name for name in program.asked if not math.isinf(program.size(name))]
+    graph.add_edges_from(((name, _USED), _BACKWARD) for name in pending)
+    while pending:
+        name = pending.pop()
+        if (name, _MADE) in graph:
+            continue
+        size = program.size(name)
+        graph.add_edge(
+            (name, _MADE), (name, _USED), **({} if math.isinf(size) else {"capacity": size})
+        )  # without one it has no bound
+        sources = program.recomputable.get(name)
+        if sources is None:
+            graph.add_edge(_FORWARD, (name, _MADE))
         else:
-            yield from ((source, True) for source in self._program.recomputable.get(name, ()))
-            if self._kept.get(name, 0) > 0:
-                yield name, True
+            graph.add_edges_from(((source, _USED), (name, _MADE)) for source in sources)
+            pending += sources
+    _, (_, after) = networkx.minimum_cut(graph, _FORWARD, _BACKWARD)
+    return {name for name, stage in after - {_BACKWARD} if stage is _USED and (name, _MADE) not in after}
 
-    def _send(self, path: Sequence[_Node]) -> None:
-        steps = list(zip(path, path[1:], strict=False))
-        amount = min(self._room(*step) for step in steps)
-        for (name, is_used), (other, _) in steps:
-            if name == other:
-                change = -amount if is_used else amount
-                self._kept[name] = self._kept.get(name, 0) + change
-                self._free[name] -= change
-            elif is_used:
-                self._used[name, other] = self._used.get((name, other), 0) + amount
-            else:
-                self._used[other, name] -= amount
 
-    def _room(self, node: _Node, after: _Node) -> float:
-        (name, is_used), (other, _) = node, after
-        if name == other:
-            return self._kept[name] if is_used else self._free[name]
-        return math.inf if is_used else self._used[other, name]
+# Where a cut is between: what is not recomputed, and the backward; a tensor as it is made, and as it is used, which keeps it.
+_FORWARD, _BACKWARD = "forward", "backward"
+_MADE, _USED = "made", "used"
 
 
 class _Again:

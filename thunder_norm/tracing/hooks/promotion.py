@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thunder_norm.tracing import torch_semantics
+from thunder_norm.tracing import type_promotion
 from thunder_norm.tracing.hooks.participants import has_part
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder.core import dtypes, utils
@@ -18,7 +18,7 @@ _original_dtype = utils.to_dtype
 @replaces(utils, "_elementwise_type_promotion", "a", "b", lines="elementwise_type_promotion: reduce(_elementwise_type_promotion")
 def _promotion(a: Any, b: Any) -> Any:
     """The type of the result of two operands, which is worked out there: torch's wherever we have a part."""
-    mended = torch_semantics.mended_promotion(a, b)
+    mended = type_promotion.mended_promotion(a, b)
     return _original_promotion(a, b) if mended is None or not has_part() else mended
 
 
