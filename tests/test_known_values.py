@@ -101,6 +101,12 @@ def _written_by_a_view_made_before(x):
     return x * 2 if (mask > 0).any() else x
 
 
+def _diagonal_written(x):
+    mask = torch.zeros(3, 3)
+    mask.diagonal().copy_(x[:, 0])
+    return x * 2 if mask.sum() > 0 else x
+
+
 # not known of numbers alone, or not followed so far: the data of the call say it
 OF_THE_DATA = {
     "read by a view": _read_by_a_view,
@@ -108,6 +114,7 @@ OF_THE_DATA = {
     "a part of it written": _written(lambda mask, x: mask[0].zero_()),
     "a view of it written": _written(lambda mask, x: mask.unsqueeze(0).masked_fill_(torch.ones(1, 3).bool(), 0)),
     "written through a view, and read": _written(lambda mask, x: mask[:2].copy_(torch.zeros(2))),
+    "its diagonal written": lambda x: _diagonal_written(x),
     "copied into": _written(lambda mask, x: mask.copy_(x[0, :3].detach())),
     "written without history": _written(lambda mask, x: mask.detach().zero_()),
 }

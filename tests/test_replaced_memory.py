@@ -153,6 +153,18 @@ def detached_and_written(m, x):
     return m.r.exp()
 
 
+def written_through_its_data(m, x):
+    m.w.data.mul_(0.5)
+    return (x @ m.w).sin()
+
+
+def written_detached_and_without_gradients(m, x):
+    m.w.detach()[0].add_(1)
+    with torch.no_grad():
+        m.w.mul_(0.5)
+    return x @ m.w * m.r
+
+
 def kept_elsewhere(m, x):
     m.r.data = m.r.data + 1
     m.other = m.r * 1
@@ -174,7 +186,8 @@ def inside_of_a_wrapper(m, x):
 INPUTS = [
     momentum, momentum_without_gradients, momentum_of_all, clipped, after_a_product, twice, another_parameter, what_is_given,
     what_is_returned, exchanged, transposed, views_keep_the_memory, written_before, written_after, written_before_and_after,
-    the_input, another_shape, returned_itself, size_by_values, detached_and_written, kept_elsewhere, beside_a_wrapper, inside_of_a_wrapper,
+    the_input, another_shape, returned_itself, size_by_values, detached_and_written, written_through_its_data, written_detached_and_without_gradients,
+    kept_elsewhere, beside_a_wrapper, inside_of_a_wrapper,
 ]  # fmt: skip
 
 
@@ -303,6 +316,20 @@ def uses_what_it_made_before(m, x):
     return y + before
 
 
+def uses_a_factor_before(m, x):
+    y = x * 2
+    product = m.w @ y
+    y.data = x * 3
+    return product
+
+
+def uses_a_condition_before(m, x):
+    positive = x > 0
+    chosen = torch.where(positive, m.w, -m.w)
+    positive.data = ~positive
+    return chosen
+
+
 def writes_into_a_value_with_another_history(m, x):
     z = x * 2
     m.w.data = z
@@ -363,7 +390,7 @@ def an_input_inside_of_a_wrapper(m, x):
 
 
 REFUSED = [
-    uses_it_before, uses_it_beside_what_requires_grad, uses_what_it_made_before, writes_into_a_value_with_another_history,
+    uses_it_before, uses_it_beside_what_requires_grad, uses_what_it_made_before, uses_a_factor_before, uses_a_condition_before, writes_into_a_value_with_another_history,
     of_another_dtype, shape_that_gradients_have, in_a_region, in_a_transformed_function, set_of_an_input, set_to_what_requires_grad,
     set_of_a_storage, an_input_inside_of_a_wrapper,
 ]  # fmt: skip

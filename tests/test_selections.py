@@ -74,9 +74,18 @@ PROGRAMS = {
     "modules and numbers": lambda x: _set(_start(x), x > 0, F.gelu(torch.where(x[x > 0] > 1, 2.0, x[x > 0]).clamp(max=1.5))),
     "numbers in tensors": lambda x: _set(_start(x), x > 0, x[x > 0] * torch.tensor(3) + torch.tensor([0.5]) + torch.tensor(2.0)),
     "sum and mean": lambda x: _start(x)[_start(x) > 0].mean() + (x[x < 0] ** 2).sum(),
+    "functions that write": lambda x: _written(x, lambda t: F.elu_(t)),
     "farthest points": _farthest_points,
     "projected distributions": _projected,
 }
+
+
+def _written(x, write):
+    y = _start(x)
+    mask = y > -0.5
+    selected = y[mask]
+    write(selected)
+    return _set(y, mask, selected)
 
 
 def _add_to(y, where, more):
@@ -138,6 +147,65 @@ def test_one_trace_serves_all_sizes():
     assert thunder.cache_misses(jitted) == 1
 
 
+def _of_a_mask_that_changes(x, change):
+    y = _start(x)
+    mask = y > 0
+    selected = y[mask]
+    mask = change(mask)
+    return selected.sum(), selected.mean(), mask * 1
+
+
+CHANGES = {
+    "written": lambda mask: mask.logical_not_(),
+    "a row": lambda mask: (mask[0].fill_(False), mask)[1],
+    "other memory": lambda mask: (setattr(mask, "data", mask.logical_not()), mask)[1],
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_sums_are_of_what_the_mask_selected_and_not_of_what_it_would_by_then(name):
+    jitted = thunder.jit(_of_a_mask_that_changes, transforms=[CheckpointTransform(None)])
+    for x in (_given(), -_given()):
+        torch.testing.assert_close(jitted(x, CHANGES[name]), _of_a_mask_that_changes(x, CHANGES[name]))
+
+
+QUOTIENTS = {
+    "of a number": lambda k: 12 // k,
+    "of one another": lambda k: (k + 9) // k,
+    "remainders": lambda k: torch.remainder(7 - k, k) + torch.fmod(k + 9, k),
+    "rounded": lambda k: torch.div(13, k, rounding_mode="trunc"),
+    "in place": lambda k: k.add_(20).floor_divide_(k - 20),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_integers_are_divided_by_those_that_are_selected_alone(name):
+    def f(k):
+        return _set(k * 1, k != 0, QUOTIENTS[name](k[k != 0]))
+
+    k = torch.tensor([[3, 0, -2], [0, 5, 1]])
+    assert torch.equal(vmap(f)(k), torch.stack(list(map(f, k))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_means_in_low_precision_neither_overflow_nor_miscount(dtype):
+    def f(x):
+        return x[x > 0].mean()
+
+    x = torch.cat([torch.ones(70_001), -torch.ones(2)]).to(dtype) * 3
+    assert vmap(f)(x[None]).item() == f(x).item() == 3
+
+
+def test_a_write_is_into_what_a_conversion_returns_as_it_was():
+    def f(x):
+        return _written(x, lambda t: t.contiguous().to(t.dtype).mul_(3))
+
+    x = _given()
+    jitted = thunder.jit(f, transforms=[CheckpointTransform(None)])
+    torch.testing.assert_close(jitted(x), f(x))
+    torch.testing.assert_close(_gradient(jitted, x), _gradient(f, x))
+
+
 def test_what_is_left_out_has_no_derivative_even_where_that_is_infinite():
     def f(x, power):
         y, mask = torch.zeros_like(x), x > 0
@@ -176,6 +244,10 @@ REFUSED = {
     "beside others": lambda x: torch.cat([x[x > 0], x[x < 0]]),
     "with a tensor of its length": lambda x: _set(x * 1, x > 0, x[x > 0] * x.flatten()),
     "a median": lambda x: x * x[x > 0].median(),
+    "another name of it, written into": lambda x: _written(x, lambda t: t.detach().mul_(3)),
+    "other memory": lambda x: _written(x, lambda t: setattr(t, "data", t * 2)),
+    "a result's place": lambda x: _written(x, lambda t: torch.mul(t, 2, out=t)),
+    "a write without gradients": lambda x: _written(x, torch.no_grad()(lambda t: t.mul_(2))),
     "returned": lambda x: x[x > 0],
 }
 
@@ -184,3 +256,15 @@ REFUSED = {
 def test_what_needs_a_size_is_refused(name):
     with pytest.raises(DataDependentError, match=r"(?s)mask selects.*test_selections.py:\d+.*torch\.where"):
         vmap(REFUSED[name])(_given()[None])
+
+
+def test_a_mask_that_lies_in_other_memory_is_another_one():
+    def f(x):
+        y = x * 1
+        mask = y > 0
+        selected = y[mask]
+        mask.data = y < 0
+        return _set(y, mask, selected)
+
+    with pytest.raises(DataDependentError, match="other places"):
+        thunder.jit(f, transforms=[CheckpointTransform(None)])(_given())

@@ -24,6 +24,7 @@ VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda t: t.flatten(),
     lambda t: t.detach(),
     lambda t: t[0],
+    lambda t: t.diagonal() if t.dim() > 1 else t[1:],
 ]
 COMPUTED: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda t: t * 2 - 1,
@@ -112,6 +113,36 @@ def test_masks_that_a_program_fills_decide(transform):
     for places in ([[0, 1], [2, 2]], [[0, 0], [1, 3]], [[1, 1], [0, 0]]):
         x = torch.randn(2, 4, 2)
         torch.testing.assert_close(jf(x, torch.tensor(places)), program(x, torch.tensor(places)))
+
+
+VIEWS_OF_MATRICES = {
+    "diagonal": lambda t: t.diagonal(1),
+    "diagonal of a view": lambda t: t.view(3, 2, 2).diagonal(dim1=0, dim2=2),
+    "windows": lambda t: t.unfold(1, 2, 2),
+    "strides": lambda t: t.as_strided((2, 2), (4, 1)),
+    "parts": lambda t: t.hsplit(2)[1],
+    "rows": lambda t: t.unbind(0)[2],
+    "adjoint": lambda t: t.adjoint()[1],
+    "other dimensions": lambda t: t.unflatten(1, (2, 2)).movedim(0, 2)[0],
+    "complex numbers": lambda t: torch.view_as_complex(t.view(3, 2, 2)).imag,
+}
+
+
+@pytest.mark.parametrize("make", [lambda x: x * 1, lambda x: torch.zeros(3, 4)], ids=["of an input", "of numbers"])
+@pytest.mark.parametrize("name", VIEWS_OF_MATRICES)
+def test_what_is_written_through_a_view_decides_and_what_a_view_reads(name, make):
+    def program(x):
+        through, under = make(x), make(x)
+        view, read = VIEWS_OF_MATRICES[name](through), VIEWS_OF_MATRICES[name](under)
+        view.copy_(x.sum().expand(view.shape) * 5)
+        under.copy_(x.sum().expand(3, 4))
+        return bool(through.sum() > 0), bool(read.sum() > 0)
+
+    jf = thunder.jit(program, transforms=[SubclassTransform()])
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 4).abs() + 1
+    for given in (x, -x, x * 2):
+        assert jf(given) == program(given)
 
 
 def test_a_tensor_that_is_filled_in_part_is_refused():

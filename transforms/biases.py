@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from thunder_norm.checkpointing.regions import is_region, with_body
 from thunder_norm.functions.jitted import Watching
-from thunder_norm.subclass import values
 from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
 from thunder.core import prims
@@ -50,8 +49,8 @@ class SplitBiasTransform(Watching):
         self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, **kwargs: Any
     ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
         """Rewrite the computation."""
-        values.check_numbers(computation_trace)
-        return prologue_trace, split_bias(computation_trace), epilogue_trace
+        _, computation, _ = super().transform_traces_pre_prologue(prologue_trace, computation_trace, epilogue_trace)
+        return prologue_trace, split_bias(computation), epilogue_trace
 
     def __repr__(self) -> str:
         return "SplitBiasTransform()"

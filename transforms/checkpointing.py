@@ -16,7 +16,6 @@ from thunder_norm.checkpointing.regions import finished, is_region
 from thunder_norm.errors import CheckpointError, TransformTypeError, with_details
 from thunder_norm.functions.jitted import Watching
 from thunder_norm.profiling.memory import Kind
-from thunder_norm.subclass import values
 from thunder_norm.tracing import hooks, lookasides
 import thunder
 from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
@@ -91,8 +90,8 @@ class CheckpointTransform(Watching):
         """Give regions the results that the program around them uses, and choose more of them to keep to a budget."""
         if self.policy is not None and not self._is_module:
             raise CheckpointError("a policy of CheckpointTransform is about modules, and what is jitted is a function")
-        values.check_numbers(computation_trace)
-        computation = finished(computation_trace)
+        _, computation, _ = super().transform_traces_pre_prologue(prologue_trace, computation_trace, epilogue_trace)
+        computation = finished(computation)
         if self.memory_budget is not None and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
             computation, self._report = Budget(computation, self.memory_budget, executors_list, self._kinds).keep()
         return prologue_trace, computation, epilogue_trace

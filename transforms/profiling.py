@@ -22,7 +22,6 @@ from thunder_norm.profiling.recorder import Recorder
 from thunder_norm.profiling.report import Profile
 from thunder_norm.profiling.stand_ins import StandIns
 from thunder_norm.profiling.totals import TARGETS, Target
-from thunder_norm.subclass import values
 from thunder_norm.tracing import compilation
 from thunder_norm.tracing.translation import empty_for
 import thunder
@@ -199,11 +198,11 @@ class ProfileTransform(Watching):
 
     def transform_traces_pre_prologue(self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, **kwargs: Any):
         """Keep the lists that the compilation at hand writes its traces into."""
-        values.check_numbers(computation_trace)
+        traces = super().transform_traces_pre_prologue(prologue_trace, computation_trace, epilogue_trace)
         stats = compilation.current_stats()
         names = {b.output.name: b.args[1] for b in prologue_trace.bound_symbols if b.sym.id in _UNPACK_TENSORS}
         self._compiled.append(_Compiled(stats.last_traces, stats.last_backward_traces, names, self._module, self.count))
-        return prologue_trace, computation_trace, epilogue_trace
+        return traces
 
     @property
     def report(self) -> Profile:

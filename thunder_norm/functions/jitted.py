@@ -68,6 +68,15 @@ class Watching(interception.Watching):
             broadcast_scalars(functional(trace)) if torch.is_grad_enabled() else boundary_passes.of_constants(trace, trace.args)
         )
 
+    def transform_traces_pre_prologue(
+        self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, **kwargs: Any
+    ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
+        """Refuse a program whose numbers are values of tensors, and let inputs that are written into keep their gradients."""
+        values.check_numbers(computation_trace)
+        if torch.is_grad_enabled():
+            computation_trace = _with_gradients_of_given(computation_trace)
+        return prologue_trace, computation_trace, epilogue_trace
+
 
 # -- the transform that interprets tensor wrapper subclasses ------------------------------------------------------------
 
@@ -240,7 +249,7 @@ def _with_gradients_of_given(trace: TraceCtx) -> TraceCtx:
     given = returned.args[0]
     late = {
         i: p
-        for i, (p, a) in enumerate(zip(given["flat_args"], trace.args, strict=True))
+        for i, (p, a) in enumerate(zip(given["flat_args"], trace.args, strict=False))  # another transform may have added some
         if isinstance(a, TensorProxy) and a.requires_grad and p.name != a.name
     }
     if not late:

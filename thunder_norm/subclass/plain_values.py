@@ -17,7 +17,7 @@ from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
-from thunder.core.update_aliases import _is_inplace_op
+from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
 from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
 
@@ -50,7 +50,9 @@ def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place:
     targets = [_targets(bsym) for bsym in program]
     made_by: dict[str, BoundSymbol] = {}
     if any(targets):
-        made_by = {o.name: bsym for bsym in _leaves(program) for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
+        views = filter(_is_view_creation_op, _parts(program))  # of which some consist of operations that copy: a diagonal
+        makers = (*_leaves(program), *views)
+        made_by = {o.name: bsym for bsym in makers for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
     wanted, found, overwritten = {p.name: p}, [], set()
     read = _memory(p, made_by, place) if made_by else set()
     for bsym, written in zip(reversed(program), reversed(targets), strict=True):

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import DataDependentError, with_details
-from thunder_norm.subclass import plain_values
+from thunder_norm.subclass import plain_values, whole
 from thunder_norm.subclass.acquisition import ACQUISITION, Acquisition, value_of
-from thunder_norm.subclass.entrywise import METADATA, is_entrywise, out_of_place
+from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.entrywise import METADATA, SHARING_MEMORY, dtype_beside, is_division, is_entrywise, out_of_place
 from thunder_norm.subclass.fallback import fallback_executor, is_random
 from thunder_norm.subclass.operations import torch_callable
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.views_in_place import RETURNING_SELF
 from thunder.core import dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -45,11 +47,15 @@ class _Selection:
 
     dense: WrappedValue
     mask: WrappedValue
+    values: WrappedValue  # of the mask, when it selected
     version: str  # of the mask, when it selected
     scope: list  # of the trace, where it was
     position: int  # how many operations were in it
     at: str | None
     why: str  # its size is not known
+    memory: list[_Selection] = field(default_factory=list)  # those that lie in one
+    is_recorded: bool = False  # with gradients
+    is_stale: bool = False  # another one in its memory was written into
 
     @property
     def num_own_dims(self) -> int:
@@ -144,30 +150,21 @@ _SELECTED = fallback_executor.register_operator("selected_by_mask", meta=_like, 
 
 
 def _select(why: str, x: WrappedValue, mask: WrappedValue) -> Any:
-    dense = _interpret_call(_kept, x, mask)
+    values = _interpret_call(torch.clone, mask)
+    dense = values if values is INTERPRETER_SIGNALS.EXCEPTION_RAISED else _interpret_call(whole.kept, x, values)
     if dense is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return dense
     scope = get_jit_ctx().computation_trace.peek_scope()
-    return _hold(_Selection(dense, mask, _version(mask.value), scope, len(scope), location_of_user(), why))
+    return _hold(_Selection(dense, mask, values, _version(mask.value), scope, len(scope), location_of_user(), why))
 
 
 def _hold(selection: _Selection) -> WrappedValue:
     own, mask = selection.dense.value, selection.mask.value
     standing = _SELECTED((mask.numel, *own.shape[mask.ndim :]), own.device, own.dtype, selection.at, selection.why)
     _known()[standing.name] = selection
+    selection.memory.append(selection)
+    selection.is_recorded = is_grad_enabled() and dtypes.is_inexact_dtype(own.dtype)
     return wrapped_result(standing, [selection.dense.provenance, selection.mask.provenance])
-
-
-def _kept(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same numbers, whose gradient is zero where the mask is false, and not zero times something."""
-    return torch.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, x.detach())
-
-
-def _operand(t: torch.Tensor, mask: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that meets each of the selected entries."""
-    t = t.to(dtype)
-    t = (t.squeeze(0) if t.ndim > len(shape) - mask.ndim else t).expand(shape)
-    return torch.where(mask.reshape(mask.shape + (1,) * (t.ndim - mask.ndim)), t, t.detach())
 
 
 # -- what is done with it -----------------------------------------------------------------------------------------------
@@ -180,10 +177,12 @@ def _use(known: dict[str, _Selection], selection: _Selection, fn: Callable, args
         return None if is_known else _refusing(selection, f".{name}")
     torch_fn = torch_callable(fn)
     name = getattr(torch_fn, "__name__", "")
-    if torch_fn is None:
+    if torch_fn is None and fn is not setattr:
         return _refusing(selection, str(fn)) if isinstance(fn, Symbol) else None  # Python, whose calls come here as well
     if name in METADATA:
         return None
+    if fn is setattr:
+        return _refusing(selection, f"setting its .{args[1].value}")
     if name == "__setitem__":
         return lambda *own, **named: _write(known, selection, own)
     if name in ("sum", "mean"):
@@ -230,16 +229,30 @@ def _compute(
     given = [*args, *kwargs.values()]
     kinds = {known[n].dense.value.dtype for n in _names(known, args, kwargs)}
     operands = [_as_dense(known, selection, kinds, a) for a in given]
-    if any(v is None for v in operands) or ("inplace" in kwargs and kwargs["inplace"].value):
+    is_written = "out" in kwargs or ("inplace" in kwargs and kwargs["inplace"].value)
+    if is_written or any(v is None for v in operands):
         return _refused(selection, name)
     if INTERPRETER_SIGNALS.EXCEPTION_RAISED in operands:
         return INTERPRETER_SIGNALS.EXCEPTION_RAISED
+    if is_division(name):
+        operands = [_divisor(v, selection) for v in operands]
     result = run(*operands[: len(args)], **dict(zip(kwargs, operands[len(args) :], strict=True)))
     if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return result
     if not _fits(result.value, selection):
         return _refused(selection, name)
-    return _hold(replace(selection, dense=result))
+    made, first = replace(selection, dense=result, memory=[]), known.get(getattr(args[0].value, "name", "")) if args else None
+    if first is not None and first.dense.value.dtype == result.value.dtype and "copy" not in kwargs:
+        if name in RETURNING_SELF:
+            return args[0]
+        made.memory = first.memory if name in SHARING_MEMORY else made.memory
+    return _hold(made)
+
+
+def _divisor(operand: WrappedValue, selection: _Selection) -> WrappedValue:
+    value = operand.value
+    is_of_integers = isinstance(value, TensorProxy) and dtypes.is_integer_dtype(value.dtype) and value.dtype is not dtypes.bool8
+    return _interpret_call(whole.divisor, operand, selection.values) if is_of_integers else operand
 
 
 def _compared(name: str, x: TensorProxy, other: Any) -> Any:
@@ -253,6 +266,9 @@ def _compared(name: str, x: TensorProxy, other: Any) -> Any:
 
 
 def _calling(name: str) -> Callable:
+    if not hasattr(torch.Tensor, name):
+        fn = getattr(torch.nn.functional, name)
+        return lambda *args, **kwargs: _interpret_call(fn, *args, **kwargs)
     return lambda x, *args, **kwargs: _interpret_call(
         lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs), x, *args, **kwargs
     )
@@ -277,11 +293,11 @@ def _as_dense(known: Mapping[str, _Selection], selection: _Selection, kinds: set
         return None if any(isinstance(v, TensorProxy) for v in tree_leaves(value_of(argument))) else argument
     own = known.get(value.name)
     if own is not None:
-        is_alike = own.num_own_dims == selection.num_own_dims and _are_same(own, selection.mask.value)
+        is_alike = not own.is_stale and own.num_own_dims == selection.num_own_dims and _are_same(own, selection.mask.value)
         return own.dense if is_alike else None
     mask, num_own_dims = selection.mask.value, selection.num_own_dims
     is_of_length_1 = value.ndim == num_own_dims + 1 and value.shape[0] == 1  # over what is selected
-    dtype = value.dtype if value.ndim else _dtype_beside(value.dtype, kinds)
+    dtype = value.dtype if value.ndim else dtype_beside(value.dtype, kinds)
     if (value.ndim > num_own_dims and not is_of_length_1) or dtype is None:
         return None
     try:
@@ -289,18 +305,7 @@ def _as_dense(known: Mapping[str, _Selection], selection: _Selection, kinds: set
     except RuntimeError:
         return None
     options = (tuple(shape), dtypes.to_torch_dtype(dtype))
-    return _interpret_call(_operand, argument, selection.mask, *map(wrap_const, options))
-
-
-def _dtype_beside(dtype: Any, kinds: set[Any]) -> Any | None:
-    """What a tensor without dimensions is taken as beside some of these kinds: it decides only where it is of a higher one."""
-    if dtype in kinds or dtype is dtypes.bool8:  # as a condition it stays one
-        return dtype
-    floating = [k for k in kinds if dtypes.is_float_dtype(k)]
-    integers = [k for k in kinds if dtypes.is_integer_dtype(k) and k is not dtypes.bool8]
-    fitting = floating or ([] if dtypes.is_inexact_dtype(dtype) else integers)
-    is_higher = dtypes.is_complex_dtype(dtype) or any(map(dtypes.is_complex_dtype, kinds))
-    return fitting[0] if len(fitting) == 1 and not is_higher else None
+    return _interpret_call(whole.operand, argument, selection.values, *map(wrap_const, options))
 
 
 def _change(
@@ -314,7 +319,8 @@ def _change(
     target = known.get(getattr(args[0].value, "name", ""))
     if target is None:
         return _refused(selection, f"writing it into another tensor by {name}_")
-
+    if target.is_recorded and not is_grad_enabled():
+        return _refused(selection, f"{name}_ under no_grad(), which leaves gradients as they were,")
     result = _compute(known, selection, name, _calling(name), args, kwargs)
     if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return result
@@ -322,27 +328,20 @@ def _change(
     if made.dense.value.dtype != target.dense.value.dtype or made.dense.value.shape != target.dense.value.shape:
         return _refused(selection, f"{name}_ with another dtype or shape")
     target.dense = made.dense
+    for other in target.memory:
+        other.is_stale = other is not target
     return args[0]
 
 
 def _reduce(selection: _Selection, name: str, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> Any:
     """The sum or the mean of all that is selected."""
-    if len(args) > 1 or kwargs:
-        return _refused(selection, f"{name} over some dimensions")
+    if len(args) > 1 or kwargs or selection.is_stale:
+        return _refused(selection, f"{name} over some dimensions, or after a write into what shares its memory")
     if name == "mean" and not dtypes.is_inexact_dtype(selection.dense.value.dtype):
         return do_raise(
             RuntimeError("mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype.")
         )
-    return _interpret_call(_sum if name == "sum" else _mean, selection.dense, selection.mask)
-
-
-def _sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return torch.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, torch.zeros_like(x)).sum()
-
-
-def _mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)).expand(x.shape)
-    return torch.where(mask, x, torch.zeros_like(x)).sum() / mask.sum().to(x.dtype)
+    return _interpret_call(whole.total if name == "sum" else whole.mean, selection.dense, selection.values)
 
 
 def _write(known: dict[str, _Selection], selection: _Selection, args: Sequence[WrappedValue]) -> Any:
@@ -350,17 +349,13 @@ def _write(known: dict[str, _Selection], selection: _Selection, args: Sequence[W
     x, key, value = (a.value for a in args)
     own = known.get(getattr(value, "name", ""))
     is_known = own is not None and getattr(x, "name", "") not in known and _is_mask(x, key) and _are_same(own, key)
-    if not is_known or own.dense.value.ndim != x.ndim:
+    if not is_known or own.is_stale or own.dense.value.ndim != x.ndim:
         return _refused(selection, "writing it to other places")
     if own.dense.value.dtype != x.dtype:
         return do_raise(
             RuntimeError(f"Index put requires the source and destination dtypes match, got {x.dtype} and {value.dtype}")
         )
-    return _interpret_call(_put, args[0], args[1], own.dense)
-
-
-def _put(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
-    x.copy_(torch.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), values.expand(x.shape), x))
+    return _interpret_call(whole.put, args[0], args[1], own.dense)
 
 
 # -- which masks are the same -------------------------------------------------------------------------------------------
@@ -383,7 +378,10 @@ def _are_same(selection: _Selection, key: TensorProxy) -> bool:
     if selection.scope is not written:
         return False
     if mask.name == key.name:
-        changed = [p for bsym in written[selection.position :] if _is_inplace_op(bsym) for p in bsym.flat_proxy_args]
+        since = written[selection.position :]
+        if any(p.name == key.name for bsym in since for p in bsym.flat_proxy_outs):
+            return False  # the object lies in other memory by now, or is another view of it
+        changed = [p for bsym in since if _is_inplace_op(bsym) for p in bsym.flat_proxy_args]
         return _version(key) == selection.version and not any(getattr(p, "dtype", None) in _OF_BYTES for p in changed)
     return _version(mask) == mask.name and _version(key) == key.name and plain_values.are_made_alike(mask, key, written)
 

@@ -175,7 +175,8 @@ _OF_TORCH = frozenset(
     "broadcast_tensors new_ones new_zeros new_full eye linspace tril triu bool int long float aten_linspace_default "
     "aten_logspace_default".split()
 )
-_OF_ONE_STEP = frozenset({"lerp"})  # Thunder's primitive runs nowhere by itself
+# Thunder's primitive of the first runs nowhere by itself, and those of the second make a copy where torch has a view.
+_OF_ONE_STEP = frozenset({"lerp", "diagonal"})
 _OTHER_EACH_TIME = ("EMPTY", "RANDINT", "RANDN", "UNIFORM", "UNIFORM_PHILOX", "MULTINOMIAL", "GET_AND_UPDATE_RNG_STATE")
 
 

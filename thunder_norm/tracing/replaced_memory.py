@@ -132,6 +132,7 @@ def _rename(trace: TraceCtx, what: str, names: list[TensorProxy], value: TensorP
     if any(p.name not in made for p in names):
         raise _refused(f"{what} from around the function", "the region has tensors of its own")
     active = depending_on_gradients(trace.peek_scope()) if torch.is_grad_enabled() else set()
+    _check_not_needed(location_of_user(), trace.peek_scope(), {p.name for p in names}, active)
     for p in names:
         before = renamed_so_far(p)
         with gradients_recorded(True), scope(trace) as recorded:  # it keeps its history wherever the program does this
@@ -260,15 +261,13 @@ def resolved(trace: TraceCtx) -> TraceCtx:
     is_differentiated = torch.is_grad_enabled()
     active = depending_on_gradients(trace.bound_symbols) if is_differentiated else set()
     for bsym in trace.bound_symbols:
-        if bsym.sym.name == "history":
-            _check_not_needed(bsym, new.bound_symbols, {p.name for p in bsym.flat_proxy_args}, active)
-        elif bsym.sym.name == "current":
+        if bsym.sym.name == "current":
             _check_same_shape(bsym, *bsym.args, active)
         if bsym.sym.id != _MARK:
             new.bound_symbols.append(bsym.from_bsym_swap_proxies(swaps) if swaps else bsym)
             continue
         *names, value = bsym.args
-        _check_not_needed(bsym, new.bound_symbols, {p.name for p in _swapped(names, swaps)}, active)
+        _check_not_needed(location_of(bsym), new.bound_symbols, {p.name for p in _swapped(names, swaps)}, active)
         root = _swapped(names, swaps)[0]
         after = value
         if is_differentiated and any(p.name in active for p in names):
@@ -285,7 +284,7 @@ def _swapped(proxies: Iterable[TensorProxy], swaps: dict[Variable, Proxy]) -> li
     return [swaps.get(variableify(p), p) for p in proxies]
 
 
-def _check_not_needed(mark: BoundSymbol, before: Iterable[BoundSymbol], names: set[str], active: set[str]) -> None:
+def _check_not_needed(at: str | None, before: Iterable[BoundSymbol], names: set[str], active: set[str]) -> None:
     """Refuse what in eager mode changes what a backward computes with: autograd keeps the object, and not its memory."""
     for bsym in before:
         given = [p.name for p in bsym.flat_proxy_args]
@@ -297,7 +296,7 @@ def _check_not_needed(mark: BoundSymbol, before: Iterable[BoundSymbol], names: s
         raise UnsupportedOpError(
             with_details(
                 ".data is set of a tensor that a backward needs",
-                at=location_of(mark),
+                at=at,
                 why=f"it was used in {bsym.sym.name}, whose backward computes with what is in it when it runs",
                 instead="set it before its first use, or use a clone of it before",
             )

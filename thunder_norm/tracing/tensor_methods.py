@@ -41,11 +41,15 @@ def _in_place() -> list[str]:
     return found
 
 
+# Thunder runs what is cached as it is, and refuses to look into a function of torch that it does not know.
+_can_cast = functools.cache(torch.can_cast)
+
+
 def _copied(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """What torch does with the result of an operation that is done in place."""
     if result.shape != tensor.shape:
         raise RuntimeError(f"output with shape {list(tensor.shape)} doesn't match the broadcast shape {list(result.shape)}")
-    if not torch.can_cast(result.dtype, tensor.dtype):
+    if not _can_cast(result.dtype, tensor.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {tensor.dtype}")
     return tensor.copy_(result)
 
