@@ -24,6 +24,7 @@ from thunder.transforms import autocast
 
 # The tensors of the tests are small, and pytest-xdist already uses the cores.
 torch.set_num_threads(int(os.environ.get("THUNDER_NORM_THREADS") or 1))
+# Plain Thunder makes a thread for each exception that a program raises, and waits for it: 5 ms long.
 sys.setswitchinterval(1e-4)
 
 shift_operator_database()

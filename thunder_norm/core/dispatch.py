@@ -75,8 +75,7 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         return in_place.run(func, *call, _run_known)
     program = program_of(key, args, kwargs)
     if program is not None:
-        with current_environment().inside_function():
-            return program(*args, **kwargs)
+        return _run_program(program, args, kwargs)
     op = find_op(key)
     if op is not None and op.rules:
         return run_rule(op, func, args, kwargs)
@@ -143,8 +142,7 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
     key = key_of(func)
     program = program_of(key, args, kwargs)
     if program is not None:
-        with current_environment().inside_function():
-            return program(*args, **kwargs)
+        return _run_program(program, args, kwargs)
     op = find_op(key)
     if op is None or not op.rules:
         body = python_body(func)  # what it calls may have rules
@@ -204,8 +202,10 @@ def _autograd_again() -> Iterator[None]:
 def _run_known(op: NormedOp, func: Callable, args: tuple, kwargs: dict) -> Any:
     """By the program that the operation is written as, if this call is, or else by its rule."""
     program = program_of(key_of(func), args, kwargs)
-    if program is None:
-        return run_rule(op, func, args, kwargs)
+    return run_rule(op, func, args, kwargs) if program is None else _run_program(program, args, kwargs)
+
+
+def _run_program(program: Callable, args: tuple, kwargs: dict) -> Any:
     with current_environment().inside_function():
         return program(*args, **kwargs)
 

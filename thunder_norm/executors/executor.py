@@ -42,9 +42,8 @@ class InductorExecutor(FusionExecutor):
     def fusion_pass(self, trace: TraceCtx) -> TraceCtx:
         """The trace with regions in it."""
         started = time.perf_counter_ns()
-        trace = passes._transform_for_operator_executor_execution(
-            trace, get_always_executors()
-        )  # ours while a program is compiled
+        # looked up here: while a program is compiled it is ours
+        trace = passes._transform_for_operator_executor_execution(trace, get_always_executors())
         fused = from_trace(trace)
         bsyms = recomputed.recomputing(own_writes.without(gradients.together(trace.bound_symbols)), fused)
         items = partitioned(bsyms)

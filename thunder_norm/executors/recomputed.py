@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import networkx
 
 from thunder_norm.executors.members import changes_memory, is_constant, is_entrywise, is_view, may_be_in_region, target_of
-from thunder_norm.executors.regions import SAME_MEMORY, Memory, sides
+from thunder_norm.executors.regions import memory_of, sides
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol
@@ -61,27 +61,16 @@ class _Forward:
         self.proxies = {p.name: p for b in forward for p in (*b.flat_proxy_args, *b.flat_proxy_outs)}
         self._views = {p.name for b in self._bsyms if may_be_in_region(b) and is_view(b) for p in b.flat_proxy_outs}
         self.asked = list(dict.fromkeys(base for b in backward for p in b.flat_proxy_args for base in self.bases_of(p.name)))
-        self._follow_memory([*self._bsyms, *backward])
+        program = [*self._bsyms, *backward]
+        self._memory = memory_of(program)
+        targets = [target_of(b) for b in program if changes_memory(b)]
+        self._is_all_written = any(t is None for t in targets)
+        self._written = {self._memory.root(t.name) for t in targets if t is not None}
         inputs = self.proxies.keys() - self.producer.keys()
         returned = {p.name for p in returning.flat_proxy_args} & self.proxies.keys()
         self._seen = {self._memory.root(name) for name in inputs | returned}
         self.recomputable: dict[str, tuple[str, ...]] = {}
         self._find_recomputable()
-
-    def _follow_memory(self, bsyms: Sequence[BoundSymbol]) -> None:
-        self._memory = Memory()
-        targets = []
-        for b in bsyms:
-            names = [p.name for p in (*b.flat_proxy_args, *b.flat_proxy_outs)]
-            if changes_memory(b):
-                target = target_of(b)
-                targets.append(target)
-                names = [p.name for p in (() if target is None else (target, *b.flat_proxy_outs))]
-            elif not any(p.name in self._views for p in b.flat_proxy_outs) and b.sym.name not in SAME_MEMORY:
-                continue
-            self._memory.join(names)
-        self._is_all_written = any(t is None for t in targets)
-        self._written = {self._memory.root(t.name) for t in targets if t is not None}
 
     def bases_of(self, name: str) -> tuple[str, ...]:
         """The tensor of the forward that this is, or is a view of; none if the forward has no such tensor."""
@@ -148,9 +137,8 @@ def _kept(program: _Forward) -> set[str]:
         if (name, _MADE) in graph:
             continue
         size = program.size(name)
-        graph.add_edge(
-            (name, _MADE), (name, _USED), **({} if math.isinf(size) else {"capacity": size})
-        )  # without one it has no bound
+        bound = {} if math.isinf(size) else {"capacity": size}
+        graph.add_edge((name, _MADE), (name, _USED), **bound)
         sources = program.recomputable.get(name)
         if sources is None:
             graph.add_edge(_FORWARD, (name, _MADE))

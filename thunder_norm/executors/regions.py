@@ -6,10 +6,11 @@ what else needs one makes it as before, so that it shares memory with what it sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from thunder_norm.executors.members import changes_memory, is_constant, is_view, may_be_in_region, region_device, target_of
+from thunder_norm.tracing.memory import Memory
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy
 from thunder.core.pytree import tree_flatten
@@ -19,7 +20,7 @@ from thunder.core.symbol import BoundSymbol
 # torch, three operations 1.4 us and 3.1 us; two are as fast either way, and on 128 rows four times as fast in a region.
 FEWEST = 2
 
-SAME_MEMORY = ("update_aliases", "to", "history", "current")  # results may lie in the memory of arguments
+_SAME_MEMORY = ("update_aliases", "to", "history", "current")  # results may lie in the memory of arguments
 
 
 @dataclass
@@ -74,21 +75,15 @@ def sides(bsyms: Sequence[BoundSymbol]) -> tuple[list[int], ...]:
     return forward[::-1], sorted(backward)
 
 
-class Memory:
-    """Names of tensors that may share memory."""
-
-    def __init__(self) -> None:
-        self._above: dict[str, str] = {}
-
-    def root(self, name: str) -> str:
-        while name in self._above:
-            name = self._above[name]
-        return name
-
-    def join(self, names: Iterable[str]) -> None:
-        roots = list(dict.fromkeys(map(self.root, names)))
-        for other in roots[1:]:
-            self._above[other] = roots[0]
+def memory_of(bsyms: Sequence[BoundSymbol]) -> Memory:
+    """Which tensors of some operations may share memory."""
+    memory = Memory()
+    for bsym in bsyms:
+        if bsym.sym.name in _SAME_MEMORY or (may_be_in_region(bsym) and is_view(bsym)):
+            memory.join(p.name for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs))
+        elif (target := target_of(bsym)) is not None:
+            memory.join([target.name, *(p.name for p in bsym.flat_proxy_outs)])
+    return memory
 
 
 class _Program:
@@ -114,12 +109,7 @@ class _Program:
         writes = [i for i in self.effects if self.bsyms[i].sym.id is not PrimIDs.RETURN]
         if not writes:
             return
-        memory = Memory()
-        for i, bsym in enumerate(self.bsyms):
-            if i in self.views or bsym.sym.name in SAME_MEMORY:
-                memory.join(p.name for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs))
-            elif (target := target_of(bsym)) is not None:
-                memory.join([target.name, *(p.name for p in bsym.flat_proxy_outs)])
+        memory = memory_of(self.bsyms)
         written = {i: memory.root(t.name) if (t := target_of(self.bsyms[i])) is not None else None for i in writes}
         last_use: dict[str, int] = {}
         for i, bsym in enumerate(self.bsyms):

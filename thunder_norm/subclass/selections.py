@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import DataDependentError, with_details
 from thunder_norm.subclass import plain_values, whole
-from thunder_norm.subclass.acquisition import ACQUISITION, Acquisition, value_of
+from thunder_norm.subclass.acquisition import ACQUISITION, Acquisition
+from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.entrywise import METADATA, SHARING_MEMORY, dtype_beside, is_division, is_entrywise, out_of_place
 from thunder_norm.subclass.fallback import fallback_executor, is_random

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing.lookasides import look_up
+from thunder_norm.tracing.memory import Memory
 from thunder.core import devices, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
@@ -96,7 +97,7 @@ def _may_be_other(asked: TensorProxy, needed: list[BoundSymbol], program: list[B
     if not writes:
         return False
     is_needed = {id(bsym) for bsym in needed}
-    place = _memory(steps)
+    place = _memory(steps).root
     made = {o.name: position for position, bsym in reversed([*enumerate(steps)]) for o in bsym.flat_proxy_outs}
     reads = [(i, a.name) for i, bsym in enumerate(steps) if id(program[i]) in is_needed for a in bsym.flat_proxy_args]
     pending, seen = [*reads, (len(steps), asked.name)], set()
@@ -114,22 +115,14 @@ def _may_be_other(asked: TensorProxy, needed: list[BoundSymbol], program: list[B
     return False
 
 
-def _memory(steps: list[BoundSymbol]) -> Callable[[str], str]:
-    """For the name of a tensor that of one in the memory that it may share with others, the same for all of them."""
-    shared_with: dict[str, str] = {}
-
-    def place(name: str) -> str:
-        while name in shared_with:
-            name = shared_with[name]
-        return name
-
+def _memory(steps: list[BoundSymbol]) -> Memory:
+    memory = Memory()
     for bsym in steps:
         if isinstance(bsym.sym.id, prims.PrimIDs) and bsym.sym.id.name not in MAY_BE_VIEWS:
             continue
         given = bsym.args[1:2] if bsym.sym.id is prims.PrimIDs.COPY_ else bsym.flat_proxy_args
-        one, *others = {place(p.name) for p in (*given, *bsym.flat_proxy_outs)} or {""}
-        shared_with |= dict.fromkeys(others, one)
-    return place
+        memory.join(p.name for p in (*given, *bsym.flat_proxy_outs))
+    return memory
 
 
 # primitives whose results may lie in the memory of what they take

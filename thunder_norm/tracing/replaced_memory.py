@@ -23,6 +23,7 @@ from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.histories import current, depending_on_gradients, history_of
 from thunder_norm.tracing.locations import at_line_of, location_of, location_of_user
 from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.memory import Memory
 from thunder_norm.tracing.recording import gradients_recorded, scope
 from thunder_norm.tracing.views_in_place import names_of_one_object, renamed_so_far
 import thunder.torch as ltorch
@@ -318,20 +319,14 @@ def _check_same_shape(bsym: BoundSymbol, history: TensorProxy, value: TensorProx
 
 def _check_not_written(bsyms: list[BoundSymbol]) -> None:
     """Refuse writes into the memory of values that have the history of others: the two are apart in a trace."""
-    memory: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while name in memory:
-            name = memory[name]
-        return name
-
+    memory = Memory()
     shared: set[str] = set()
     for bsym in bsyms:
         given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
         if bsym.sym.name == "current":
-            memory |= {p.name: root(bsym.args[1].name) for p in bsym.flat_proxy_outs}
-            shared.add(root(bsym.args[1].name))
-        elif given and _is_inplace_op(bsym) and root(given[0].name) in shared:
+            memory.join([bsym.args[1].name, *(p.name for p in bsym.flat_proxy_outs)])
+            shared.add(memory.root(bsym.args[1].name))
+        elif given and _is_inplace_op(bsym) and memory.root(given[0].name) in shared:
             raise UnsupportedOpError(
                 with_details(
                     f"in-place {bsym.sym.name} on a tensor whose .data was set, or on what it was set to",
@@ -341,8 +336,7 @@ def _check_not_written(bsyms: list[BoundSymbol]) -> None:
                 )
             )
         if given and (_is_inplace_op(bsym) or _is_view_creation_op(bsym)):
-            of = root(given[0].name)
-            memory |= {p.name: of for p in bsym.flat_proxy_outs if root(p.name) != of}
+            memory.join([given[0].name, *(p.name for p in bsym.flat_proxy_outs)])
 
 
 instead_of(torch.Tensor.set_)(_set)
