@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from numbers import Number
 
 from thunder_norm.functions.opaque import views_of
+from thunder_norm.tracing.writes import copies_in
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -23,13 +24,6 @@ VIEWS = frozenset(
         prims.PrimIDs.UNFOLD,
     }
 )
-
-
-def copies_in(bsym: BoundSymbol) -> list[BoundSymbol]:
-    """The copies into tensors that an operation consists of."""
-    if bsym.sym.id is prims.PrimIDs.COPY_:
-        return [bsym]
-    return [c for s in bsym.subsymbols for c in copies_in(s)]
 
 
 def is_recorded(copy: BoundSymbol) -> bool:

@@ -17,13 +17,14 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.functions import refused_writes
-from thunder_norm.functions.aliasing import as_written, copies_in, is_recorded, parts_of_copies, views_in
+from thunder_norm.functions.aliasing import as_written, is_recorded, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.tracing.histories import current, history_of
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.writes import copies_in
 from thunder_norm.trees import flat_tensors
 from thunder.core import prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify

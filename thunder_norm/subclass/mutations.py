@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.activity import propagate
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.writes import copies_in
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, BoundSymbolInterface
@@ -62,10 +63,8 @@ def check_newest(trace: TraceCtx, taken: Sequence[TensorProxy]) -> None:
 
 def _copies(bsym: BoundSymbol) -> Iterator[tuple[TensorProxy, TensorProxy, TensorProxy]]:
     """(new value, target, result) of each copy into a tensor inside `bsym`."""
-    if bsym.sym.id == prims.PrimIDs.COPY_:
-        yield bsym.args[0], bsym.args[1], bsym.output
-    for sub in bsym.subsymbols:
-        yield from _copies(sub)
+    for copy in copies_in(bsym):
+        yield copy.args[0], copy.args[1], copy.output
 
 
 def _origin(target: TensorProxy, earlier: Sequence[BoundSymbol]) -> str:

@@ -12,6 +12,7 @@ from thunder_norm.subclass.fallback import is_kept, made_for
 from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing.known_values import MAY_BE_VIEWS
 from thunder_norm.tracing.random_numbers import draws_numbers
+from thunder_norm.tracing.writes import targets
 from thunder.core import jit_ext, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
@@ -47,15 +48,15 @@ def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place:
         program: its operations.
         place: where an input lies; two that may share memory lie in one place.
     """
-    targets = [_targets(bsym) for bsym in program]
+    written_into = [targets(bsym) for bsym in program]
     made_by: dict[str, BoundSymbol] = {}
-    if any(targets):
+    if any(written_into):
         views = filter(_is_view_creation_op, _parts(program))  # of which some consist of operations that copy: a diagonal
         makers = (*_leaves(program), *views)
         made_by = {o.name: bsym for bsym in makers for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
     wanted, found, overwritten = {p.name: p}, [], set()
     read = _memory(p, made_by, place) if made_by else set()
-    for bsym, written in zip(reversed(program), reversed(targets), strict=True):
+    for bsym, written in zip(reversed(program), reversed(written_into), strict=True):
         made = [] if _hands_over(bsym) else [o.name for o in bsym.flat_proxy_outs if o.name in wanted]
         into = {where for t in written for where in _memory(t, made_by, place)}
         is_read = not into.isdisjoint(read)
@@ -83,7 +84,7 @@ class Program:
         ctx = jit_ext._jit_ctx.get(None)
         if ctx is not None:
             operations = ctx.computation_trace.bound_symbols
-            self._writes += [i for i in range(self._seen, len(operations)) if _targets(operations[i])]
+            self._writes += [i for i in range(self._seen, len(operations)) if targets(operations[i])]
             self._seen = len(operations)
         return len(self._writes)
 
@@ -125,13 +126,6 @@ def are_made_alike(a: TensorProxy, b: TensorProxy, written: Sequence[BoundSymbol
         return is_one and all(map(are_alike, given, others))
 
     return are_alike(a, b) and not any(map(_is_inplace_op, written[first:]))
-
-
-def _targets(bsym: BoundSymbol) -> list[Any]:
-    """The tensors that an operation writes into."""
-    copied = [part.args[1] for part in _parts([bsym]) if part.sym.id is prims.PrimIDs.COPY_]
-    first = bsym.args[0] if _is_inplace_op(bsym) and bsym.args else ()
-    return copied + [t for t in (first if isinstance(first, list | tuple) else (first,)) if isinstance(t, TensorProxy)]
 
 
 def _leaves(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:

@@ -22,6 +22,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.writes import targets
 from thunder.core import dtypes, prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy, variableify
@@ -269,7 +270,7 @@ def _written(trace: TraceCtx) -> set[str]:
     groups: dict[str, set[str]] = {}
     changed: set[str] = set()
     for bsym in trace.bound_symbols:
-        changed.update(_targets(bsym))
+        changed.update(p.name for p in targets(bsym))
         tensors = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
         if tensors and _is_view_creation_op(bsym):
             group = groups.setdefault(tensors[0].name, {tensors[0].name})
@@ -277,15 +278,6 @@ def _written(trace: TraceCtx) -> set[str]:
                 group |= groups.get(p.name, {p.name})
             groups.update(dict.fromkeys(group, group))
     return changed.union(*(groups[name] for name in changed if name in groups))
-
-
-def _targets(bsym: BoundSymbol) -> Iterator[str]:
-    if bsym.sym.id == prims.PrimIDs.COPY_:
-        yield bsym.args[1].name
-    elif not bsym.subsymbols and prims.OpTags.IN_PLACE in (bsym.sym.tags or ()):
-        yield from (p.name for p in bsym.flat_proxy_args[:1])
-    for sub in bsym.subsymbols:
-        yield from _targets(sub)
 
 
 def _relations(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> dict[tuple[int, int], str]:

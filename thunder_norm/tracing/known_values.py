@@ -14,6 +14,7 @@ import torch
 
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.memory import Memory
+from thunder_norm.tracing.writes import targets
 from thunder.core import devices, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
@@ -93,7 +94,7 @@ def _is_followed(bsym: BoundSymbol) -> bool:
 
 def _may_be_other(asked: TensorProxy, needed: list[BoundSymbol], program: list[BoundSymbol], steps: list[BoundSymbol]) -> bool:
     """Whether a write may have changed what is read after it in another way than `_with_written` has it: by a view, for instance."""
-    writes = [(position, t.name) for position, bsym in enumerate(steps) for t in _targets(bsym)]
+    writes = [(position, t.name) for position, bsym in enumerate(steps) for t in targets(bsym)]
     if not writes:
         return False
     is_needed = {id(bsym) for bsym in needed}
@@ -171,15 +172,6 @@ _OF_TORCH = frozenset(
 # Thunder's primitive of the first runs nowhere by itself, and those of the second make a copy where torch has a view.
 _OF_ONE_STEP = frozenset({"lerp", "diagonal"})
 _OTHER_EACH_TIME = ("EMPTY", "RANDINT", "RANDN", "UNIFORM", "UNIFORM_PHILOX", "MULTINOMIAL", "GET_AND_UPDATE_RNG_STATE")
-
-
-def _targets(bsym: BoundSymbol) -> list[Any]:
-    """The tensors that an operation writes into."""
-    if bsym.sym.id is prims.PrimIDs.COPY_:
-        return [bsym.args[1]]
-    if bsym.sym.id is prims.PrimIDs.COPY_WITH_SETITEM:  # into a copy
-        return []
-    return bsym.flat_proxy_args[:1] if bsym.sym.name.endswith("_") or "setitem" in bsym.sym.name else []
 
 
 def _run(p: TensorProxy, operations: list[BoundSymbol]) -> torch.Tensor:

@@ -19,9 +19,9 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import random_numbers
-from thunder.core import devices, dtypes, prims
+from thunder_norm.tracing.writes import copies_in
+from thunder.core import devices, dtypes
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
 _MOST_BYTES = 2**24  # of results whose gradients may stay while the backward part runs
@@ -79,7 +79,7 @@ class Backward:
     def of(compiled: Callable, program: TraceCtx, forward: TraceCtx) -> Backward:
         """That of `program`, which Thunder differentiated, and which runs as `forward`."""
         zeros = _zeros_of_results(forward)
-        notes_start = any(random_numbers.draws_numbers(b) or _writes(b) for b in program.bound_symbols)
+        notes_start = any(random_numbers.draws_numbers(b) or copies_in(b) for b in program.bound_symbols)
         if any(b.sym.is_fusion and random_numbers.draws_numbers(b) for b in forward.bound_symbols):
             return Backward(
                 compiled, functools.partial(_refused, "it draws random numbers in a region of a compiler's"), zeros, False
@@ -107,10 +107,6 @@ def of_call(entry: Any, inputs: Sequence[Any]) -> Any:
     if type(backward) is Backward and backward.notes_start:
         return entry._replace(backward_fn=replace(backward, start=(_versions(inputs), random_numbers.states())))
     return entry
-
-
-def _writes(bsym: BoundSymbol) -> bool:
-    return bsym.sym.id is prims.PrimIDs.COPY_ or any(map(_writes, bsym.subsymbols))
 
 
 def _refused(why: str, run: Run, cotangents: Gradients) -> Gradients:
