@@ -25,7 +25,6 @@ from thunder_norm.functions.rules.indexing import has_mask
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase
-from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
 from thunder_norm.subclass.differentiation import differentiate, has_tape
@@ -40,6 +39,7 @@ from thunder_norm.subclass.tape_inputs import hand_on_inputs, tape_of
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.subclass.turns import awaited
 from thunder_norm.tracing import compilation, hooks
+from thunder_norm.tracing.activity import depending
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder_norm.tracing.recording import print_without_module, scope

@@ -15,7 +15,7 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions.aliasing import end_of, is_recorded, parts_of_copies
 from thunder_norm.functions.refused_writes import without_history
-from thunder_norm.subclass.activity import propagate
+from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.version_counters import VersionCounters

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.interpreted import is_open
-from thunder_norm.subclass.activity import propagate
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.trace import OperationId
+from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of, location_of_user
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol

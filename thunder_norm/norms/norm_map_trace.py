@@ -26,9 +26,9 @@ from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.norms.without_data import has_no_data, zeros_like
 from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
-from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.side_effects import is_side_effect
+from thunder_norm.tracing.activity import depending
 from thunder_norm.tracing.bindable import bindable
 import thunder
 from thunder.core import dtypes, prims

@@ -21,9 +21,9 @@ from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.parameters import Policy, check_names, check_policy
 from thunder_norm.norms.scalar_fusion import fuse_scalars
 from thunder_norm.subclass import boundary_passes
-from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.interception import is_interpreted
 from thunder_norm.subclass.mutations import check_mutations
+from thunder_norm.tracing.activity import depending
 from thunder.core.dtypes import to_torch_dtype
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy

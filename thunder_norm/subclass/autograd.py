@@ -11,10 +11,10 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.subclass import activity
 from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.subclass.protocol import WrapperSpec, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing import activity
 from thunder.core.compile_data import get_compile_data
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.activity import depended_on, depending
 from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
+from thunder_norm.tracing.activity import depended_on, depending
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.views_in_place import RETURNING_SELF
 from thunder.core import dtypes, prims

@@ -16,8 +16,8 @@ from torch.utils.hooks import BackwardHook
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.tracing.activity import depending
 from thunder_norm.trees import flat_tensors
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.proxies import TensorProxy

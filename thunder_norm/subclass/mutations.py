@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.activity import propagate
+from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.writes import copies_in
 from thunder.core import prims

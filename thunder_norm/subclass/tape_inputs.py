@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.activity import depending
 from thunder_norm.subclass.boundary_operators import unflatten_operator
 from thunder_norm.subclass.boundary_passes import Traces, bind_arguments, results_and_received
 from thunder_norm.subclass.differentiation import Joint
@@ -16,6 +15,7 @@ from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.followed import is_handed_back
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.tape import Again, Tape
+from thunder_norm.tracing.activity import depending
 from thunder_norm.tracing.bindable import bindable
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify

@@ -13,7 +13,6 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.activity import propagate
 from thunder_norm.subclass.aliasing import Place, lies_in, place
 from thunder_norm.subclass.boundary_passes import COPIED, Traces, pass_through_epilogue, results_and_received
 from thunder_norm.subclass.fallback import made_for
@@ -22,6 +21,7 @@ from thunder_norm.subclass.jagged import is_jagged_class
 from thunder_norm.subclass.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import REBIND
+from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.aliases import share_elements, storage_address
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
-from thunder.core import dtypes
 from thunder.core.prims import get_grad, put_grad
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
 from thunder.core.transforms import register_grad
 from thunder.extend import OperatorExecutor
 
@@ -57,13 +54,3 @@ def _register() -> None:
     """Tell Thunder their gradients, once there is one: importing us changes nothing of Thunder."""
     register_grad(_history.id, _history_gradient)
     register_grad(_current.id, _current_gradient)
-
-
-def depending_on_gradients(bsyms: Sequence[BoundSymbol]) -> set[str]:
-    """The names of what may have a history in eager mode: inputs that require grad, and what operations make of these."""
-    inputs = (p for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy) and p.history is not None)
-    found = {p.name for p in inputs if p.requires_grad and dtypes.is_inexact_dtype(p.dtype)}
-    for bsym in bsyms:
-        if bsym.sym.name != "detach" and any(p.name in found for p in bsym.flat_proxy_args):
-            found |= {p.name for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)}
-    return found

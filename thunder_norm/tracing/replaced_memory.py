@@ -18,9 +18,10 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import aliases
+from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
-from thunder_norm.tracing.histories import current, depending_on_gradients, history_of
+from thunder_norm.tracing.histories import current, history_of
 from thunder_norm.tracing.locations import at_line_of, location_of, location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.memory import Memory

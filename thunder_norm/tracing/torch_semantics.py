@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.tracing import replaced_memory, tensor_methods, torch_neural, views_in_place
+from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.fake_norms import over_positive
-from thunder_norm.tracing.histories import depending_on_gradients
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
 import thunder.clang as clang

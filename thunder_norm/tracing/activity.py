@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from thunder.core import dtypes
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -25,6 +27,15 @@ def propagate(bsym: BoundSymbol, active: set[str]) -> None:
             and ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags
         ):
             active.add(p.name)
+
+
+def depending_on_gradients(bsyms: Sequence[BoundSymbol]) -> set[str]:
+    """The names of what has a history in eager mode: inputs that require grad, and what depends differentiably on these."""
+    inputs = (p for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy) and p.history is not None)
+    active = {p.name for p in inputs if p.requires_grad and dtypes.is_inexact_dtype(p.dtype)}
+    for bsym in bsyms:
+        propagate(bsym, active)
+    return active
 
 
 def depending(trace: TraceCtx, names: set[str]) -> set[str]:
