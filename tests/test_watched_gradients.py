@@ -1,4 +1,4 @@
-"""Gradients of programs whose transform leaves wrappers alone, where a tensor without dimensions meets a larger one: torch's."""
+"""Gradients of programs whose transform leaves wrappers alone, where Thunder's own are others or none: torch's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ PROGRAMS = {
     "chosen by a method": lambda w: OTHER.where(MASK, w.mean()),
     "an entry less": lambda w: OTHER - w[0, 0],
     "a mean times": lambda w: w.mean() * OTHER,
+    "beside each other": lambda w: torch.hstack([w, w.sin()]),
+    "an rnn": lambda w: torch.rnn_tanh(OTHER[None], w[None, :1], [w, w.exp()], False, 1, 0.0, True, False, True)[0],
+    "attention without weights": lambda w: torch.nn.functional.multi_head_attention_forward(
+        *(OTHER[:, None],) * 3, 2, 1, torch.cat([w, w.cos(), w]), None, None, None, False, 0.0, w, None, need_weights=False
+    )[0],
+    "entries put": lambda w: OTHER.index_put((torch.tensor([0]),), w[1]) * w,
+    "a product with a zero": lambda w: (w * MASK).prod(0) + w,
+    "complex numbers": lambda w: torch.fft.fft(torch.complex(w, w * OTHER)).exp().real,
+    "at the bounds of a clamp": lambda w: w.detach().sub(w).clamp(0.0, 1.0),
+    "beside each other in a region": lambda w: torch.utils.checkpoint.checkpoint(
+        lambda w: torch.vstack([w, w.prod(0)]), w, use_reentrant=False
+    ),
     "in a region": lambda w: torch.utils.checkpoint.checkpoint(lambda w: (w.amax() * w).sin(), w, use_reentrant=False),
 }
 
