@@ -42,3 +42,33 @@ def test_gradients_are_torchs(name, transform):
         torch.autograd.grad(f(w).sin().sum(), w) for f in (thunder.jit(PROGRAMS[name], transforms=[transform()]), PROGRAMS[name])
     ]
     torch.testing.assert_close(*found)
+
+
+class Detached(torch.nn.Module):
+    """Uses one layer for its values alone, in a checkpointed region or not, and a parameter not at all."""
+
+    def __init__(self, in_region: bool):
+        super().__init__()
+        self.used, self.values, self.unused = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Parameter(torch.ones(2))
+        self.in_region = in_region
+
+    def forward(self, x):
+        def region(x):
+            return self.used(x) + self.values(x).detach()
+
+        y = torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False) if self.in_region else region(x)
+        return y, self.unused.detach() * 2
+
+
+@pytest.mark.parametrize("transform", [CheckpointTransform, ProfileTransform, SplitBiasTransform])
+@pytest.mark.parametrize("in_region", [False, True])
+def test_what_has_no_gradient_in_torch_has_none(in_region, transform):
+    torch.manual_seed(seeded(0))
+    model, x = Detached(in_region), torch.randn(3, 2)
+    found = []
+    for f in (thunder.jit(model, transforms=[transform()]), model):
+        model.zero_grad()
+        y, unused = f(x)
+        y.sin().sum().backward()
+        found.append([y.requires_grad, unused.requires_grad, *(p.grad is None for p in model.parameters())])
+    assert found[0] == found[1]

@@ -92,7 +92,7 @@ class CheckpointTransform(Watching):
         """Give regions the results that the program around them uses, and choose more of them to keep to a budget."""
         if self.policy is not None and not self._is_module:
             raise CheckpointError("a policy of CheckpointTransform is about modules, and what is jitted is a function")
-        _, computation, _ = super().transform_traces_pre_prologue(
+        prologue, computation, epilogue = super().transform_traces_pre_prologue(
             prologue_trace, computation_trace, epilogue_trace, executors_list=executors_list
         )
         computation = finished(computation)
@@ -107,7 +107,7 @@ class CheckpointTransform(Watching):
                     )
                 )
             computation, self._report = Budget(computation, self.memory_budget, executors_list, self._kinds).keep()
-        return prologue_trace, computation, epilogue_trace
+        return prologue, computation, epilogue
 
     @property
     def report(self) -> CheckpointReport:

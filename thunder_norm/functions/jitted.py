@@ -56,15 +56,15 @@ class Watching(interception.Watching):
     ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
         """Refuse a program whose numbers are values of tensors, and have gradients be torch's, of inputs that are written into too."""
         values.check_numbers(computation_trace)
+        if not torch.is_grad_enabled():
+            return prologue_trace, computation_trace, epilogue_trace
         moved = {p.name for p in computation_trace.args if isinstance(p, TensorProxy) and p.requires_grad}
-        if torch.is_grad_enabled():
-            if (
-                moved and interception.finished_acquisition() is None
-            ):  # or a transform that interprets wrappers comes later, and does it
-                moving = depending(computation_trace, moved)
-                computation_trace = with_missing_gradients(computation_trace, executors_list[0], moving)
-            computation_trace = _with_gradients_of_given(computation_trace)
-        return prologue_trace, computation_trace, epilogue_trace
+        is_ours = interception.finished_acquisition() is None  # or a transform that interprets wrappers comes later, and does it
+        if moved and is_ours:
+            moving = depending(computation_trace, moved)
+            computation_trace = with_missing_gradients(computation_trace, executors_list[0], moving)
+        traces = prologue_trace, _with_gradients_of_given(computation_trace), epilogue_trace
+        return boundary_passes.without_inactive(traces, {}) if moved and is_ours else traces
 
 
 # -- the transform that interprets tensor wrapper subclasses ------------------------------------------------------------

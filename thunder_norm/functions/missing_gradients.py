@@ -15,6 +15,7 @@ from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
 from thunder_norm.functions.rules.indexing import has_mask
+from thunder_norm.subclass import activity
 from thunder_norm.subclass.differentiation import has_tape
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.tracing.locations import at_line_of
@@ -42,6 +43,7 @@ def differentiated_inside(symbol_id: Any, with_body: _Body) -> None:
         symbol_id: of the composite.
         with_body: ``with_body(bsym, operations)`` is the composite with others, which make the same results.
     """
+    activity.differentiated_inside(symbol_id)
     _bodies[symbol_id] = with_body
 
 

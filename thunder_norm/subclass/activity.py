@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from thunder.core import dtypes
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
+
+_composites: set[Any] = set()
+
+
+def differentiated_inside(symbol_id: Any) -> None:
+    """Register a composite whose gradient is that of the operations inside."""
+    _composites.add(symbol_id)
 
 
 def propagate(bsym: BoundSymbol, active: set[str]) -> None:
@@ -81,4 +90,6 @@ def _is_torchs(bsym: BoundSymbol) -> bool:
 
 def _has_own_gradient(bsym: BoundSymbol) -> bool:
     """Whether a rule may differentiate the operation as a whole, whatever it consists of."""
+    if bsym.sym.id in _composites:
+        return False
     return bsym.sym.executor is not None or not (isinstance(bsym.sym.id, tuple) or _is_torchs(bsym))
