@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.seeds import seeded
-from thunder_norm.transforms import CheckpointTransform, ProfileTransform, SplitBiasTransform
+from thunder_norm.transforms import CheckpointTransform, ProfileTransform, SplitBiasTransform, SubclassTransform
 import thunder
 
 MASK = torch.tensor([[True, False], [False, True]])
@@ -54,13 +54,15 @@ class Detached(torch.nn.Module):
 
     def forward(self, x):
         def region(x):
-            return self.used(x) + self.values(x).detach()
+            with torch.no_grad():
+                factor = self.values(x)
+            return self.used(x) * factor + self.values(x).detach()
 
         y = torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False) if self.in_region else region(x)
         return y, self.unused.detach() * 2
 
 
-@pytest.mark.parametrize("transform", [CheckpointTransform, ProfileTransform, SplitBiasTransform])
+@pytest.mark.parametrize("transform", [CheckpointTransform, ProfileTransform, SplitBiasTransform, SubclassTransform])
 @pytest.mark.parametrize("in_region", [False, True])
 def test_what_has_no_gradient_in_torch_has_none(in_region, transform):
     torch.manual_seed(seeded(0))

@@ -53,7 +53,8 @@ def depended_on(trace: TraceCtx, names: set[str]) -> set[str]:
 
 
 def _go_back(bsym: BoundSymbol, found: set[str]) -> None:
-    if _has_no_history(bsym) or found.isdisjoint(p.name for p in bsym.flat_proxy_outs):
+    recorded = (p.name for p in bsym.flat_proxy_outs if ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags)
+    if _has_no_history(bsym) or found.isdisjoint(recorded):
         return
     if not bsym.subsymbols or _has_own_gradient(bsym) or _is_torchs(bsym):
         found.update(p.name for p in bsym.flat_proxy_args)
