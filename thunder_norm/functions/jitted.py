@@ -59,7 +59,8 @@ class Watching(interception.Watching):
         if not torch.is_grad_enabled():
             return prologue_trace, computation_trace, epilogue_trace
         moved = {p.name for p in computation_trace.args if isinstance(p, TensorProxy) and p.requires_grad}
-        is_ours = interception.finished_acquisition() is None  # or a transform that interprets wrappers comes later, and does it
+        acquisition = interception.finished_acquisition()  # of a transform that interprets wrappers, and comes later
+        is_ours = acquisition is None or not acquisition.has_wrappers
         if moved and is_ours:
             moving = depending(computation_trace, moved)
             computation_trace = with_missing_gradients(computation_trace, executors_list[0], moving)
