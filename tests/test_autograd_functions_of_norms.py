@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, normed
+from thunder_norm import RMSTensor, build_norm_map, normed
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -66,6 +66,18 @@ class Halves(Function):
         return torch.cat([g * 5, h * 7], -1)
 
 
+class Both(Function):
+    """Returns a parameter beside a normed tensor, and what it makes of parameters alone."""
+
+    @staticmethod
+    def forward(ctx, x, scale, weight):
+        return x, scale, (weight * 2).round() / 2
+
+    @staticmethod
+    def backward(ctx, g, h, k):
+        return g * 5, h * 7, k * 3
+
+
 class Noisy(Function):
     @staticmethod
     def forward(ctx, x):
@@ -81,6 +93,9 @@ PROGRAMS = {
     "frozen weight and parameter": lambda m, x: F.linear(x, Scaled.apply((m.fc.weight * m.mask).detach(), m.scale)),
     "rounded": lambda m, x: F.linear(Rounded.apply(x.tanh()), Rounded.apply(m.fc.weight * m.mask)),
     "returned as it is": lambda m, x: Reversed.apply(m.fc(x), 0.5) + m.fc(x),
+    "parameters beside it": lambda m, x: (lambda x, s, w: F.linear(x * s, w[:, 1:] @ w[1:]))(
+        *Both.apply(m.fc(x), m.scale, m.fc.weight)
+    ),
     "two results": lambda m, x: torch.cat(Halves.apply(m.fc(x)), -1).tanh() * m.scale,
 }
 
@@ -120,6 +135,14 @@ def test_gradients_of_backings_are_the_backwards_and_norms_move_as_their_forward
             m.scale -= step
     difference = (sizes[0] - sizes[1]) / 2e-4
     torch.testing.assert_close(torch.zeros_like(difference) if slope is None else slope.sum(), difference, rtol=1e-5, atol=1e-7)
+
+
+def test_norms_of_parameters_that_a_function_returns_need_no_data():
+    torch.manual_seed(seeded(0))
+    m, x = Model(PROGRAMS["parameters beside it"]), RMSTensor.of(torch.randn(5, 6))
+    torch.testing.assert_close(
+        build_norm_map(m, x.backing)(x).norm_size, thunder.jit(m, transforms=[NormTransform()])(x).norm_size
+    )
 
 
 def test_gradients_through_a_function_that_draws_are_refused_and_its_values_are_not():

@@ -131,8 +131,8 @@ def dropped(run: Callable) -> Callable:
 
 def test_random_operations_draw_the_same_again() -> None:
     x = rand(200)
-    checkpointed, plain = thunder.jit(dropped(nonreentrant), transforms=[CheckpointTransform()]), thunder.jit(dropped(call))
-    for seed in range(3):  # the same numbers as without regions: forward, and in the backward
+    checkpointed, plain = thunder.jit(dropped(nonreentrant), transforms=[CheckpointTransform()]), dropped(call)
+    for seed in range(3):  # the same numbers as torch without regions: forward, and in the backward
         assert_same(gradients(checkpointed, x, seed=seed), gradients(plain, x, seed=seed))
     state = torch.get_rng_state()
     y = x.clone().requires_grad_()
@@ -142,11 +142,23 @@ def test_random_operations_draw_the_same_again() -> None:
     assert torch.equal(torch.get_rng_state(), after) and not torch.equal(after, state)  # the backward draws nothing
 
 
-def test_the_mask_is_that_of_the_forward() -> None:
+def test_a_budget_before_what_interprets_wrappers_is_of_plain_programs() -> None:
+    model, x = torch.nn.MultiheadAttention(4, 2), torch.randn(3, 1, 4)
+    jm = thunder.jit(model, transforms=[CheckpointTransform(memory_budget=10**6), NormTransform()])
+    found, expected = (
+        torch.autograd.grad(f(x, x, x, need_weights=False)[0].sin().sum(), list(model.parameters())) for f in (jm, model)
+    )
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(CheckpointError, match="(?s)memory budget.*behind that transform"):
+        jm(*(RMSTensor.of(x),) * 3, need_weights=False)
+
+
+@pytest.mark.parametrize("others", [[], [SubclassTransform]])
+def test_the_mask_is_that_of_the_forward(others: list) -> None:
     def f(x):
         return torch_checkpoint(lambda x: F.dropout(x, 0.5) * x, x, use_reentrant=False).sum()
 
-    jf = thunder.jit(f, transforms=[CheckpointTransform()])
+    jf = thunder.jit(f, transforms=[CheckpointTransform(), *(other() for other in others)])
     for _ in range(3):
         x = torch.ones(1000, requires_grad=True)
         out = jf(x)

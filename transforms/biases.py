@@ -49,8 +49,7 @@ class SplitBiasTransform(Watching):
         self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, **kwargs: Any
     ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
         """Rewrite the computation."""
-        _, computation, _ = super().transform_traces_pre_prologue(prologue_trace, computation_trace, epilogue_trace)
-        return prologue_trace, split_bias(computation), epilogue_trace
+        return super().transform_traces_pre_prologue(prologue_trace, split_bias(computation_trace), epilogue_trace, **kwargs)
 
     def __repr__(self) -> str:
         return "SplitBiasTransform()"

@@ -16,6 +16,7 @@ from thunder_norm.checkpointing.regions import finished, is_region
 from thunder_norm.errors import CheckpointError, TransformTypeError, with_details
 from thunder_norm.functions.jitted import Watching
 from thunder_norm.profiling.memory import Kind
+from thunder_norm.subclass import interception
 from thunder_norm.tracing import hooks, lookasides
 import thunder
 from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
@@ -42,7 +43,8 @@ class CheckpointTransform(Watching):
             their gradients included, for the least extra FLOPs found; ``transform.report`` says what it came to.
 
     Raises:
-        CheckpointError: an unknown policy or module; (when the jitted function is called) a budget that no choice keeps to.
+        CheckpointError: an unknown policy or module; (when the jitted function is called) a budget that no choice keeps to, or before a
+            transform that interprets wrappers which the program has.
         UnsupportedOpError: (when it is called) a region changes in place what it has read from outside, or chooses kernels by contexts.
         DataDependentError: (when it is called) the program needs the value of a tensor.
 
@@ -90,11 +92,22 @@ class CheckpointTransform(Watching):
         """Give regions the results that the program around them uses, and choose more of them to keep to a budget."""
         if self.policy is not None and not self._is_module:
             raise CheckpointError("a policy of CheckpointTransform is about modules, and what is jitted is a function")
-        _, computation, _ = super().transform_traces_pre_prologue(prologue_trace, computation_trace, epilogue_trace)
+        prologue, computation, epilogue = super().transform_traces_pre_prologue(
+            prologue_trace, computation_trace, epilogue_trace, executors_list=executors_list
+        )
         computation = finished(computation)
         if self.memory_budget is not None and any(isinstance(p, TensorProxy) and p.requires_grad for p in computation.args):
+            acquisition = interception.finished_acquisition()
+            if acquisition is not None and acquisition.has_wrappers:
+                raise CheckpointError(
+                    with_details(
+                        "a memory budget for a program with wrapper subclasses in it",
+                        why="what they are made of is known once the transform that interprets them has rewritten the program",
+                        instead=f"put {self!r} behind that transform",
+                    )
+                )
             computation, self._report = Budget(computation, self.memory_budget, executors_list, self._kinds).keep()
-        return prologue_trace, computation, epilogue_trace
+        return prologue, computation, epilogue
 
     @property
     def report(self) -> CheckpointReport:

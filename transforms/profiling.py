@@ -198,7 +198,7 @@ class ProfileTransform(Watching):
 
     def transform_traces_pre_prologue(self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, **kwargs: Any):
         """Keep the lists that the compilation at hand writes its traces into."""
-        traces = super().transform_traces_pre_prologue(prologue_trace, computation_trace, epilogue_trace)
+        traces = super().transform_traces_pre_prologue(prologue_trace, computation_trace, epilogue_trace, **kwargs)
         stats = compilation.current_stats()
         names = {b.output.name: b.args[1] for b in prologue_trace.bound_symbols if b.sym.id in _UNPACK_TENSORS}
         self._compiled.append(_Compiled(stats.last_traces, stats.last_backward_traces, names, self._module, self.count))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
+from thunder_norm.functions.missing_gradients import differentiated_inside
 from thunder_norm.subclass.boundary_passes import declare_arguments
 from thunder_norm.tracing.recording import print_without_module
 from thunder.core import prims
@@ -66,6 +67,9 @@ def with_body(bsym: BoundSymbol, subsymbols: Sequence[BoundSymbol]) -> BoundSymb
     """The region that a bound symbol stands for, with other operations that make the same results."""
     new = Region(bsym.sym.name, subsymbols, bsym.flat_proxy_outs).symbol()
     return new.from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
+
+
+differentiated_inside(REGION, with_body)
 
 
 def finished(trace: TraceCtx) -> TraceCtx:

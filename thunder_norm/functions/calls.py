@@ -11,7 +11,7 @@ from thunder_norm.errors import ThunderNormError, TransformError, TransformTypeE
 from thunder_norm.functions import acquisition
 from thunder_norm.functions.acquisition import Interrupted
 from thunder_norm.functions.interpreted import active_level, announce, closed, is_open, values_of, wrapped
-from thunder_norm.functions.jitted import with_gradients
+from thunder_norm.functions.missing_gradients import with_gradients
 from thunder_norm.functions.programs import described, is_differentiable
 from thunder_norm.functions.readability import tidied
 from thunder_norm.functions.transformed import Call, Transformed, run_interpreted

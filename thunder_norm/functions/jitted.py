@@ -1,33 +1,25 @@
-"""Programs of a user's ``thunder.jit``: `SubclassTransform`, and gradients by our rules.
+"""Programs of a user's ``thunder.jit``: `SubclassTransform`, and what transforms that leave wrappers alone have in common.
 
-Thunder differentiates a jitted program itself.  Where its gradients are wrong, for real numbers only, or there are none: an operation
-on complex numbers, or one that Thunder has no gradient for (round, lerp), becomes one of our own, which consists of it, so that
-executors run it as before, and is differentiated as `grad` would.  In-place operations on what the program made become operations that
+Thunder differentiates a jitted program itself.  Where its gradients are wrong, for real numbers only, or there are none, operations have
+gradients of ours (`missing_gradients`).  In-place operations on what the program made become operations that
 make new tensors: Thunder's backward would read what was written over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 import torch
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.functionalization import without_mutations
-from thunder_norm.functions.opaque import is_opaque
-from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
-from thunder_norm.functions.registry import decomposed
-from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.functions.rules import activations
-from thunder_norm.functions.rules.dropouts import draws_noise
-from thunder_norm.functions.rules.indexing import has_mask
+from thunder_norm.functions.missing_gradients import with_missing_gradients
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass import boundary, boundary_passes, interception, values
 from thunder_norm.subclass.acquisition import Acquisition, Phase
 from thunder_norm.subclass.broadcast import broadcast_scalars
 from thunder_norm.subclass.cleanup import without_copies
-from thunder_norm.subclass.differentiation import differentiate, has_tape
+from thunder_norm.subclass.differentiation import differentiate
 from thunder_norm.subclass.followed import started_histories
 from thunder_norm.subclass.hooks_of_backward import check_hooks_of_inputs
 from thunder_norm.subclass.mutations import check_mutations
@@ -36,21 +28,12 @@ from thunder_norm.subclass.recorded_writes import returning_recorded
 from thunder_norm.subclass.replaced import returning_current
 from thunder_norm.subclass.returned_inputs import returning_inputs
 from thunder_norm.subclass.tape_inputs import hand_on_inputs, tape_of
-from thunder_norm.subclass.trace import OperationId
 from thunder_norm.subclass.turns import awaited
 from thunder_norm.tracing import compilation, hooks
 from thunder_norm.tracing.activity import depending
-from thunder_norm.tracing.locations import at_line_of
-from thunder_norm.tracing.random_numbers import draws_numbers
-from thunder_norm.tracing.recording import print_without_module, scope
-from thunder_norm.tracing.torch_semantics import clamp
-import thunder.torch as ltorch
 from thunder.core import prims
-from thunder.core.langctxs import Languages, langctx
-from thunder.core.proxies import TensorProxy, variableify
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, from_trace, tracectx
-from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
 
 # -- transforms that leave wrappers alone ---------------------------------------------------------------------------------
 
@@ -69,13 +52,20 @@ class Watching(interception.Watching):
         )
 
     def transform_traces_pre_prologue(
-        self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, **kwargs: Any
+        self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, *, executors_list: Any
     ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
-        """Refuse a program whose numbers are values of tensors, and let inputs that are written into keep their gradients."""
+        """Refuse a program whose numbers are values of tensors, and have gradients be torch's, of inputs that are written into too."""
         values.check_numbers(computation_trace)
-        if torch.is_grad_enabled():
-            computation_trace = _with_gradients_of_given(computation_trace)
-        return prologue_trace, computation_trace, epilogue_trace
+        if not torch.is_grad_enabled():
+            return prologue_trace, computation_trace, epilogue_trace
+        moved = {p.name for p in computation_trace.args if isinstance(p, TensorProxy) and p.requires_grad}
+        acquisition = interception.finished_acquisition()  # of a transform that interprets wrappers, and comes later
+        is_ours = acquisition is None or not acquisition.has_wrappers
+        if moved and is_ours:
+            moving = depending(computation_trace, moved)
+            computation_trace = with_missing_gradients(computation_trace, executors_list[0], moving)
+        traces = prologue_trace, _with_gradients_of_given(computation_trace), epilogue_trace
+        return boundary_passes.without_inactive(traces, {}) if moved and is_ours else traces
 
 
 # -- the transform that interprets tensor wrapper subclasses ------------------------------------------------------------
@@ -188,48 +178,7 @@ class SubclassTransform(interception.Interpreting):
 
 hooks.brings(Transformed, SubclassTransform)
 
-# -- gradients by our rules ---------------------------------------------------------------------------------------------
-
-
-def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | None = None) -> TraceCtx:
-    """The same computation, whose operations on complex numbers, and those without a gradient of Thunder's, have gradients of ours.
-
-    Args:
-        trace: a computation that Thunder is going to differentiate.
-        executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
-        moving: the names of what is differentiated; None if that may be anything.
-    """
-    if not any(_is_concerned(b, moving) or draws_noise(b) for b in trace.bound_symbols):
-        return trace
-    new = from_trace(trace)
-    new.bound_symbols = with_gradients(trace.bound_symbols, executor, new, moving)
-    return new
-
-
-def with_gradients(
-    bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx, moving: Set[str] | None = None
-) -> list[BoundSymbol]:
-    """The same operations; those that Thunder would not differentiate right, or not at all, have gradients of ours.
-
-    `trace` knows the names of what is new; of arguments that are not among `moving` there is no gradient.
-    """
-    found: list[BoundSymbol] = []
-    for bsym in bsyms:
-        if not isinstance(bsym.sym.id, OperationId) and draws_noise(bsym):
-            with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
-                parts = decomposed(bsym) or bsym.subsymbols
-            found += with_gradients(parts, executor, trace)
-        elif not _is_concerned(bsym, moving):
-            found.append(bsym)
-        elif (
-            isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
-        ):  # of a wrapper: what it does to one inner tensor is its own
-            found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
-        elif _asks_for_what_may_be_unused(bsym):
-            found += _with_a_dimension_between(bsym, executor, trace)
-        else:
-            found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor, moving))
-    return found
+# -- what Thunder differentiates -----------------------------------------------------------------------------------------
 
 
 def functional(trace: TraceCtx) -> TraceCtx:
@@ -261,129 +210,3 @@ def _with_gradients_of_given(trace: TraceCtx) -> TraceCtx:
     arguments = [trace.args[i] if i in late else p for i, p in enumerate(given["flat_args"])]
     new.bound_symbols = [*body, renewed, returned.from_bsym(args=({**given, "flat_args": [*arguments, *became]},))]
     return new
-
-
-def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
-    if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
-        return False
-    if has_tape(bsym) is not None:  # what it hands on has the gradients that torch's autograd has made
-        return False
-    tensors = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
-    is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
-    if moving is not None and is_opaque(bsym) and {p.name for p in bsym.flat_proxy_args if is_differentiable(p)} - moving:
-        return True  # Thunder asks torch for the gradients of all, and torch may have none of a weight or a target
-    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym)
-
-
-_NO_OPERATIONS = frozenset(
-    {prims.PrimIDs.RETURN, prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UPDATE_ALIASES, prims.PrimIDs.COPY_, prims.PrimIDs.ITEM}
-)
-
-
-def _has_another_gradient(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's gradient is not torch's.
-
-    It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds,
-    and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
-    zeros and ones, where infinite padding is NaN.
-    """
-    if bsym.sym.id in activations.IDS:
-        return True
-    if bsym.sym.id is prims.PrimIDs.COPY_WITH_SETITEM:  # Thunder takes no entries by a mask
-        return isinstance(bsym.args[2], TensorProxy) and has_mask(bsym.args[1])
-    if bsym.sym.id is prims.PrimIDs.POW:
-        return isinstance(bsym.args[1], TensorProxy)
-    if bsym.sym.id in _WITH_ANOTHER_GRADIENT:
-        return True
-    return _is_taken_apart(bsym) and any(map(_has_another_gradient, bsym.subsymbols))
-
-
-_ROUNDING = (prims.PrimIDs.CEIL, prims.PrimIDs.FLOOR, prims.PrimIDs.ROUND, prims.PrimIDs.TRUNC)
-_WITH_ANOTHER_GRADIENT = frozenset(
-    {prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id, ltorch.max_pool1d.id, *_ROUNDING}
-)
-
-
-def _is_taken_apart(bsym: BoundSymbol) -> bool:
-    """Whether Thunder differentiates what the operation consists of."""
-    return not bsym.sym.is_prim and _get_gradfn_and_executor(bsym)[0] is None
-
-
-def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's gradient fails: of several results without dimensions, or of what it had registered for torch to run.
-
-    Of the latter it does for tensors given by name (``pos_weight``) or in a list (``hstack``, which then has no gradient, silently), for
-    None among the results (attention without its weights), and for integers without dimensions among them (``cholesky_ex``).  Of what draws
-    random numbers (``dropout2d``) it has torch draw others.
-    """
-    if _asks_for_what_may_be_unused(bsym):
-        return True
-    if not is_opaque(bsym):
-        return False
-    if draws_numbers(bsym):
-        return True
-    in_lists = [a for a in bsym.args if isinstance(a, Sequence) and not isinstance(a, str)]
-    if any(map(is_differentiable, flat_proxies((in_lists, bsym.kwargs)))):
-        return True
-    outs = bsym.output if isinstance(bsym.output, Sequence) else (bsym.output,)
-    return any(map(is_differentiable, outs)) and not all(map(is_differentiable, outs))
-
-
-def _asks_for_what_may_be_unused(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's rule asks for the cotangents of several results, one of them without dimensions.
-
-    Of a result that nothing uses Thunder writes ``zeros(*shape)``, which is then ``torch.zeros()``, an error.
-    """
-    if not is_opaque(bsym) and bsym.sym.id is not prims.PrimIDs.VAR_MEAN:
-        return _is_taken_apart(bsym) and any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
-    outs = [p for p in bsym.flat_proxy_outs if is_differentiable(p)]
-    return len(outs) > 1 and any(p.ndim == 0 for p in outs)
-
-
-def _lacks_gradient(bsym: BoundSymbol) -> bool:
-    """Whether Thunder's differentiation would come to a primitive that it has no rule for, be it that there is no gradient (isfinite)."""
-    if bsym.sym.id in _NO_OPERATIONS or bsym.sym.id in augmented_forward_impls or _get_gradfn_and_executor(bsym)[0] is not None:
-        return False
-    if not any(map(is_differentiable, bsym.flat_proxy_args)) or not bsym.flat_proxy_outs:
-        return False
-    return any(map(_lacks_gradient, bsym.subsymbols)) if bsym.subsymbols else bsym.sym.is_prim
-
-
-def _with_a_dimension_between(bsym: BoundSymbol, executor: Any, trace: TraceCtx) -> list[BoundSymbol]:
-    """The operation with one dimension in place of none in its results, then what takes it away: nobody asks for that unless it is used."""
-    outs = flat_proxies(bsym.output)
-    with tracectx(trace), langctx(Languages.TORCH):
-        with scope(trace) as made:
-            between = [ltorch.reshape(p, (1,)) if p.ndim == 0 else p for p in outs]
-        with scope(trace) as taken_away:
-            again = {variableify(ltorch.reshape(b, ())): p for b, p in zip(between, outs, strict=True) if b is not p}
-    whole = _with_gradient(bsym.sym.name, [bsym, *made], between, executor)
-    return [whole, *(b.from_bsym_swap_proxies(again) for b in taken_away)]
-
-
-def _with_gradient(
-    name: str, bsyms: Sequence[BoundSymbol], outs: Sequence[TensorProxy], executor: Any, moving: Set[str] | None = None
-) -> BoundSymbol:
-    """Operations, the first of which uses all that they do, as one with a gradient of ours."""
-    inputs = list({p.name: p for p in flat_proxies((bsyms[0].args, bsyms[0].kwargs))}.values())
-    program = flat_program(inputs, bsyms, outs)
-    wanted = [is_differentiable(p) and (moving is None or p.name in moving) for p in inputs]
-
-    @langctx(Languages.TORCH)
-    def meta(*args: TensorProxy) -> tuple[TensorProxy, ...]:
-        return replayed(program, args)
-
-    @langctx(Languages.TORCH)
-    def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
-        results, pullback = evaluate_vjp(renewed_program(program), args, wanted)
-        cotangents = [prims.get_grad(r) if is_differentiable(r) else None for r in results]
-        for a, g, is_wanted in zip(args, pullback(cotangents), wanted, strict=True):
-            if is_wanted:
-                prims.put_grad(a, ltorch.zeros_like(a) if g is None else g)
-        return results
-
-    symbol = Symbol(
-        name=name, meta=meta, id=f"thunder_norm.{name}.{len(executor.implmap)}", _bind_postprocess=print_without_module
-    )
-    executor.register_implementation(symbol, execution_transform=meta, grad_transform=joint)
-    return bsyms[0].from_bsym(sym=symbol, args=tuple(inputs), kwargs={}, output=tuple(outs), subsymbols=list(bsyms))

@@ -19,6 +19,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.fallback import is_random
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 
 
@@ -68,13 +69,23 @@ def apply(acquisition: Acquisition, cls: type[torch.autograd.Function], args: tu
     if not is_grad_enabled() or not (acquisition.num_levels or any(map(acquisition.autograd.requires_grad, inputs))):
         return result
     call = FunctionCall(cls, plain_args, plain_kwargs)
-    outputs = [p for p in tree_leaves(result) if is_normed(p)]
+    outputs = [p for p in tree_leaves(result) if isinstance(p, TensorProxy)]
     if any(is_random(r.func) for r in call.forward):
-        backings = [trace.leaf_proxies(acquisition, p.fake)[0] for p in outputs]
-        values = [FunctionCall(_Unknown, (cls.__name__, t, *inputs), {}).write() for t in backings]
+        backings = [trace.leaf_proxies(acquisition, p.fake)[0] if is_normed(p) else p for p in outputs]
+        is_inexact = [dtypes.is_inexact_dtype(t.dtype) for t in backings]
+        values = [
+            FunctionCall(_Unknown, (cls.__name__, t, *inputs), {}).write() if moves else t
+            for t, moves in zip(backings, is_inexact, strict=True)
+        ]
     else:
-        values = [q for p, q in zip(tree_leaves(result), tree_leaves(call.write()), strict=True) if is_normed(p)]
-    for normed, value in zip(outputs, values, strict=True):
-        acquisition.fakes.bind(normed.fake.backing, value)
+        written = zip(tree_leaves(result), tree_leaves(call.write()), strict=True)
+        values = [q for p, q in written if isinstance(p, TensorProxy)]
+    new = {}
+    for output, value in zip(outputs, values, strict=True):
+        if is_normed(output):
+            acquisition.fakes.bind(output.fake.backing, value)
+        elif dtypes.is_inexact_dtype(output.dtype) and isinstance(value, TensorProxy) and value is not output:
+            acquisition.lifting.take_norm_of(acquisition.fake_of(output), acquisition.fake_of(value))
+            new[output.name] = value
     trace.rebind(acquisition)
-    return result
+    return tree_map(lambda v: new.get(v.name, v) if isinstance(v, TensorProxy) else v, result)

@@ -229,14 +229,20 @@ def _is_perturbation(origin: LeafOrigin | WrapperOrigin | None) -> bool:
 
 
 def _reading_values_alone(trace: TraceCtx) -> TraceCtx:
-    """The trace with the steps of operations that ask a tensor for its shape or dtype alone (`ones_like`, `type_as`), which need no data."""
+    """The trace with the steps of operations of which a result needs no data of some argument.
+
+    They ask it for its shape or dtype alone (`ones_like`, `type_as`), or another result is what needs it (a `torch.autograd.Function`).
+    """
 
     def steps(bsym: BoundSymbol) -> list[BoundSymbol]:
         given, made = ({p.name for p in ps} for ps in (bsym.flat_proxy_args, bsym.flat_proxy_outs))
         found = [step for sub in bsym.subsymbols for step in steps(sub)]
-        read = {p.name for step in found for p in step.flat_proxy_args}
-        is_made = made - given <= {p.name for step in found for p in step.flat_proxy_outs}
-        return found if found and is_made and not given <= read else [bsym]
+        needs: dict[str, set[str]] = {}
+        for step in found:
+            read = set().union(*({p.name} | needs.get(p.name, set()) for p in step.flat_proxy_args))
+            needs |= {p.name: read for p in step.flat_proxy_outs}
+        is_made = made - given <= needs.keys()
+        return found if found and is_made and not all(given <= needs.get(name, given) for name in made) else [bsym]
 
     new = from_trace(trace)
     new.bound_symbols = [step for bsym in trace.bound_symbols for step in steps(bsym)]

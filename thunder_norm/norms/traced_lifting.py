@@ -43,6 +43,7 @@ class TracedLifting(Lifting):
         self._acquisition = acquisition
         self._writes = Writes(acquisition.fakes)
         self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
+        self._norm_of: dict[int, torch.Tensor] = {}  # by identity: the tensor that has the same values, and whose norm stands
         self._made_by: dict[str, str] = {}  # what plain operations made from parameters with given norms, and which ones
         self._num_followed = 0
 
@@ -92,6 +93,12 @@ class TracedLifting(Lifting):
         return next((n for n in tied if self.is_given(n)), tied[0])
 
     # -- what was made from parameters --------------------------------------------------------------------------------
+
+    def take_norm_of(self, t: torch.Tensor, other: torch.Tensor) -> None:
+        """Remember that `other` has the values of `t`, and gradients of its own: its norm is that of `t`, which moves as t does."""
+        self._norm_of[id(other)] = t
+        if self.concerns(t):
+            self.remember(torch.clone, (t,), {}, other)
 
     def check_known(self, t: torch.Tensor, location: Location) -> None:
         """Refuse a tensor whose values depend on parameters with given norms in a way that no rule follows.
@@ -145,6 +152,11 @@ class TracedLifting(Lifting):
         """The normed tensor for a plain one, by the policy; written once, and again after something was written into its memory."""
         if self._acquisition.fakes.proxy_of(t) is None and (id(t) not in self.derived or self.is_measured(t)):
             return kind.of(t, dims)  # a temporary of the operation being recorded
+        if id(t) in self._norm_of and not self._writes.into(t):
+            found = self.lift(recorder, self._norm_of[id(t)], kind, dims)
+            out = kind._wrap(t, found.norm_size, found.perturbation_size, dims)
+            out._facts = found._facts
+            return out
         key = (id(t), kind, dims, is_grad_enabled(), self._writes.into(t))
         found = self.lifted.get(key)
         found = recorder.lifts.get(key) if found is None else found

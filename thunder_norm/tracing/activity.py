@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from thunder.core import dtypes
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
+
+_composites: set[Any] = set()
+
+
+def differentiated_inside(symbol_id: Any) -> None:
+    """Register a composite whose gradient is that of the operations inside."""
+    _composites.add(symbol_id)
 
 
 def propagate(bsym: BoundSymbol, active: set[str]) -> None:
@@ -55,7 +63,8 @@ def depended_on(trace: TraceCtx, names: set[str]) -> set[str]:
 
 
 def _go_back(bsym: BoundSymbol, found: set[str]) -> None:
-    if _has_no_history(bsym) or found.isdisjoint(p.name for p in bsym.flat_proxy_outs):
+    recorded = (p.name for p in bsym.flat_proxy_outs if ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags)
+    if _has_no_history(bsym) or found.isdisjoint(recorded):
         return
     if not bsym.subsymbols or _has_own_gradient(bsym) or _is_torchs(bsym):
         found.update(p.name for p in bsym.flat_proxy_args)
@@ -92,4 +101,6 @@ def _is_torchs(bsym: BoundSymbol) -> bool:
 
 def _has_own_gradient(bsym: BoundSymbol) -> bool:
     """Whether a rule may differentiate the operation as a whole, whatever it consists of."""
+    if bsym.sym.id in _composites:
+        return False
     return bsym.sym.executor is not None or not (isinstance(bsym.sym.id, tuple) or _is_torchs(bsym))
