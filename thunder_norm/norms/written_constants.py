@@ -34,7 +34,8 @@ class WrittenConstants:
                 continue
             self._made[t] = True
             if is_empty:
-                t.zero_()
+                with torch.no_grad():  # torch.empty(..., requires_grad=True)
+                    t.zero_()
 
     def may_be_written(self, t: Any) -> bool:
         """Whether a normed tensor can stand for it: the program made it, and has no view of it, which would stay what it was."""
