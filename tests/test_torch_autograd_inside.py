@@ -235,7 +235,8 @@ def test_mistakes_are_those_of_eager_mode(program):
         program(x)
     with pytest.raises(eager.type) as ours:
         thunder.jit(program, transforms=[SubclassTransform()])(x)
-    assert str(ours.value)[:30] == str(eager.value)[:30]
+    said, expected = str(ours.value), str(eager.value)
+    assert said[:30] == expected[:30] or said[-50:] == expected[-50:]  # of what is not used older torches do not say which
 
 
 def in_place(x):
