@@ -106,7 +106,8 @@ def of_what_is_not_used(net, x):
     y = x.detach().requires_grad_()
     none = grad(x.sin().sum(), [x, y], allow_unused=True)
     assert none[1] is None
-    return none[0], *grad(x.sin().sum(), [x, y], materialize_grads=True)
+    used, zeros = grad(x.sin().sum(), [x, y], materialize_grads=True)
+    return none[0], used, zeros.detach()  # which require grad in torch 2.9
 
 
 @case

@@ -100,7 +100,7 @@ def changes(config: Any, tokens: dict[str, int] | None = None) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, value in entries.items():
         if isinstance(value, PretrainedConfig):
-            found[name] = type(value)(**changes(value, tokens))
+            found[name] = type(value)(**changes(value, tokens)).to_dict()  # transformers 4 takes no configuration there
         elif isinstance(value, bool) or name in ("id2label", "label2id", "rope_parameters", "rope_scaling"):
             continue
         elif SPECIAL.match(name):
