@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import thunder_norm.transforms as T
 from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
+import thunder
 
 
 def f(x: torch.Tensor) -> torch.Tensor:
@@ -76,3 +77,22 @@ def test_nothing_is_recorded_without_gradients() -> None:
         assert not T.grad(f)(x).requires_grad
     assert not T.grad(f)(x.detach()).requires_grad
     assert T.vmap(lambda x: x.argmax())(x[None]).requires_grad is False
+
+
+def _product_and_power(v):
+    return v.prod() + (v**v).sum()
+
+
+def _power_of_real_parts(v):
+    return (v.real**2).sum() + v.abs().prod()
+
+
+@pytest.mark.parametrize("f", [_product_and_power, _power_of_real_parts])
+@pytest.mark.parametrize("arrives", [lambda x: x, lambda x: x * 1, lambda x: torch.stack([x, x * 2]).sum(0)])
+def test_plain_thunder_differentiates_a_transformed_function_of_what_it_computed(f, arrives):
+    x = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]], dtype=torch.float64)
+    x = (x + 0.5j * x.flip(0) if f is _power_of_real_parts else x).requires_grad_()
+    mine, torchs = (lambda x, vmap=vmap: vmap(f)(arrives(x)) for vmap in (T.vmap, torch.func.vmap))
+    found, expected = thunder.jit(mine)(x), torchs(x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x) for y in (found, expected)))

@@ -9,7 +9,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, RMSToRMSTensor
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, ProfileTransform, SubclassTransform
 import thunder
 
 
@@ -87,3 +88,46 @@ def test_a_parameter_that_the_module_returns_is_the_wrapper_given_for_it():
     product, is_same, own = thunder.jit(f, transforms=[SubclassTransform()])(x, w)
     assert is_same and own is w
     torch.testing.assert_close(product.b, x * 2 * w.a)
+
+
+def of_one_made_inside(x, weight):
+    layer = nn.Linear(3, 3, bias=False, dtype=x.dtype)
+    first = torch.func.functional_call(layer, {"weight": weight}, (x,))
+    return torch.func.functional_call(layer, {"weight": weight.sin() + 1}, (first,))
+
+
+def of_layers_made_inside(x, weight):
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    return torch.func.functional_call(
+        layers, {"0.weight": weight, "0.bias": weight[0], "2.weight": 2 * weight, "2.bias": weight[1]}, (x,)
+    )
+
+
+def of_gradients_made_inside(x, weight):
+    layer = nn.Linear(3, 3, bias=False, dtype=x.dtype)
+    loss = lambda p: torch.func.functional_call(layer, p, (x,)).sin().sum()  # noqa: E731
+    return torch.func.grad(loss)({"weight": weight})["weight"]
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, ProfileTransform])
+@pytest.mark.parametrize("f", [of_one_made_inside, of_layers_made_inside, of_gradients_made_inside])
+def test_a_module_that_the_program_makes_is_called_with_given_tensors(f, transform):
+    torch.manual_seed(seeded(0))
+    weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    jf = thunder.jit(f, transforms=[transform()])
+    for x in torch.randn(2, 4, 3, dtype=torch.float64):
+        found, expected = jf(x, weight), f(x, weight)
+        torch.testing.assert_close(found, expected)
+        gradients = (torch.autograd.grad(y.square().sum(), weight) for y in (found, expected))
+        torch.testing.assert_close(*gradients)
+    assert thunder.cache_misses(jf) == 1
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, ProfileTransform])
+@pytest.mark.parametrize("given", [{}, {"bias": torch.ones(3)}])
+def test_parameters_that_a_module_made_inside_has_drawn_are_refused(given, transform):
+    def f(x):
+        return torch.func.functional_call(nn.Linear(3, 3), given, (x,))
+
+    with pytest.raises(UnsupportedOpError, match="a parameter of a module that it makes"):
+        thunder.jit(f, transforms=[transform()])(torch.ones(2, 3))

@@ -188,12 +188,13 @@ def test_static_without_positions():
     model = _model("llama")
     mine, theirs = _static(model), _static(model)
     expected = _generate(model, theirs)
-    if int(transformers.__version__.partition(".")[0]) < 5:
-        with pytest.raises(ThunderNormError, match=r"torch\.arange"):
-            _generate(_jit(model), mine)
+    try:
+        found = _generate(_jit(model), mine)
+    except ThunderNormError as e:  # some releases count positions by the values in the cache
+        assert int(transformers.__version__.partition(".")[0]) < 5 and "torch.arange" in str(e)
         assert int(mine.get_seq_length()) in (0, PROMPT)  # 4.57 knows that an empty one is empty
     else:
-        torch.testing.assert_close(_generate(_jit(model), mine), expected)
+        torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import collections
 import enum
 import functools
 import random
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -373,3 +374,21 @@ def test_attributes_of_a_users_on_a_parameter():
     ):
         exec(change, {"model": model, "torch": torch})
         torch.testing.assert_close(jitted(X), f(X), msg=change)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(
+    "f", [lambda x: x.view(-1) * 1, lambda x: x.view_as(torch.ones(2, 2, 3)) * 1, lambda x: x.view(size=(6, 2))]
+)
+def test_a_view_that_an_input_of_other_strides_has_not_is_torchs_error(f, transform):
+    jf = thunder.jit(f, transforms=[transform()])
+    rows, columns = torch.randn(2, 4, 3), torch.randn(3, 4).t()
+    for x in (rows[0], columns, torch.randn(8, 3)[::2], rows[1], columns):
+        try:
+            expected = f(x)
+        except RuntimeError as e:
+            with pytest.raises(RuntimeError, match=re.escape(str(e)[:40])):
+                jf(x)
+        else:
+            assert torch.equal(jf(x), expected)
+    assert thunder.cache_hits(jf) >= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,8 @@ def made(known: Known) -> nn.Module:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_blocks_of_models_are_those_of_their_configurations(name):
+    if name.endswith("experts"):
+        pytest.importorskip("transformers", minversion="5")  # before it experts are modules of their own
     known = KNOWN[name]
     row = find_roles(made(known), TOKENS)[known.parameter]
     assert row.out_axis == known.axis and {b.axis for b in row.blocks} == {known.axis}
@@ -363,7 +366,11 @@ def test_of_a_wrapped_model_they_are_those_of_the_model_inside():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_what_is_unused_has_no_gradient_in_any_model_of_the_zoo(name):
-    of_zoo = built(ZOO[name])
+    try:
+        of_zoo = built(ZOO[name])
+    except AttributeError as e:
+        assert re.match(r"module (transformers|timm|torchvision)\S* has no attribute", str(e))
+        pytest.skip("a model that this version does not have yet")
     try:
         result = of_zoo()
     except Exception:  # noqa: BLE001

@@ -211,3 +211,56 @@ def test_a_first_order_move_of_the_parameters_stays_within_the_sensitivities(mod
             direction *= 1e-4 / type(leaf).of(direction).norm_size
             after = torch.func.functional_call(model, {**parameters, name: parameters[name] + direction}, (x64,))
             assert RMSTensor.of(after - before).norm_size <= 1e-4 * found[name] * (1 + 1e-3)
+
+
+def scaled_in_place(x):
+    scale = torch.ones(3)
+    scale *= 2
+    return x.tanh() * scale
+
+
+def scaled_without_gradients(x):
+    scale = torch.arange(3)
+    with torch.no_grad():
+        scale += 1
+        scale[0] = 5
+    return (x * scale).tanh()
+
+
+def read_through_a_view(x):
+    scale = torch.full((4, 3), 2.0)
+    rows = scale.view(2, 6)
+    scale[1:].mul_(3.0)
+    rows += 1
+    return x.tanh() * rows.view(4, 3)
+
+
+def written_from_another(x):
+    scale, other = torch.zeros(3), torch.ones(3)
+    scale.copy_(other)
+    other.mul_(4.0)
+    return x.tanh() * scale + (x * other).sin()
+
+
+def written_with_norms(x):
+    y = x.exp()
+    y[1:] *= y[1:].sin()
+    return y
+
+
+@pytest.mark.parametrize(
+    "f", [scaled_in_place, scaled_without_gradients, read_through_a_view, written_from_another, written_with_norms]
+)
+def test_norms_through_tensors_that_the_program_writes_into_are_differentiated_again(f):
+    torch.manual_seed(seeded(0))
+    data = torch.randn(4, 3)
+
+    def derivatives(function) -> tuple[torch.Tensor, ...]:
+        x = with_perturbation(RMSTensor(0.5, backing=data.clone(), norm_size_requires_grad=True))
+        y = function(x)
+        (first,) = torch.autograd.grad(y.norm_size, x.norm_size, create_graph=True)
+        sensitivity = sensitivities(y, x)
+        second = [torch.autograd.grad(v, x.norm_size, retain_graph=True, materialize_grads=True)[0] for v in (first, sensitivity)]
+        return first, sensitivity, *second
+
+    torch.testing.assert_close(derivatives(jit(f)), derivatives(f))

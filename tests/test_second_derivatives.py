@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from tests.kept_graphs import gradients_of_a_kept_graph
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
-from thunder_norm.errors import TransformError, UnsupportedOpError
+from thunder_norm.errors import MissingTransformRuleError, TransformError, UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SplitBiasTransform, SubclassTransform
 import thunder
 
@@ -316,4 +316,10 @@ def test_operators_of_torchs_database(name: str):
         given = (sample.input, sample.args, sample.kwargs)
         leaves = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor) and t.requires_grad]
         jitted = thunder.jit(run, transforms=[SubclassTransform()])
-        torch.testing.assert_close(_second(jitted, given, leaves), _second(run, given, leaves))
+        try:
+            expected = _second(run, given, leaves)
+        except NotImplementedError:  # torch 2.11 has no second derivative of cdist
+            with pytest.raises(MissingTransformRuleError, match="torch has no derivative"):
+                _second(jitted, given, leaves)
+        else:
+            torch.testing.assert_close(_second(jitted, given, leaves), expected)

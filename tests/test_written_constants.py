@@ -271,3 +271,14 @@ def test_an_argument_keeps_what_was_written_into_a_constant(write, x):
     thunder.jit(f, transforms=[NormTransform()])(given, cache)
     torch.testing.assert_close(cache.held.backing, torch.cat([2 * x, torch.zeros(2, 4)]))
     assert type(cache.held).of(cache.held.backing, cache.held.elem_dims).norm_size <= cache.held.norm_size * (1 + 1e-5)
+
+
+def test_an_empty_leaf_that_requires_grad_gets_zeros(x):
+    def program(y):
+        leaf = torch.empty(4, 4, requires_grad=True)
+        assert leaf.is_leaf and leaf.requires_grad
+        return y + leaf
+
+    model = Net(program)
+    found = run_eagerly(model, (RMSTensor.of(x),), {}, policy="measured", mode="bound")[0]
+    torch.testing.assert_close(found.backing, model.linear(x))

@@ -93,14 +93,14 @@ DEPTHS = re.compile(
 
 def changes(config: Any, tokens: dict[str, int] | None = None) -> dict[str, Any]:
     """The entries of a configuration of transformers that are other in small, those of the configurations within included."""
-    from transformers import PreTrainedConfig
+    from transformers import PretrainedConfig  # the name that transformers 4 has too
 
     tokens = dict(KNOWN_TOKENS) if tokens is None else tokens
     entries = {name: value for name, value in vars(config).items() if not name.startswith("_") and value is not None}
     found: dict[str, Any] = {}
     for name, value in entries.items():
-        if isinstance(value, PreTrainedConfig):
-            found[name] = type(value)(**changes(value, tokens))
+        if isinstance(value, PretrainedConfig):
+            found[name] = type(value)(**changes(value, tokens)).to_dict()  # transformers 4 takes no configuration there
         elif isinstance(value, bool) or name in ("id2label", "label2id", "rope_parameters", "rope_scaling"):
             continue
         elif SPECIAL.match(name):

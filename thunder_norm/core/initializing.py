@@ -6,7 +6,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -78,6 +78,14 @@ def unit(kind: type[NormedTensor], shape: tuple[int, ...], elem_dims: Dims, gene
     return run_real(Drawing(kind, generator), (shape, elem_dims, device), {})
 
 
+@dataclass(frozen=True, eq=False)
+class _Numbered:
+    """A generator and the number it has in traces."""
+
+    generator: torch.Generator
+    number: int
+
+
 @dataclass(frozen=True)
 class Drawing:
     """The function ``(shape, elem_dims, device) -> tensor`` that draws one; in a trace it is one operation.
@@ -89,6 +97,11 @@ class Drawing:
 
     kind: type[NormedTensor]
     generator: torch.Generator | None
+    _numbered: _Numbered = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.generator is not None:
+            object.__setattr__(self, "_numbered", _numbered(self.generator))
 
     tags = (torch.Tag.nondeterministic_seeded,)  # as torch's operations that draw numbers say it
 
@@ -97,8 +110,7 @@ class Drawing:
         """What the operation is called in traces, where each generator has a number."""
         if self.generator is None:
             return f"initialize_{self.kind.__name__}"
-        number = _generators.setdefault(self.generator, next(_numbers))
-        return f"initialize_{self.kind.__name__}_from_generator_{number}"
+        return f"initialize_{self.kind.__name__}_from_generator_{self._numbered.number}"
 
     def __call__(self, shape: tuple[int, ...], elem_dims: Dims, device: str) -> torch.Tensor:
         """A tensor of norm 1, in float64."""
@@ -110,7 +122,15 @@ class Drawing:
             return (_method(self.kind)(self.kind, numbers, elem_dims) if numbers.numel() else numbers).to(device)
 
 
-_generators: weakref.WeakKeyDictionary[torch.Generator, int] = weakref.WeakKeyDictionary()
+def _numbered(generator: torch.Generator) -> _Numbered:
+    """The number of a generator, the same for as long as there is a drawing from it."""
+    if (found := _generators.get(id(generator))) is None:
+        found = _generators[id(generator)] = _Numbered(generator, next(_numbers))
+    return found
+
+
+# by id, and the number is what weak references are to: generators of older torches take none
+_generators: weakref.WeakValueDictionary[int, _Numbered] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 

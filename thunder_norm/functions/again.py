@@ -7,14 +7,16 @@ first asked for, is what gives the gradients, and torch's autograd gets their hi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.acquisition import Call
-from thunder_norm.functions.aliasing import parts_of_copies
-from thunder_norm.functions.programs import flat_program, is_bookkeeping, is_differentiable, replayed
+from thunder_norm.functions.aliasing import end_of, parts_of_copies, views_in
+from thunder_norm.functions.functionalization import without_mutations
+from thunder_norm.functions.programs import flat_program, is_bookkeeping, is_differentiable, operations_of, outputs_of, replayed
 from thunder_norm.functions.transformed import Transformed
 from thunder_norm.subclass.differentiation import has_tape
 from thunder_norm.subclass.trace import keep_only
@@ -23,10 +25,10 @@ from thunder_norm.tracing.calls.differentiated import Gradients, Run, makes_pull
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.random_numbers import count_draws, draws_numbers
 from thunder.core import prims
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, has_tags
-from thunder.core.trace import TraceCtx
+from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 
 class _Program(Transformed):
@@ -91,6 +93,7 @@ class Again:
         differentiable = [p for p in _results(self._trace) if is_differentiable(p)]
         body = [part for b in self._trace.bound_symbols if not is_bookkeeping(b) for part in parts_of_copies(b)]
         kept = keep_only(body, {p.name for p in differentiable})
+        kept, differentiable = _without_writes(self._trace.args, kept, differentiable)
         self._is_random = any(map(draws_numbers, kept))
         if self._is_random and sum(map(count_draws, kept)) < sum(map(count_draws, body)):
             raise _refused(next(b for b in body if draws_numbers(b)), "not all numbers that it draws are in its results")
@@ -103,14 +106,39 @@ class Again:
         return _Program(flat_program([p for _, p in inputs], kept, differentiable))
 
 
+def _without_writes(
+    given: Sequence[Any], body: Sequence[BoundSymbol], results: Sequence[TensorProxy]
+) -> tuple[Sequence[BoundSymbol], Sequence[TensorProxy]]:
+    """A program that writes into nothing: one on wrappers still writes into plain tensors that it made.
+
+    Raises:
+        TransformError: it uses what it has written into one of `given`, or whether a write is one into another tensor is not clear.
+    """
+    copies = [b for b in body if b.sym.id is prims.PrimIDs.COPY_]
+    if not copies:
+        return body, results
+    # Thunder has given tensors new names after each write; without them a write is one into what is read later
+    renewed = [b for b in body if b.sym.id is prims.PrimIDs.UPDATE_ALIASES]
+    former = {variableify(o): a for b in renewed for a, o in zip(b.flat_proxy_args, b.flat_proxy_outs, strict=True)}
+    same = {o.proxy.name: p.name for o, p in former.items()} | {b.output.name: b.args[1].name for b in copies}
+    base = same | {o: a for b in body for o, a in views_in(b).items()}
+    inputs = {p.name for p in given if isinstance(p, TensorProxy)}
+    for bsym in copies:
+        if end_of(bsym.args[1].name, base) in inputs:
+            raise _refused(bsym, "it uses what it has written into an input")
+    program = flat_program([p for p in given if isinstance(p, TensorProxy)], [b for b in body if b not in renewed], results)
+    program.bound_symbols = [b.from_bsym_swap_proxies(former) for b in program.bound_symbols]
+    with tracectx(from_trace(program)):
+        functional = without_mutations(program)
+    return operations_of(functional), outputs_of(functional)
+
+
 def _results(trace: TraceCtx) -> list[Any]:
     """What a computation returns, flat, as torch's autograd gets it."""
     return tree_flatten(trace.bound_symbols[-1].args[0]["output"])[0]
 
 
 def _check_can_be_run_again(bsym: BoundSymbol) -> None:
-    if bsym.sym.id is prims.PrimIDs.COPY_:
-        raise _refused(bsym, "it uses what it has written into an input")
     if _has_effect(bsym):
         raise _refused(bsym, "it does more than return tensors")
     if has_tape(bsym) is False:

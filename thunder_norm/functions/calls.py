@@ -19,6 +19,7 @@ from thunder_norm.subclass.broadcast import broadcast_scalars_of
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tracing import hooks, lookasides
+from thunder_norm.tracing.histories import depending_on_gradients
 from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
@@ -55,9 +56,10 @@ def _for_thunders_autograd(bsyms: list[BoundSymbol]) -> list[BoundSymbol]:
     cd = get_compile_data()
     if active_level() is not None or cd.disable_torch_autograd_support or not cd.is_grad_enabled:
         return bsyms
-    if not any(p.requires_grad for b in bsyms for p in b.flat_proxy_args if isinstance(p, TensorProxy)):
-        return bsyms
     trace = get_jit_ctx().computation_trace
+    differentiated = depending_on_gradients([b for written in (*trace.scopes[:-1], bsyms) for b in written])
+    if differentiated.isdisjoint(p.name for b in bsyms for p in b.flat_proxy_args):
+        return bsyms
     return with_gradients(broadcast_scalars_of(bsyms, trace), get_jit_ctx().ad_hoc_executor, trace)
 
 

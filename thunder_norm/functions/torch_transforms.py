@@ -20,6 +20,7 @@ from thunder_norm.functions.vmap import vmap
 from thunder_norm.functions.wrappers_in_torchs import OfTorch
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import is_made_natively
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
@@ -131,18 +132,25 @@ def _functional_call(
     replaced = {id(known[name]): p for name, p in tensors.items()} if is_tied else {}
     replacement = {name: tensors.get(name, replaced.get(id(t))) for name, t in known.items()}
 
-    slots = []
+    is_made = is_made_natively(module.provenance)  # its own tensors are no inputs of the trace
+    held, slots = [], []
     for name, proxy in replacement.items():
-        if proxy is not None:
-            slot = _interpret_call(_attribute, module, wrap_const(name))
-            if slot is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
-                return slot
+        if proxy is None:
+            continue
+        path, _, last = name.rpartition(".")
+        table = "_parameters" if last in module.value.get_submodule(path)._parameters else "_buffers"
+        slot = _interpret_call(_attribute, module, wrap_const(f"{path}.{table}".lstrip(".") if is_made else name))
+        if slot is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            return slot
+        if is_made:
+            held.append((slot, last, wrapped(proxy, module)))
+        else:
             slots.append((slot, proxy))
     positional = () if args is None or args.value is None else value_of(args, as_it_is)
     positional = positional if isinstance(positional, tuple) else (positional,)
     keyword = {} if kwargs is None or kwargs.value is None else value_of(kwargs, as_it_is)
     Levels.of(get_jit_ctx()).replaced.update(slot.value.name for slot, _ in slots if isinstance(slot.value, TensorProxy))
-    with _standing_for(slots):
+    with _standing_for(slots), _held(held):
         result = _interpret_call(
             module, *(wrapped(a, args) for a in positional), **{k: wrapped(v, kwargs) for k, v in keyword.items()}
         )
@@ -163,7 +171,7 @@ def _holds_any(result: WrappedValue, slots: list[WrappedValue]) -> bool:
 
 
 def _attribute(module: torch.nn.Module, name: str) -> Any:
-    """Interpreted: the tensor called `name`, found as the module's own code finds it."""
+    """Interpreted: the tensor called `name`, or a table of tensors, found as the module's own code finds it."""
     for part in name.split("."):
         module = getattr(module, part)
     return module
@@ -172,6 +180,24 @@ def _attribute(module: torch.nn.Module, name: str) -> Any:
 def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
+
+
+@contextlib.contextmanager
+def _held(entries: list[tuple[WrappedValue, str, WrappedValue]]) -> Iterator[None]:
+    """Have tables of a module that the program has made hold these values, for the program and for the interpreter."""
+    saved = [(table, name, table.value[name], table.item_wrappers.get(name)) for table, name, _ in entries]
+    for table, name, new in entries:
+        table.value[name], table.item_wrappers[name] = new.value, new
+        table.key_wrappers.setdefault(name, wrap_const(name))
+    try:
+        yield
+    finally:
+        for table, name, value, wrapper in saved:
+            table.value[name] = value
+            if wrapper is None:
+                del table.item_wrappers[name], table.key_wrappers[name]
+            else:
+                table.item_wrappers[name] = wrapper
 
 
 @contextlib.contextmanager

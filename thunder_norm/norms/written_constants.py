@@ -15,7 +15,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from thunder_norm.core.tensors import has_norm
 from thunder_norm.trees import flat_tensors
 
-_ALONE = 2  # uses of a storage by one tensor, and by the object of Python that asks
+
+def _uses(t: torch.Tensor) -> int:
+    return torch._C._storage_Use_Count(t.untyped_storage()._cdata)
+
+
+_ALONE = _uses(
+    torch.empty(0, device="cpu")
+)  # of a storage that one tensor has: some releases of torch count the object that asks
 
 
 class WrittenConstants:
@@ -34,7 +41,8 @@ class WrittenConstants:
                 continue
             self._made[t] = True
             if is_empty:
-                t.zero_()
+                with torch.no_grad():  # torch.empty(..., requires_grad=True)
+                    t.zero_()
 
     def may_be_written(self, t: Any) -> bool:
         """Whether a normed tensor can stand for it: the program made it, and has no view of it, which would stay what it was."""
@@ -42,7 +50,7 @@ class WrittenConstants:
             return False
         if torch._C._functorch.is_functorch_wrapped_tensor(t):  # torch's function transforms write into it, not the program
             return False
-        return t._base is None and torch._C._storage_Use_Count(t.untyped_storage()._cdata) == _ALONE
+        return t._base is None and _uses(t) == _ALONE
 
     def replace(self, t: torch.Tensor, new: torch.Tensor) -> None:
         """From now on another tensor stands for it."""

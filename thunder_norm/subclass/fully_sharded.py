@@ -33,8 +33,9 @@ def hook(acquisition: Acquisition, fn: FunctionType) -> Any:
 
 def _before(acquisition: Acquisition) -> Any:
     def before(state: WrappedValue, module: WrappedValue, args: WrappedValue, kwargs: WrappedValue) -> Any:
-        parameters = [p for group in state.value._fsdp_param_groups for p in group.fsdp_params]
-        error = next((e for group in state.value._fsdp_param_groups if (e := _refusal(group)) is not None), None)
+        groups = _groups(state.value)
+        parameters = [p for group in groups for p in group.fsdp_params]
+        error = next((e for group in groups if (e := _refusal(group)) is not None), None)
         if error is not None:
             return do_raise(acquisition.refuse(error))
         acquisition.fully_sharded.update({id(p.sharded_param): p.sharded_param for p in parameters})
@@ -45,6 +46,13 @@ def _before(acquisition: Acquisition) -> Any:
 
 def _after(state: WrappedValue, module: WrappedValue, args: WrappedValue, output: WrappedValue) -> Any:
     return output
+
+
+def _groups(state: Any) -> list[Any]:
+    """The groups of parameters that a module's hook gathers; older torches have one, or None for a module without parameters."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _refusal(group: Any) -> UnsupportedOpError | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass import tensor_hooks
@@ -150,8 +151,14 @@ def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: Wrappe
     real, expected = _real(acquisition, obj), unwrap(cls)
     if real is not None:
         _guard_type(obj, real)
-    result = issubclass(torch.Tensor, expected) if real is None else isinstance(real, expected)
+    result = isinstance(_like(obj.value) if real is None else real, expected)
     return wrapped_result(result, [obj.provenance, cls.provenance])
+
+
+def _like(proxy: TensorProxy) -> torch.Tensor:
+    """A tensor of the dtype and device of a result: of which ``torch.FloatTensor`` it is an instance hangs on these."""
+    with _disable_current_modes():
+        return torch.empty(0, dtype=dtypes.to_torch_dtype(proxy.dtype), device=devices.to_torch_device(proxy.device))
 
 
 def _has_attribute(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue) -> Any:

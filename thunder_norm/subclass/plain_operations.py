@@ -23,8 +23,11 @@ from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.subclass.operations import operation_of, torch_callable
 from thunder_norm.tracing import replaced_memory, views_in_place
+from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.translation import for_torch
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
@@ -35,7 +38,9 @@ from thunder.core.interpreter import (
 )
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
 
+_VIEWS = (torch.Tensor.view, torch.Tensor.view_as)  # which some tensors of a shape have, and others not, as their strides are
 _TORCHS = (torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax)
 
 
@@ -67,6 +72,8 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
         wanted = agreement.of_torch(acquisition, torch_fn, args, kwargs)
         if isinstance(wanted, Exception):
             return do_raise(wanted)
+        if torch_fn in _VIEWS and isinstance(wanted, torch.Tensor):
+            _guard_view(acquisition, args[0], wanted)
         result = found(*args, **kwargs)
         is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
         if not is_raised and is_in_place(torch_fn):
@@ -87,6 +94,22 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
         return _recorded(acquisition, torch_fn, *args, **kwargs)
 
     return call
+
+
+def _guard_view(acquisition: Acquisition, of: WrappedValue, view: torch.Tensor) -> None:
+    """Let the trace serve calls whose input has such a view: of another layout torch says that it has none, and Thunder copies."""
+    if acquisition.fakes.real_input(of.value) is None or of.value.history is None or view.dtype is not for_torch(of.value.dtype):
+        return
+    shape = tuple(view.shape)
+
+    def check(t: torch.Tensor) -> None:
+        try:
+            t.view(shape)
+        except RuntimeError as e:
+            raise GuardError(str(e)) from e
+
+    bind = bindable("check_view", check)
+    get_jit_ctx().add_constraint((lambda p: get_tracectx().bound_symbols.append(bind(p, output=None)), of.value))
 
 
 def with_new_memory(acquisition: Acquisition, put: Callable) -> Callable:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from thunder_norm.tracing import known_values
 from thunder_norm.tracing.lookasides import instead_of_named
-from thunder.core.interpreter import WrappedValue, _interpret_call, get_interpreterruntimectx, wrap_const
+from thunder.core.interpreter import PseudoInst, WrappedValue, _interpret_call, get_interpreterruntimectx, unwrap, wrap_const
 from thunder.core.proxies import TensorProxy
 
 
@@ -111,3 +111,19 @@ for _module, _class in _LOCAL_ATTENTION:
     instead_of_named(_module, f"{_class}._sliding_chunks_matmul_attn_probs_value")(
         functools.partial(_interpret_call, _weighted_values)
     )
+
+
+def _of_mesh(question: str, mesh: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """How large the mesh of a DTensor is: torch 2.9 looks at its tensor of ranks, which no input of the program has.
+
+    Calls whose DTensors have another mesh are guarded as calls; any other mesh is looked into as the program does it.
+    """
+    if mesh.provenance.inst is not PseudoInst.LOOKASIDE:
+        own = vars(type(mesh.value))[question]
+        return _interpret_call(_under_another_name(own.fget if isinstance(own, property) else own), mesh, *args, **kwargs)
+    found = getattr(mesh.value, question)
+    return wrap_const(found(*map(unwrap, args), **{k: unwrap(v) for k, v in kwargs.items()}) if callable(found) else found)
+
+
+for _question in ("ndim", "shape", "size"):
+    instead_of_named("torch.distributed.device_mesh", f"DeviceMesh.{_question}")(functools.partial(_of_mesh, _question))

@@ -33,6 +33,11 @@ def walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
     return value
 
 
+def is_made_natively(provenance: ProvenanceRecord) -> bool:
+    """Whether a value is, or is a part of, what a function returned that the interpreter did not look into."""
+    return provenance.inst is PseudoInst.OPAQUE or any(map(is_made_natively, provenance.inputs[:1]))
+
+
 class Member(NamedTuple):
     """A parameter, buffer or module of a module."""
 

@@ -93,7 +93,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         try:
             found = _original_acquire(fn, args, kwargs, **options)
         except NotImplementedError as e:
-            raise _constant_tensor(e) from e
+            raise _tensor_from_nowhere(e) from e
         except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
             if isinstance(e.__cause__, ThunderNormError):
                 raise e.__cause__ from None
@@ -115,8 +115,16 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         return found
 
 
-def _constant_tensor(error: NotImplementedError) -> Exception:
+def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
     """The error where a prologue would have to find a tensor that is in none of its inputs; any other as it is."""
+    if "PseudoInst.OPAQUE(" in str(error):
+        return UnsupportedOpError(
+            with_details(
+                "a traced function uses a tensor that it got from a call which is no part of the trace, such as a parameter of a module that it makes",
+                why="such a call is made once, while the trace is acquired, and later calls would find the same values again",
+                instead="make the module, or the tensor, outside of the function, or give the module its tensors with torch.func.functional_call",
+            )
+        )
     if "PseudoInst.CONSTANT(" not in str(error) or "constant of type" not in str(error.__cause__):
         return error
     return UnsupportedOpError(

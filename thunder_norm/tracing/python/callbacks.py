@@ -159,7 +159,7 @@ def _chosen(values: Iterable[Any], key: Callable | None, default: Any, is_larges
     if found is not _MISSING:
         return found
     if default is _MISSING:
-        raise ValueError("max() arg is an empty sequence" if is_largest else "min() arg is an empty sequence")
+        return max(()) if is_largest else min(())  # Python's own error, whose words depend on its version
     return default
 
 
