@@ -10,7 +10,7 @@ from transformers import ViTConfig, ViTModel
 
 from tests.seeds import seeded
 from thunder_norm.modular import ModularNorm
-from thunder_norm.modular.masses import LIGHT
+from thunder_norm.modular.masses import LIGHT, TABLE
 
 
 class Places(nn.Module):
@@ -94,3 +94,52 @@ def test_a_vision_transformer_has_light_positions_and_their_target_is_a_biass():
     assert norm.masses[bias.replace("bias", "weight")] == kernel
     # an entry of either is an entry of the stream: a step moves both as far
     assert norm.targets[positions] == pytest.approx(norm.targets[bias])
+
+
+class Tokens(nn.Module):
+    """A table of ten rows of width 8, taken as a function of the integers given says, and a head."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.table, self.head, self.use = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False), use
+
+    def forward(self, ids, mask=None):
+        return self.head(self.use(self, ids, mask))
+
+
+OF_TOKENS = {
+    "module": lambda m, ids, mask: m.table(ids),
+    "index": lambda m, ids, mask: m.table.weight[ids],
+    "index_select": lambda m, ids, mask: torch.index_select(m.table.weight, 0, ids.flatten()),
+    "shifted": lambda m, ids, mask: m.table(torch.cat([ids.new_zeros(2, 1), ids[:, :-1]], 1)),
+    "replaced": lambda m, ids, mask: m.table(torch.where(ids > 5, 0, ids)),
+    "masked": lambda m, ids, mask: m.table(ids.masked_fill(mask == 0, 1)),
+    "other dtype": lambda m, ids, mask: m.table(ids.to(torch.int32).clamp(max=7)),
+    "of pairs": lambda m, ids, mask: m.table((ids[:, 1:] * 3 + ids[:, :-1]) % 10),
+    "bag": lambda m, ids, mask: F.embedding_bag(ids, m.table.weight),
+    "twice": lambda m, ids, mask: m.table(ids) + m.table(ids.flip(1)),
+    "scaled": lambda m, ids, mask: m.table(ids) * 8**0.5,
+}
+NOT_OF_TOKENS = {
+    "positions": lambda m, ids, mask: m.table(torch.arange(ids.shape[1])),
+    "positions along a mask": lambda m, ids, mask: m.table(mask.cumsum(1) - 1),
+    "positions of what is no padding": lambda m, ids, mask: m.table(ids.ne(0).int().cumsum(1)),
+    "tied": lambda m, ids, mask: F.linear(F.linear(m.table(ids), m.table.weight), m.head.weight.T),
+    "made softer": lambda m, ids, mask: F.one_hot(ids, 10).float() @ m.table.weight,
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", [*OF_TOKENS, *NOT_OF_TOKENS])
+def test_a_table_of_which_tokens_choose_the_rows_has_a_mass_of_its_own(name, device):
+    torch.manual_seed(seeded(0))
+    ids, mask = torch.randint(10, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
+    model = Tokens((OF_TOKENS | NOT_OF_TOKENS)[name]).to(device)
+    norms = {mode: ModularNorm(model, ids, mask, mode=mode) for mode in ("typical", "bound", "modula")}
+    assert {mode: norm.masses["table.weight"] for mode, norm in norms.items()} == {
+        "typical": TABLE if name in OF_TOKENS else 1.0,
+        "bound": 1.0,
+        "modula": 1.0,
+    }
+    assert norms["typical"].masses["head.weight"] == 1.0

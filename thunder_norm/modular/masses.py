@@ -2,7 +2,9 @@
 
 By default matrices, kernels and tables have mass 1; what has one dimension of size above 1 at most and is no operator (biases, gains,
 scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  So is, in other modes, what is only added, whatever its shape (a
-vision transformer's positions: a bias for each place).  Frozen parameters have mass 0, whatever is said.
+vision transformer's positions: a bias for each place).  In mode "typical" a table whose rows the program's integers choose (tokens,
+classes) has mass 4, if nothing else is done with it: a row moves only in the steps that meet it.  Frozen parameters have mass 0,
+whatever is said.
 
 Repeated blocks have the mass of one of them together: modules inside an ``nn.ModuleList`` or ``nn.Sequential`` that are of one class,
 have submodules and parameters of the same names.  So a deeper model leaves as much of a step to its embedding and its head, without
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
@@ -30,9 +32,33 @@ from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.model_state.shards import own_class
 from thunder_norm.norms.annotations import annotations_of
-from thunder_norm.norms.inference import NormSpec
+from thunder_norm.norms.inference import NormSpec, Use
 
 LIGHT = 0.1
+TABLE = 4.0
+
+_ADDITIONS = {"add", "sub"}
+
+
+@dataclass(frozen=True)
+class ParameterUses:
+    """What a program does with some parameters, by first name.
+
+    Attributes:
+        added: those that it does nothing with but add them to activations.
+        tables: those of which it does nothing but take the rows that integers say which it is given.
+    """
+
+    added: frozenset[str] = frozenset()
+    tables: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(uses: Mapping[str, Sequence[Use]]) -> ParameterUses:
+        """From all uses of each parameter."""
+        return ParameterUses(
+            frozenset(name for name, some in uses.items() if all(u.op in _ADDITIONS and u.is_with_activation for u in some)),
+            frozenset(name for name, some in uses.items() if all(u.is_with_integers for u in some)),
+        )
 
 
 @dataclass(frozen=True)
@@ -55,7 +81,7 @@ def light_mass(given: float | None, mode: Mode) -> float:
     return _checked("light parameters", given)
 
 
-def default_mass(norm: NormSpec, shape: torch.Size, light: float, is_added: bool = False) -> float:
+def default_mass(norm: NormSpec, shape: torch.Size, light: float, *, is_added: bool = False, is_table: bool = False) -> float:
     """The mass of a parameter that nothing was said about.
 
     >>> from thunder_norm import RMSTensor
@@ -64,9 +90,11 @@ def default_mass(norm: NormSpec, shape: torch.Size, light: float, is_added: bool
     [1.0, 0.1, 0.1]
     >>> default_mass(row, torch.Size([4, 8]), LIGHT, is_added=True)
     0.1
+    >>> default_mass(row, torch.Size([4, 8]), LIGHT, is_table=True)
+    4.0
     """
     is_heavy = issubclass(norm.kind, RMSToRMSTensor) or sum(size > 1 for size in shape) > 1 and not is_added
-    return 1.0 if is_heavy else light
+    return (TABLE if is_table else 1.0) if is_heavy else light
 
 
 def repetitions(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
@@ -100,7 +128,7 @@ def assign_masses(
     tied: Mapping[str, tuple[str, ...]],
     light: float,
     mode: Mode,
-    added: Collection[str] = (),
+    uses: ParameterUses | None = None,
 ) -> dict[str, float]:
     """The mass of every parameter, by its first name.
 
@@ -111,7 +139,8 @@ def assign_masses(
         tied: for each first name, all names of the parameter.
         light: the mass of biases, gains and scales.
         mode: in "modula" repeated blocks do not share a mass.
-        added: the parameters that are only added, by first name; in mode "modula" no reason to be light, for light is without mass there.
+        uses: which parameters are only added (in mode "modula" no reason to be light, for light is without mass there), and which are
+            tables of tokens (of a mass of their own in mode "typical").
 
     Raises:
         NormMapKeyError: a name or pattern that nothing has.
@@ -121,9 +150,12 @@ def assign_masses(
     parameters = dict(model.named_parameters())
     trainable = frozenset(name for name, p in parameters.items() if p.requires_grad)
     repeats = dict.fromkeys(tied, 1) if mode == "modula" else repetitions(model, tied)
-    added = () if mode == "modula" else added
+    added = uses.added if uses is not None and mode != "modula" else ()
+    tables = uses.tables if uses is not None and mode == "typical" else ()
     found = {
-        name: default_mass(norms[name], p.shape, light, name in added) / repeats[name] if p.requires_grad else 0.0
+        name: default_mass(norms[name], p.shape, light, is_added=name in added, is_table=name in tables) / repeats[name]
+        if p.requires_grad
+        else 0.0
         for name, p in parameters.items()
     }
     scopes = [*_annotated(model, tied), *_given(model, masses, tied)]

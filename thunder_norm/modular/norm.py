@@ -121,7 +121,7 @@ class ModularNorm:
         self.outputs: Any = found.outputs
         self.sensitivities: dict[str, float] = found.sensitivities
         light = light_mass(light, self.mode)
-        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, found.added)
+        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, found.uses)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded(found.loss)
         self._repeats = repetitions(model, tied) if self.mode == "typical" else {}

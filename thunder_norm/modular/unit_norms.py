@@ -24,6 +24,7 @@ from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.model_state.shards import is_spread, whole, without_hooks
 from thunder_norm.modular.losses import Loss
+from thunder_norm.modular.masses import ParameterUses
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.inference import NormSpec, Use
 from thunder_norm.norms.parameters import as_parameter, call_with, canonical_dims, detached, tensor_names
@@ -36,8 +37,6 @@ Values = list[tuple[torch.Tensor, torch.Tensor]]  # tensors on meta that stand f
 # Beyond it a step of norm 1 moves a parameter by less than a millionth, if a hundred have a share in it.
 _LARGE = 1e4
 
-_ADDITIONS = {"add", "sub"}
-
 
 @dataclass(frozen=True)
 class UnitNorms:
@@ -48,7 +47,7 @@ class UnitNorms:
         sensitivities: of the output to it; 0 for one that is not used.
         inputs: positional and keyword arguments, with their norms.
         outputs: the outputs' norms.
-        added: the parameters, by first name, that the program does nothing with but add them to activations.
+        uses: what the program does with some parameters, by first name.
         loss: where most is lost, if sensitivities are so large that targets vanish.
     """
 
@@ -56,7 +55,7 @@ class UnitNorms:
     sensitivities: dict[str, float]
     inputs: tuple[tuple, dict]
     outputs: Any
-    added: frozenset[str]
+    uses: ParameterUses
     loss: Loss | None = None
 
     @staticmethod
@@ -79,16 +78,16 @@ class UnitNorms:
         is_meta = any(t.is_meta for t in tensors.values())
         args, kwargs = _of_norm_1(model, args, kwargs, values if is_meta else None)
         program = _Program(model, args, kwargs, mode, tensors, values)
-        norms, found, added, outputs, loss = program.run({})
+        norms, found, uses, outputs, loss = program.run({})
         frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors)
         if frozen:
-            norms, found, added, outputs, loss = program.run(frozen)
+            norms, found, uses, outputs, loss = program.run(frozen)
         names = [name for name, _ in model.named_parameters()]
         return UnitNorms(
             {name: norms.get(name) or _default(tensors[name]) for name in names},
             {name: found.get(name, 0.0) for name in names},
             *tree_map(_without_backing, ((args, kwargs), outputs)),
-            added,
+            uses,
             loss,
         )
 
@@ -106,8 +105,8 @@ class _Program:
 
     def run(
         self, given: Mapping[str, NormedTensor]
-    ) -> tuple[dict[str, NormSpec], dict[str, float], frozenset[str], Any, Loss | None]:
-        """One run: norms of the parameters that are used, sensitivities to them, which are added, outputs, where they are lost."""
+    ) -> tuple[dict[str, NormSpec], dict[str, float], ParameterUses, Any, Loss | None]:
+        """One run: norms of the parameters that are used, sensitivities to them, how they are used, outputs, where they are lost."""
         outputs, environment = run_eagerly(
             self.model,
             self.args,
@@ -129,8 +128,7 @@ class _Program:
         uses: dict[str, list[Use]] = {}
         for k, some in environment.uses.items():
             uses.setdefault(names.get(id(tensors[k]), k), []).extend(some)
-        added = frozenset(name for name, some in uses.items() if all(u.op in _ADDITIONS and u.is_with_activation for u in some))
-        return norms, found, added, outputs, loss
+        return norms, found, ParameterUses.of(uses), outputs, loss
 
 
 def _check_known(model: torch.nn.Module, outputs: Any) -> None:

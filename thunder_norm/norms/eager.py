@@ -25,7 +25,7 @@ from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, call_with, detached, tensor_names
 from thunder_norm.norms.plain_operations import Functions
 from thunder_norm.norms.undisturbed import Surroundings
-from thunder_norm.trees import map_tensors
+from thunder_norm.trees import flat_tensors, map_tensors
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ class _Run:
             inferred=inferred,
             values=self.values,
         )
-        environment = EagerEnvironment(lifting, self.arithmetic())
+        environment = EagerEnvironment(lifting, self.arithmetic(), flat_tensors(tree_leaves((self.args, self.kwargs))))
         with (
             (surroundings or self.surroundings).undisturbed(),
             context.norm_mode(self.mode),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from thunder_norm import op_names
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.eager_lifting import EagerLifting
+from thunder_norm.norms.given_integers import GivenIntegers
 from thunder_norm.norms.inference import Candidate, Inferred, NormSpec, Use, disagree
 from thunder_norm.norms.parameters import canonical_dims
 from thunder_norm.norms.plain_operations import LiftingEnvironment
@@ -55,9 +56,10 @@ class EagerEnvironment(LiftingEnvironment):
 
     lifting: EagerLifting
 
-    def __init__(self, lifting: EagerLifting, arithmetic: Arithmetic | None = None):
+    def __init__(self, lifting: EagerLifting, arithmetic: Arithmetic | None = None, arguments: Iterable[torch.Tensor] = ()):
         super().__init__(lifting)
         self.arithmetic = arithmetic or Arithmetic()
+        self._integers = GivenIntegers(arguments)
         self.noted: list[Noted] = []
         self.uses: dict[str, list[Use]] = {}
         self.candidates: dict[str, tuple[Candidate, ...]] = {}
@@ -83,15 +85,15 @@ class EagerEnvironment(LiftingEnvironment):
         return normed
 
     def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """Run an operation on plain tensors, and follow the values of constants through it."""
+        """Run an operation on plain tensors, and follow the values of constants, and given integers, through it."""
         result = func(*args, **kwargs)
-        self.lifting.constants.follow(func, args, kwargs, result)
+        self.follow(func, args, kwargs, result)
         return result
 
     def run_operation(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """The same for an operation of the program, as its operations are computed in this run."""
         result = self.arithmetic.run(self, func, args, kwargs)
-        self.lifting.constants.follow(func, args, kwargs, result)
+        self.follow(func, args, kwargs, result)
         return result
 
     def changes(self, t: Any) -> bool:
@@ -103,8 +105,9 @@ class EagerEnvironment(LiftingEnvironment):
         return self.lifting.constants.value(t)
 
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
-        """Follow the values of constants through an operation."""
+        """Follow the values of constants, and given integers, through an operation."""
         self.lifting.constants.follow(func, args, kwargs, result)
+        self._integers.follow(func, args, kwargs, result)
 
     def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
         """Remember which rule runs and what it gets, and the parameters among that."""
@@ -155,7 +158,7 @@ class EagerEnvironment(LiftingEnvironment):
             tensors = self.lifting.tensors
             found = [(name, wanted, self._norm_of(name).factor(wanted, tensors[name])) for name, wanted in wants.items()]
         key = op_names.op_key(op.body)
-        others = (t for t in flat_tensors(given) if t is not before)
+        others = [t for t in flat_tensors(given) if t is not before]
         is_with_activation = any(isinstance(t, NormedTensor) and id(t) not in self._of_parameters for t in others)
         for source, wanted, factor in found:
             yield (
@@ -170,6 +173,7 @@ class EagerEnvironment(LiftingEnvironment):
                     factor=factor,
                     through=through,
                     is_with_activation=is_with_activation,
+                    is_with_integers=any(t in self._integers for t in others),
                 ),
             )
 

@@ -61,6 +61,7 @@ class Use:
             measures the parameter itself).
         through: what was done with the parameter before, if it was not used as it is.
         is_with_activation: whether another argument has a norm that is not made of parameters alone.
+        is_with_integers: whether another argument is of the integers that the program is given: of a table, which rows are taken.
     """
 
     op: str
@@ -72,6 +73,7 @@ class Use:
     factor: float | None = 1.0
     through: str = ""
     is_with_activation: bool = False
+    is_with_integers: bool = False
 
 
 @dataclass(frozen=True)
