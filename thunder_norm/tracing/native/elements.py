@@ -32,7 +32,9 @@ def item(container: Any, key: Any) -> WrappedValue | None:
     elif kind is dict and (type(key) is str or type(key) is int):
         try:
             current = value[key]
-            populate_single_dict_item_wrapper(current, container, key)
+            known = container.item_wrappers
+            if not (isinstance(known, dict) and key in known and key in container.key_wrappers):
+                populate_single_dict_item_wrapper(current, container, key)
         except Exception:  # noqa: BLE001 - no such key, or another key's __eq__ says so
             return None
     else:
