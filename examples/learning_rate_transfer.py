@@ -225,8 +225,8 @@ def planned(tasks: Sequence[str], optimizers: Sequence[str], variant: str, is_qu
                     continue
                 powers = FAR if variant and optimizer == "ModularOptimizer" else GRIDS[name][optimizer]
                 lrs = [2.0**power for power in powers]
-                steps = 30 if is_quick else task.steps
-                found.append(Sweep(name, variant, optimizer, width, depth, steps, lrs[1::2] if is_quick else lrs, ()))
+                steps = 24 if is_quick else task.steps
+                found.append(Sweep(name, variant, optimizer, width, depth, steps, lrs[1::3] if is_quick else lrs, ()))
     return found
 
 
@@ -257,7 +257,7 @@ def _ordered(sweeps: Iterable[Sweep]) -> list[Sweep]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two small widths, one seed, few steps")
+    parser.add_argument("--quick", action="store_true", help="two small widths, few rates, one seed, few steps")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=DEFAULT)
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--variant", choices=VARIANTS, default="")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import math
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.forks import FORKS
 from tests.seeds import seeded
 
 ROOT = Path(__file__).parents[1]
@@ -30,10 +31,12 @@ def views(example):
     return importlib.import_module("transfer_views")
 
 
-def run(*args: str | Path) -> str:
-    command = [sys.executable, ROOT / "examples" / "learning_rate_transfer.py", *args]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=900).stdout
+def as_a_script(printed: Path, *args: str) -> None:
+    """In a process of its own."""
+    script = ROOT / "examples" / "learning_rate_transfer.py"
+    sys.argv = [str(script), *args]
+    with printed.open("w") as file, contextlib.redirect_stdout(file):
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def test_the_best_rate_is_the_bottom_of_a_parabola(views):
@@ -155,7 +158,8 @@ def test_a_sweep_that_was_cut_off_goes_on_where_it_was(example, views, tmp_path,
 
 @pytest.mark.slow
 def test_a_quick_run_learns_with_every_optimizer_and_is_drawn_again(example, views, tmp_path, monkeypatch, capsys):
-    """The first in this process with one of its own, as each imports torch and Thunder; the second as a script."""
+    """Processes are forks of one that has the imports: the one that the first run trains in, and the second run, as a script."""
+    monkeypatch.setattr(example.multiprocessing, "get_context", lambda method: FORKS)
     options = ("--quick", "--processes", 1, "--results", tmp_path / "r.json", "--plot", tmp_path / "p.png")
     monkeypatch.setattr(sys, "argv", ["learning_rate_transfer.py", *map(str, options)])
     example.main()
@@ -166,7 +170,10 @@ def test_a_quick_run_learns_with_every_optimizer_and_is_drawn_again(example, vie
         lowest = min(v for row in s.losses for v in row)
         assert lowest < 0.8 * example.TASKS[s.task].chance, (s.task, s.optimizer, s.width, s.losses)
     assert (tmp_path / "p.png").stat().st_size > 10_000
-    assert run("--draw", tmp_path / "r.json") == printed
+    drawn = FORKS.Process(target=as_a_script, args=(tmp_path / "printed", "--draw", str(tmp_path / "r.json")))
+    drawn.start()
+    drawn.join()
+    assert drawn.exitcode == 0 and (tmp_path / "printed").read_text() == printed
 
 
 def test_the_docs_have_the_tables_of_the_results(example, views):

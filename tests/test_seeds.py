@@ -15,7 +15,7 @@ SHIFTED = re.compile(r"seeded\(|named_seed\(|\{seed\}")
 DRAWS = """
 import hypothesis, numpy, random, torch
 from hypothesis import strategies as st
-from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.definitions.fft import op_db
 
 AT_IMPORT = torch.rand(()).item()
 seen = []

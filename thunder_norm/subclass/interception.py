@@ -130,6 +130,8 @@ class Interpreting(Watching):
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
         acquisition = _acquisition_of(self)
+        if fn is getattr and _reads_no_tensor(acquisition, args):  # half of all calls, of which nothing below has anything to say
+            return lookaside_for(fn, *args, **kwargs)
         selected = selections.lookaside(fn, args, kwargs)
         if selected is not None:
             return selected
@@ -165,6 +167,12 @@ class Interpreting(Watching):
         found = sequences.given_plainly(found, fn, args, kwargs)
         pending = acquisition.refused.take_pending()
         return found if pending is None else do_raise(pending)
+
+
+def _reads_no_tensor(acquisition: Acquisition, args: tuple[WrappedValue, ...]) -> bool:
+    """Whether an attribute is read of something else than a tensor, in a program without wrappers that has begun."""
+    is_plain = not acquisition.watches and acquisition.phase is not Phase.WAITING and not selections.are_in_use()
+    return is_plain and len(args) > 0 and not isinstance(args[0].value, TensorProxy)
 
 
 def _sized(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:

@@ -82,6 +82,11 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
     return None
 
 
+def are_in_use() -> bool:
+    """Whether anything in the acquisition at hand is what a mask has selected."""
+    return bool(_known())
+
+
 def _known() -> dict[str, _Selection]:
     """The selections of the acquisition at hand, by the names of what stands for them."""
     ctx = get_jit_ctx()

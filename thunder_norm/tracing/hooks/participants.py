@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -97,7 +98,13 @@ def brought_by(fn: Callable, executors: Sequence[Any]) -> Participant | None:
 
 def participants() -> list[Participant]:
     """The transforms of ours in use for the current compilation."""
-    return [t for t in getattr(get_compile_data(), "transforms", None) or () if isinstance(t, Participant)]
+    return [t for t in getattr(get_compile_data(), "transforms", None) or () if _takes_part(type(t))]
+
+
+@functools.lru_cache(maxsize=1024)
+def _takes_part(kind: type) -> bool:
+    """Whether a class of transforms is of ours: asked at each symbol, and of abstract classes isinstance is slow."""
+    return issubclass(kind, Participant)
 
 
 def leader() -> Participant | None:

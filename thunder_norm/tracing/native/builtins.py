@@ -87,8 +87,19 @@ def _not(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
 
 def _iter(obj: WrappedValue, *sentinel: Any) -> Any:
     if not sentinel and type(obj.value) in (list, tuple):
-        return SequenceWrapperMethods.__iter__(obj)
+        obj.track_items()
+        return _iterator_of_sequence(obj)
     return _original_iter(obj, *sentinel)
+
+
+def _iterator_of_sequence(sequence: WrappedValue) -> WrappedValue:
+    """``SequenceIter(sequence)``: an object of what `object.__new__` is given, with what its ``__init__`` sets."""
+    new, kind, options = (wrap_const(v).provenance for v in (SequenceIter.__new__, SequenceIter, {}))
+    given = ProvenanceRecord(PseudoInst.BUILD_TUPLE, inputs=[kind, sequence.provenance])
+    provenance = ProvenanceRecord(PseudoInst.OPAQUE, inputs=[new, given, options])
+    iterator = wrap(SequenceIter(sequence.value), provenance=provenance)
+    iterator.attribute_wrappers |= {"s": sequence, "next_pos": wrap_const(0), "is_reversed": wrap_const(False)}
+    return iterator
 
 
 _UNKNOWN, _EXHAUSTED = object(), object()
@@ -158,7 +169,7 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP, a: Any, b: Any) -> Any:
 REPLACEMENTS = (
     Replacement(_lookasides, len, _len, "impl in _len_lookaside"),
     Replacement(_lookasides, bool, _bool, "impl in _bool_lookaside"),
-    Replacement(_lookasides, iter, _iter, "nosentinel_impl in _iter_lookaside"),
+    Replacement(_lookasides, iter, _iter, "nosentinel_impl in _iter_lookaside, and SequenceIter.__init__"),
     Replacement(_lookasides, next, _next, "impl in _next_lookaside, and SequenceIter.__next__"),
     Replacement(_handlers, "CONTAINS_OP", _contains, "impl in _contains_op_handler"),
     Replacement(_handlers, "UNARY_NOT", _not, "impl in _unary_not_handler"),

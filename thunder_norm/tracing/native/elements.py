@@ -32,7 +32,9 @@ def item(container: Any, key: Any) -> WrappedValue | None:
     elif kind is dict and (type(key) is str or type(key) is int):
         try:
             current = value[key]
-            populate_single_dict_item_wrapper(current, container, key)
+            known = container.item_wrappers
+            if not (isinstance(known, dict) and key in known and key in container.key_wrappers):
+                populate_single_dict_item_wrapper(current, container, key)
         except Exception:  # noqa: BLE001 - no such key, or another key's __eq__ says so
             return None
     else:
@@ -73,6 +75,7 @@ _original_kwargs = thunders.wrap_kwargs_from_dict
 _original_globals = thunders.globals_lookup
 _original_subscr = _handlers["BINARY_SUBSCR"]
 _original_store_subscr = _handlers["STORE_SUBSCR"]
+_original_unpack = _handlers["UNPACK_SEQUENCE"]
 _original_list_extend = _handlers["LIST_EXTEND"]
 _original_dict_merge = _handlers["DICT_MERGE"]
 
@@ -121,6 +124,15 @@ def _store_subscr(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     return thunders.check_signal(thunders._interpret_call(setitem, container, key, value))
 
 
+def _unpack_sequence(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    found = items(stack.getitem_wrapped(-1))
+    if found is None or len(found) != inst.arg:  # too few or too many is an error, and Thunder's
+        return _original_unpack(inst, stack=stack, **state)
+    stack.pop_wrapped()
+    stack.extend(reversed(found))
+    return None
+
+
 def _list_extend(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     if type(stack.getitem_wrapped(-inst.arg - 1).value) is not list:
         return _original_list_extend(inst, stack=stack, **state)
@@ -153,6 +165,7 @@ REPLACEMENTS = (
     Replacement(thunders, "globals_lookup", _globals, "`lambda d, k: d[k]` for each global name"),
     Replacement(_handlers, "BINARY_SUBSCR", _subscr, "getitem_impl in _binary_subscr_handler"),
     Replacement(_handlers, "STORE_SUBSCR", _store_subscr, "impl in _store_subscr_handler"),
+    Replacement(_handlers, "UNPACK_SEQUENCE", _unpack_sequence, "iter and next, of a SequenceIter, in _unpack_sequence_handler"),
     Replacement(_handlers, "LIST_EXTEND", _list_extend, "`lambda l1, l2: l1.extend(l2)` in _list_extend_handler"),
     Replacement(_handlers, "DICT_MERGE", _dict_merge, "`lambda a, b: b.update(a)` and impl_other_keys of the mapping's update"),
 )

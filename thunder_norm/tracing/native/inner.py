@@ -103,6 +103,25 @@ def _next_of_loop(fn: Any, iterator: WrappedValue) -> Any:
     return _handed_on(thunders._interpret_call(next, iterator))
 
 
+def _next_key(iterator: WrappedValue) -> tuple[Any, Any]:
+    """The dict of an iterator over its values or items, and the next key."""
+    mapping, keys = (thunders._interpret_call(getattr, iterator, wrap_const(name)) for name in ("_mapping", "_key_iter"))
+    return mapping, thunders._interpret_call(next, keys)
+
+
+def _next_of_values(fn: Any, iterator: WrappedValue) -> Any:
+    mapping, key = _next_key(iterator)
+    return key if key is _EXCEPTION_RAISED else _handed_on(thunders._interpret_call(dict.__getitem__, mapping, key))
+
+
+def _next_of_items(fn: Any, iterator: WrappedValue) -> Any:
+    mapping, key = _next_key(iterator)
+    if key is _EXCEPTION_RAISED:
+        return key
+    value = thunders._interpret_call(dict.__getitem__, mapping, handed_on(key))
+    return value if value is _EXCEPTION_RAISED else handed_on(thunders.wrapped_build_tuple((key, handed_on(value))))
+
+
 def _contains(fn: Any, container: WrappedValue, key: WrappedValue) -> Any:
     if not _has_method(container.value, "__contains__"):
         return None
@@ -220,6 +239,8 @@ def _natives() -> dict[int, Callable]:
         _inside(thunders._iter_lookaside, "nosentinel_impl"): _iter,
         _inside(thunders._next_lookaside, "impl"): _next,
         _inside(thunders._for_iter_handler, "_next_impl"): _next_of_loop,
+        thunders.MappingValuesIterator.__next__.__code__: _next_of_values,
+        thunders.MappingItemsIterator.__next__.__code__: _next_of_items,
         _inside(thunders._contains_op_handler, "impl"): _contains,
         _inside(thunders._binary_op, "outofplace_impl"): _out_of_place,
         _inside(thunders._setup_frame_and_run_python_function, "<lambda>", "__getitem__"): _element,

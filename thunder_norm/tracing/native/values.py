@@ -75,7 +75,8 @@ _original_get_record = InterpreterStack.get_provenance_record
 def _get_record(self: InterpreterStack, value: Any, key: Any = None) -> Any:
     if isinstance(value, WrappedValue) and (key is None or type(key) is int):
         self.output_idx += 1
-        return thunders.wrap(value, provenance=value.provenance)
+        # of lists and dicts it asserts that their items are known
+        return thunders.wrap(value, provenance=value.provenance) if isinstance(value.value, (list, dict)) else value
     return _original_get_record(self, value, key)
 
 
