@@ -51,6 +51,14 @@ class LiftingEnvironment(context.Environment):
         known = self.lifting
         return not known.concerns(t) and known.name_of(t) is None and t not in known.unknown
 
+    def moves(self, t: torch.Tensor) -> bool:
+        """By the policy."""
+        return self.lifting.moves(t)
+
+    def is_measured(self, t: torch.Tensor) -> bool:
+        """By the policy."""
+        return self.lifting.is_measured(t)
+
     def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The same for canonical elem_dims, and a tensor that may be lifted."""
         raise NotImplementedError
