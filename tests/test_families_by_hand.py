@@ -111,6 +111,47 @@ class Opacity(nn.Module):
         return ((alpha * left)[..., None] * torch.sigmoid(r[..., :3])).sum(1)
 
 
+class Stabilized(nn.Module):
+    """The sLSTM: exponential gates relative to the largest so far, over a normalizer that starts at 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.recurrent = nn.Linear(6, 16), nn.Linear(4, 16, bias=False)
+
+    def forward(self, x):
+        h = c = n = m = x.new_zeros(len(x), 4)
+        for t in range(x.shape[1]):
+            z, i, f, o = (self.inputs(x[:, t]) + self.recurrent(h)).chunk(4, -1)
+            before = F.logsigmoid(f) + m
+            m = torch.max(before, i)
+            keep, new = torch.exp(before - m), torch.exp(i - m)
+            c, n = keep * c + new * torch.tanh(z), keep * n + new
+            h = torch.sigmoid(o) * (c / (n + 1e-6))
+        return h
+
+
+class Decays(nn.Module):
+    """The GRU-D: what was not seen is what was seen last, on its way to the mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate, self.of_hidden = nn.Parameter(torch.rand(4)), nn.Linear(4, 5)
+        self.gates, self.candidate = nn.Linear(13, 10), nn.Linear(13, 5)
+        self.register_buffer("mean", torch.randn(4) * 0.1)
+
+    def forward(self, x, seen, since):
+        mean = self.get_buffer("mean")
+        h, last = x.new_zeros(len(x), 5), mean.expand(len(x), -1)
+        for value, mask, d in zip(x.unbind(1), seen.unbind(1), since.unbind(1), strict=True):
+            last = torch.where(mask, value, last)
+            decay, mask = torch.exp(-torch.max(torch.zeros_like(d), self.rate * d)), mask.to(x.dtype)
+            value = mask * value + (1 - mask) * (decay * last + (1 - decay) * mean)
+            h = torch.exp(-F.relu(self.of_hidden(d))) * h
+            z, r = torch.sigmoid(self.gates(torch.cat([value, h, mask], 1))).chunk(2, 1)
+            h = (1 - z) * h + z * torch.tanh(self.candidate(torch.cat([value, r * h, mask], 1)))
+        return h
+
+
 class Kalman(nn.Module):
     """A filter: its transition multiplies states and is multiplied, and a solve has no bound by norms alone."""
 
@@ -145,6 +186,8 @@ PROGRAMS = {
     "hash grid": (HashGrid, lambda: (torch.rand(5, 2),)),
     "highway": (Highway, lambda: (torch.randn(3, 6),)),
     "opacity": (Opacity, lambda: (points(),)),
+    "sLSTM": (Stabilized, lambda: (torch.randn(2, 3, 6),)),
+    "GRU-D": (Decays, lambda: (torch.randn(2, 2, 4), torch.rand(2, 2, 4) > 0.4, torch.rand(2, 2, 4))),
 }
 
 

@@ -195,6 +195,14 @@ class Environment:
         """Whether the values of a plain tensor are those of the program, and not of a parameter whose norm alone counts."""
         return not isinstance(t, torch.nn.Parameter)
 
+    def moves(self, t: torch.Tensor) -> bool:
+        """Whether the norm of a plain tensor is not that of its values, or moves: a parameter's, or that of what was made from some."""
+        return False
+
+    def is_measured(self, t: torch.Tensor) -> bool:
+        """Whether the norm of a plain tensor is that of its values."""
+        return True
+
     def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
         """Called before a rule runs, with the call's arguments, and those by name: as they were given, as the rule gets them."""
 

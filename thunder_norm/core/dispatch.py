@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.core import by_data, in_place
+from thunder_norm.core.bodies import is_composite, python_body
 from thunder_norm.core.composed import Call, compose, is_composed
 from thunder_norm.core.context import (
     Environment,
@@ -111,28 +111,6 @@ def _condition_first(input: Any, condition: Any, other: Any) -> tuple[Any, Any, 
 _DERIVATIVES = frozenset({torch.autograd.grad, torch.autograd.backward})
 
 
-# What torch's functions ask that decides only which kernel runs: one of theirs for all, or the operations that there are rules for.
-_CHOOSE_KERNELS = ("_linear_cross_entropy_chunked_applies",)
-
-
-@functools.cache
-def python_body(func: Callable) -> Callable | None:
-    """What a torch function written in Python does after it has asked for ``__torch_function__``; None for others.
-
-    The torch functions it calls ask again and find their rules, which ATen's decomposition of them would not: `F.linear` has a
-    tighter one than the in-place operations it may become.
-    """
-    if not isinstance(func, types.FunctionType):
-        return None
-    asks = [name for name in func.__globals__ if name.startswith("has_torch_function")]
-    if not any(name in func.__code__.co_names for name in asks):
-        return None
-    names = {**func.__globals__, **dict.fromkeys([*asks, *_CHOOSE_KERNELS], lambda *args, **kwargs: False)}
-    body = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
-    body.__kwdefaults__ = func.__kwdefaults__
-    return body
-
-
 def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Run the norm rule of `func` although no argument is normed yet: plain tensors are lifted.
 
@@ -145,17 +123,15 @@ def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:
         return _run_program(program, args, kwargs)
     op = find_op(key)
     if op is None or not op.rules:
-        body = python_body(func)  # what it calls may have rules
-        if body is None:
-            try:
-                raise missing_rule(func, args, kwargs)
-            except MissingNormRuleError:
-                return _by_data(func, args, kwargs)
-        args, kwargs = map_tensors(
-            lambda t: lift(t, RMSTensor) if has_norm(t) and not isinstance(t, NormedTensor) else t, (args, kwargs)
-        )
-        with current_environment().inside_function():
-            return body(*args, **kwargs)
+        if python_body(func) is not None or is_composite(func):  # what it calls, or is taken apart into, may have rules
+            args, kwargs = map_tensors(
+                lambda t: lift(t, RMSTensor) if has_norm(t) and not isinstance(t, NormedTensor) else t, (args, kwargs)
+            )
+            return torch_function(func, args, kwargs)
+        try:
+            raise missing_rule(func, args, kwargs)
+        except MissingNormRuleError:
+            return _by_data(func, args, kwargs)
     return run_rule(op, func, args, kwargs)
 
 

@@ -140,12 +140,14 @@ class NormRule:
             if isinstance(value, NormedTensor):
                 if isinstance(value, slot.kinds):
                     return value
+                if slot.takes_constant(value):
+                    return value.backing
                 exact = (self.lift_kinds[name](value, given),) if name in self.lift_kinds else ()
                 kind = next(k for k in (*exact, *slot.kinds) if conversions.can_convert(value, k))
                 converted = conversions.convert(value, kind)
                 # another norm of the same entries may be far smaller than what is known from this one
                 return converted if converted.norm_size is value.norm_size else at_data(converted)
-            if isinstance(value, torch.Tensor) and slot.kinds and not slot.accepts_plain:
+            if isinstance(value, torch.Tensor) and slot.kinds and not slot.takes_plainly(value):
                 return lift(value, *self.wanted(name, value, given))
             return value
 

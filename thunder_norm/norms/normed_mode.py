@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thunder_norm.core import context, dispatch, in_place, registry
+from thunder_norm.core import bodies, context, dispatch, in_place, registry
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.shards import is_spread
@@ -173,7 +173,8 @@ class NormAcquisition(Acquisition):
             return any(map(self.lifting.is_parameter_proxy, proxies))
         if is_mutation or not registry.has_rule(fn):
             parameters = [self.fake_of(p) for p in proxies if self.lifting.is_parameter_proxy(p)]
-            return len(parameters) == len(proxies) and not all(self.lifting.is_measured(t) for t in parameters)
+            is_followed = len(parameters) == len(proxies) or (bodies.is_composite(fn) and not is_mutation)
+            return is_followed and not all(self.lifting.is_measured(t) for t in parameters)
         return any(self.lifting.is_parameter_proxy(p) for p in proxies)
 
     def _moves(self, proxy: TensorProxy) -> bool:
@@ -343,7 +344,7 @@ class NormEnvironment(LiftingEnvironment):
 
 def _composite_body(fn: Callable) -> Callable | None:
     """What a torch function written in Python does, if Thunder has it as one operation and does not look into it."""
-    return dispatch.python_body(fn) if fn in _torch_to_thunder_function_map else None
+    return bodies.python_body(fn) if fn in _torch_to_thunder_function_map else None
 
 
 def _is_normed(fake: torch.Tensor) -> bool:

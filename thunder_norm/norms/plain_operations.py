@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thunder_norm.core import context, dispatch, in_place, registry
+from thunder_norm.core import bodies, context, dispatch, in_place, registry
 from thunder_norm.core.kinds import LinfTensor
 from thunder_norm.core.ranges import Range, range_of_values
 from thunder_norm.core.tensors import NormedTensor
@@ -43,12 +43,21 @@ class LiftingEnvironment(context.Environment):
 
     def range_of(self, t: torch.Tensor) -> Range | None:
         """Between which numbers the entries of a tensor made from parameters are, by the operations that made it; that of one number is it."""
-        return self.lifting.range_of(t) if t.ndim or not self.is_constant(t) else range_of_values(self.values_of(t))
+        found = None if t.ndim or not self.is_constant(t) else range_of_values(self.values_of(t))
+        return self.lifting.range_of(t) if found is None else found
 
     def is_constant(self, t: torch.Tensor) -> bool:
         """Whether a plain tensor is neither a parameter or buffer nor made from one."""
         known = self.lifting
         return not known.concerns(t) and known.name_of(t) is None and t not in known.unknown
+
+    def moves(self, t: torch.Tensor) -> bool:
+        """By the policy."""
+        return self.lifting.moves(t)
+
+    def is_measured(self, t: torch.Tensor) -> bool:
+        """By the policy."""
+        return self.lifting.is_measured(t)
 
     def lift_over(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The same for canonical elem_dims, and a tensor that may be lifted."""
@@ -180,10 +189,13 @@ class Functions(TorchFunctionMode):
         if any(concerns) and has_rule:
             return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
         if any(concerns) and any(map(known.matters, tensors)):
-            body = dispatch.python_body(func)
+            body = bodies.python_body(func)
             if body is not None:  # what it calls may have rules
                 with environment.inside_function():
                     return body(*args, **kwargs)
+            if bodies.is_composite(func):  # what it is taken apart into may have some
+                with environment.inside_operation():
+                    return func(*args, **kwargs)
         return run_plainly(environment, func, args, kwargs, tensors)
 
     def _change(self, write: Write, target: torch.Tensor) -> torch.Tensor:

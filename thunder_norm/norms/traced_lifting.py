@@ -10,12 +10,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import conversions
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.norms.annotations import Annotation, named_annotations
 from thunder_norm.norms.inference import NormSpec
 from thunder_norm.norms.lifting import Lifting, Location, Otherwise, unknown_norm
 from thunder_norm.norms.parameters import Policy, derived_norm, kinds_on_the_way, tied_names
+from thunder_norm.norms.plain_ranges import PlainRanges
 from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.norms.writes import Writes
 from thunder_norm.subclass import trace
@@ -42,6 +44,7 @@ class TracedLifting(Lifting):
         self.lifted: dict[tuple, NormedTensor] = {}
         self._acquisition = acquisition
         self._writes = Writes(acquisition.fakes)
+        self._plain_ranges = PlainRanges(acquisition, self._writes)
         self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
         self._norm_of: dict[int, torch.Tensor] = {}  # by identity: the tensor that has the same values, and whose norm stands
         self._made_by: dict[str, str] = {}  # what plain operations made from parameters with given norms, and which ones
@@ -145,6 +148,10 @@ class TracedLifting(Lifting):
                 source = bsym.flat_proxy_args[0]
                 found[source.name] = source
         return list(found.values())
+
+    def range_of(self, t: torch.Tensor) -> Range | None:
+        """As `Lifting` says, or by the operations that made a tensor of others."""
+        return super().range_of(t) if self.concerns(t) else self._plain_ranges.of(t)
 
     # -- lifting ------------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,13 @@ may be read as running over such a dimension or not, whichever suits the other o
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import lift, run_real
+from thunder_norm.core.context import current_environment, lift, run_real
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
@@ -276,6 +277,25 @@ def div_number(input: NormedTensor, other: Number) -> NormedTensor:
 def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
     """a / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
     return scale_by(input, gain_of(run_real(torch.reciprocal, (other,), {}), input), "input")
+
+
+def _is_by_measured(args: dict[str, Any]) -> bool:
+    """Whether the divisor is a parameter, or made from some, whose norm is that of its values, and which moves."""
+    t, surroundings = args["other"], current_environment()
+    is_plain = isinstance(t, torch.Tensor) and not isinstance(t, NormedTensor)
+    return args["rounding_mode"] is None and is_plain and has_norm(t) and surroundings.moves(t) and surroundings.is_measured(t)
+
+
+@normed_op(torch.div).register_norm(when=_is_by_measured, lift_dims={"other": lambda t, args: ()})
+def div_measured(input: RMSTensor, other: LinfTensor, *, rounding_mode: str | None = None) -> NormedTensor:
+    """a / b with a parameter b, whose values are known.  Value |a| max |1 / b|; sensitivities max |1 / b| and |a| max |1 / b|^2 at these values.
+
+    Untried:     it is for parameters alone
+    """
+    gain = gain_of(run_real(torch.reciprocal, (other.backing,), {}), input)
+    found = scale_by(input, gain, "input")
+    slope = found.norm_size * gain.norm_size
+    return rms(found.norm_size, found.elem_dims, sensitivity={**(found._sensitivity or {}), "other": slope})
 
 
 NO_DIVISION = (

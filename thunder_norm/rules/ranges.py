@@ -364,6 +364,7 @@ _register(_filled_with(None, 1.0), (torch.ones_like, torch.Tensor.new_ones))
 _register(_filled_with(None, 0.0), (torch.zeros_like, torch.Tensor.new_zeros))
 _register(_filled_with(1), (torch.full_like,))
 _register(_filled_with(2), (torch.Tensor.new_full,))
+_register(lambda args, kwargs, of: Range(0.0, 1.0), (torch.rand, torch.rand_like, F.one_hot))
 
 
 def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from thunder_norm.core import dispatch
+from thunder_norm.core import bodies
 from thunder_norm.trees import flat_tensors
 
 # Names of functions, methods and operators, without the underscores around them.
@@ -62,7 +62,7 @@ class AttentionLogits(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            body = dispatch.python_body(func)
+            body = bodies.python_body(func)
             assert body is not None
             with self._of_heads(args, kwargs), self:
                 return body(*args, **kwargs)
