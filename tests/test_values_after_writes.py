@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ from thunder_norm.errors import DataDependentError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
-LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda t: t[1:],
     lambda t: t[..., ::2],
@@ -78,7 +76,7 @@ def drawn(seed: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
 
 @pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
 def test_values_after_writes_are_eagers(transform):
-    right, programs = 0, 30 if LONG else 14
+    right, programs = 0, 30
     for seed in range(programs):
         program = drawn(seed)
         jf = thunder.jit(program, transforms=[transform()])
@@ -94,7 +92,7 @@ def test_values_after_writes_are_eagers(transform):
             assert found[0] == wanted[0]
             torch.testing.assert_close((found[1], given), (wanted[1], expected))
             right += 1
-    assert right > 2 * programs  # some are refused
+    assert right > 2.5 * programs  # some are refused
 
 
 @pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
