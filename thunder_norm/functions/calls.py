@@ -19,7 +19,7 @@ from thunder_norm.subclass.broadcast import broadcast_scalars_of
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import leaf_proxies
 from thunder_norm.tracing import hooks, lookasides
-from thunder_norm.tracing.histories import depending_on_gradients
+from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
