@@ -74,3 +74,32 @@ def test_what_has_no_gradient_in_torch_has_none(in_region, transform):
         y.sin().sum().backward()
         found.append([y.requires_grad, unused.requires_grad, *(p.grad is None for p in model.parameters())])
     assert found[0] == found[1]
+
+
+def returned_under_two_names(w):
+    n = w.square()
+    v = n
+    v += v.sum()
+    return n, v
+
+
+def returned_as_what_it_shares_memory_with(w):
+    n = w.square()
+    v = n.float()
+    v += v.sum()
+    n.mul_(2)
+    return v, n.sin(), n
+
+
+@pytest.mark.parametrize("transform", [CheckpointTransform, ProfileTransform, SplitBiasTransform, SubclassTransform])
+@pytest.mark.parametrize("f", [returned_under_two_names, returned_as_what_it_shares_memory_with])
+def test_one_tensor_returned_under_two_names_has_the_gradients_of_both(f, transform):
+    """They were zeros, for the backward has one cotangent of a tensor that comes out twice."""
+    torch.manual_seed(seeded(0))
+    w = (torch.rand(2, 2) + 0.5).requires_grad_()
+    found = []
+    for g in (thunder.jit(f, transforms=[transform()]), f):
+        results = g(w)
+        assert results[0] is results[-1]
+        found.append(torch.autograd.grad(sum((i + 1) * r.sum() for i, r in enumerate(results)), w))
+    torch.testing.assert_close(*found)

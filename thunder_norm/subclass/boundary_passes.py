@@ -17,7 +17,7 @@ from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.views_in_place import RETURNING_SELF
 from thunder.core import dtypes, prims
 from thunder.core.codeutils import SigInfo
-from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 from thunder.core.update_aliases import _is_inplace_op
@@ -73,7 +73,34 @@ def without_inactive(traces: Traces, started: Mapping[str, bool]) -> Traces:
     Raises:
         UnsupportedOpError: one where it starts is returned, and another result depends on it.
     """
-    return _with_fewer_gradients(detach_inactive(_with_histories(traces, started)))
+    return _with_fewer_gradients(detach_inactive(_with_histories(_with_each_result_once(traces), started)))
+
+
+def _with_each_result_once(traces: Traces) -> Traces:
+    """Return no tensor twice under several names, which in-place operations leave of one: torch's autograd knows the last alone."""
+    prologue, computation, epilogue = traces
+    if epilogue is None:
+        return traces
+    first: dict[str, TensorProxy] = {}
+    swaps: dict[Variable, TensorProxy] = {}
+    kept = []
+    for p, q in results_and_received(computation, epilogue):
+        if isinstance(p, TensorProxy) and first.setdefault(p.name, q) is not q:
+            swaps[variableify(q)] = first[p.name]
+        else:
+            kept.append(p)
+    if not swaps:
+        return traces
+    returned = computation.bound_symbols[-1]
+    new = from_trace(computation)
+    new.bound_symbols = [*computation.bound_symbols[:-1], returned.from_bsym(args=({**returned.args[0], "output": tuple(kept)},))]
+    receiving = from_trace(epilogue)
+    receiving.args = tuple([q for q in epilogue.args if variableify(q) not in swaps])
+    unpacks = (b for b in epilogue.bound_symbols if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and variableify(b.output) in swaps)
+    dropped = {id(b) for b in unpacks}
+    receiving.bound_symbols = [b.from_bsym_swap_proxies(swaps) for b in epilogue.bound_symbols if id(b) not in dropped]
+    declare_arguments(receiving, "epilogue")
+    return prologue, new, receiving
 
 
 def _with_histories(traces: Traces, started: Mapping[str, bool]) -> Traces:
