@@ -25,6 +25,7 @@ PROGRAMS = {
     "entries put": lambda w: OTHER.index_put((torch.tensor([0]),), w[1]) * w,
     "a product with a zero": lambda w: (w * MASK).prod(0) + w,
     "complex numbers": lambda w: torch.fft.fft(torch.complex(w, w * OTHER)).exp().real,
+    "of one argument of two": lambda w: torch.special.zeta(OTHER.abs() + 2, w),
     "at the bounds of a clamp": lambda w: w.detach().sub(w).clamp(0.0, 1.0),
     "beside each other in a region": lambda w: torch.utils.checkpoint.checkpoint(
         lambda w: torch.vstack([w, w.prod(0)]), w, use_reentrant=False

@@ -131,7 +131,7 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
 
     It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds,
     and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
-    zeros and ones, where infinite padding is NaN.
+    zeros and ones, where infinite padding is NaN; that of ``zeta`` is one number too few, an error.
     """
     if bsym.sym.id in activations.IDS:
         return True
@@ -146,7 +146,15 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
 
 _ROUNDING = (prims.PrimIDs.CEIL, prims.PrimIDs.FLOOR, prims.PrimIDs.ROUND, prims.PrimIDs.TRUNC)
 _WITH_ANOTHER_GRADIENT = frozenset(
-    {prims.PrimIDs.PROD, prims.PrimIDs.ATAN2, prims.PrimIDs.INDEX_PUT, clamp.id, ltorch.max_pool1d.id, *_ROUNDING}
+    {
+        prims.PrimIDs.PROD,
+        prims.PrimIDs.ATAN2,
+        prims.PrimIDs.INDEX_PUT,
+        prims.PrimIDs.ZETA,
+        clamp.id,
+        ltorch.max_pool1d.id,
+        *_ROUNDING,
+    }
 )
 
 
