@@ -90,8 +90,32 @@ def of_one_lowered(x):
     return 2 * n
 
 
+def lowered_under_another_name(x):
+    n = x.square()
+    n.type_as(x).neg_()
+    return n * 1
+
+
+def too_large_for_the_dtype(x):
+    n = (x > 0).to(torch.int8) * 100
+    return n + n
+
+
 @pytest.mark.parametrize(
-    "weights", [lowered, lowered_by_a_view, of_one_lowered, lambda x: x, lambda x: x.sin(), lambda x: 1 - x.exp()]
+    "weights",
+    [
+        lowered,
+        lowered_by_a_view,
+        of_one_lowered,
+        lowered_under_another_name,
+        too_large_for_the_dtype,
+        lambda x: (x.abs() * 30).to(torch.int8),
+        lambda x: (x.abs() * 30).long().to(torch.int16).square(),
+        lambda x: x.sigmoid().double().view(torch.int32).view(3, 4, 2)[..., 0],
+        lambda x: x,
+        lambda x: x.sin(),
+        lambda x: 1 - x.exp(),
+    ],
 )
 def test_what_may_be_negative_or_was_written_into_keeps_nothing_away_from_zero(weights):
     _, jm = jitted(weights)

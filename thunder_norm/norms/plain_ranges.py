@@ -76,13 +76,25 @@ class PlainRanges:
         if op is None or not dtype.is_floating_point and len(bsym.flat_proxy_outs) > 1:
             return None
         args, kwargs = tree_map(self._given, (bsym.args, bsym.kwargs))
+        if bsym.sym.id == "torch.Tensor.view" and args[0].dtype != dtype:  # other numbers, of the same bits
+            return None
         found = range_by_rule(op, args, kwargs)
-        return None if found is None else found.rounded(dtype) if dtype.is_floating_point else found
+        if found is None or not dtype.is_floating_point:
+            return found if found is not None and _holds(dtype, found) else None
+        return found.rounded(dtype)
 
     def _given(self, value: Any) -> Any:
         if isinstance(value, TensorProxy):
             return self._acquisition.fake_of(value)
         return value.value if isinstance(value, NumberProxy) else value
+
+
+def _holds(dtype: torch.dtype, found: Range) -> bool:
+    """Whether integers of a dtype can be all numbers of a range; what is larger than the largest of them comes out as any of them."""
+    if dtype is torch.bool or dtype.is_complex:
+        return True
+    limits = torch.iinfo(dtype)
+    return limits.min <= found.low and found.high <= limits.max
 
 
 @functools.cache
