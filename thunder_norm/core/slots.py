@@ -61,7 +61,7 @@ class Slot:
 
     def takes_plainly(self, t: torch.Tensor) -> bool:
         """Whether a plain tensor is passed as it is: the values of a parameter whose norm is given, or moves, would stand for all that it may be."""
-        return self.accepts_plain and not (has_norm(t) and current_environment().moves(t))
+        return self.accepts_plain and not (self.kinds and has_norm(t) and current_environment().moves(t))
 
     def takes_constant(self, t: NormedTensor) -> bool:
         """Whether a normed tensor is passed as the plain one that it is whatever its inputs are: labels by ``torch.ones_like(x)``."""

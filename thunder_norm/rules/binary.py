@@ -273,17 +273,28 @@ def div_number(input: NormedTensor, other: Number) -> NormedTensor:
     return scaled(input, 1 / math.fabs(other))
 
 
-@normed_op(torch.div).register_norm(allow_plain_tensors=True)
-def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
-    """a / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
-    return scale_by(input, gain_of(run_real(torch.reciprocal, (other,), {}), input), "input")
+def _is_by_parameter(args: dict[str, Any]) -> bool:
+    """Whether what is no parameter is divided by one, or by what was made from some: its values would stand for all that it may be."""
+    x, t = (args["tensor1"], args["tensor2"]) if "tensor2" in args else (args["input"], args["other"])
+    if not isinstance(t, torch.Tensor) or isinstance(t, NormedTensor) or not has_norm(t):
+        return False
+    moves = current_environment().moves
+    return moves(t) and not (isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and moves(x))
+
+
+def _is_by_constant(args: dict[str, Any]) -> bool:
+    return not _is_by_parameter(args)
 
 
 def _is_by_measured(args: dict[str, Any]) -> bool:
-    """Whether the divisor is a parameter, or made from some, whose norm is that of its values, and which moves."""
-    t, surroundings = args["other"], current_environment()
-    is_plain = isinstance(t, torch.Tensor) and not isinstance(t, NormedTensor)
-    return args["rounding_mode"] is None and is_plain and has_norm(t) and surroundings.moves(t) and surroundings.is_measured(t)
+    """Whether it is one whose norm is that of its values, and which moves."""
+    return args["rounding_mode"] is None and _is_by_parameter(args) and current_environment().is_measured(args["other"])
+
+
+@normed_op(torch.div).register_norm(allow_plain_tensors=True, when=_is_by_constant)
+def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
+    """a / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
+    return scale_by(input, gain_of(run_real(torch.reciprocal, (other,), {}), input), "input")
 
 
 @normed_op(torch.div).register_norm(when=_is_by_measured, lift_dims={"other": lambda t, args: ()})
@@ -305,7 +316,9 @@ NO_DIVISION = (
 refuse(normed_op(torch.div), NO_DIVISION)
 
 
-@normed_op(torch.addcdiv).register_norm(allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")})
+@normed_op(torch.addcdiv).register_norm(
+    allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")}, when=_is_by_constant
+)
 def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: Number = 1) -> RMSTensor:
     """t + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
     gain = gain_of(run_real(torch.reciprocal, (tensor2,), {}), tensor1)
