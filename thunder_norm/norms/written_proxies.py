@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
@@ -48,12 +48,10 @@ def with_current(
     target = args[0] if args else None
     is_write = registry.is_mutation(fn, kwargs) and _has((args[1:], kwargs), lambda p: _is_normed(p) or moves(p))
     if is_write and _may_be_written(acquisition, concerns, target):
-        made_by = _made_by(target)
-        if made_by is None:
+        made = _made_of_numbers(target)
+        if made is None:
             return None
-        lift = without_values if made_by.sym.name.startswith("empty") else written_constant
-        normed = operations.call(acquisition, lift, (target,), {})
-        acquisition.stand_ins[target.name] = StandIn(target, normed, _position())
+        _stand_in(acquisition, made)
     leaves = tree_flatten((args, kwargs))[0]
     if not any(isinstance(v, TensorProxy) and v.name in acquisition.stand_ins for v in leaves):
         return None
@@ -144,18 +142,64 @@ def _may_be_written(acquisition: Acquisition, concerns: Callable[[torch.Tensor],
     return has_norm(fake) and not concerns(fake)
 
 
-def _made_by(proxy: TensorProxy) -> BoundSymbol | None:
-    """What made a tensor of numbers alone that was used for nothing, a view of it say, that would not know; else None."""
-    found = None
-    for bsym in (b for scope in get_jit_ctx().computation_trace.scopes for b in scope):
-        if any(p.name == proxy.name for p in bsym.flat_proxy_args):
-            return None
-        if any(p.name == proxy.name for p in bsym.flat_proxy_outs):
-            found = bsym
-    if found is None or found.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
+class _Made(NamedTuple):
+    """A constant of numbers alone, and the views that the program took of it."""
+
+    proxy: TensorProxy
+    by: BoundSymbol
+    views: list[BoundSymbol]
+
+
+def _stand_in(acquisition: Acquisition, made: _Made) -> None:
+    """Have a normed tensor stand for a constant from here on, and the same views of that one for each of its views."""
+    lift = without_values if made.by.sym.name.startswith("empty") else written_constant
+    normed = operations.call(acquisition, lift, (made.proxy,), {})
+    position = _position()
+    acquisition.stand_ins[made.proxy.name] = StandIn(made.proxy, normed, position)
+    for view in made.views:
+        part = operations.call(acquisition, torch.Tensor.__getitem__, (normed, view.args[1]), {})
+        acquisition.stand_ins[view.output.name] = StandIn(view.output, part, position)
+
+
+def _made_of_numbers(proxy: TensorProxy) -> _Made | None:
+    """The constant of which a tensor is the whole or a part; None where something else may know its memory.
+
+    ``out[i] += v`` is three operations: ``part = out[i]``, which is a view or, by tensors of indices, a copy; ``part += v``; and ``out[i] = part``.
+    """
+    made_by, uses = _made_and_used(proxy)
+    if made_by is None or made_by.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
         return None
-    looks_at_values = found.sym not in _LIKE and any(isinstance(p, TensorProxy) for p in found.flat_proxy_args)
-    return None if looks_at_values else found
+    if made_by.sym is ltorch.getitem:
+        whole = _made_of_numbers(made_by.args[0])
+        if whole is None or uses:
+            return None
+        return whole if _selects(made_by) == "view" else _Made(proxy, made_by, [])
+    looks_at_values = made_by.sym not in _LIKE and any(isinstance(p, TensorProxy) for p in made_by.flat_proxy_args)
+    views = [b for b in uses if _selects(b) == "view"]
+    are_known = all(_selects(b) is not None and b.args[0].name == proxy.name for b in uses)
+    if looks_at_values or not are_known or any(_made_and_used(b.output)[1] for b in views):
+        return None
+    return _Made(proxy, made_by, views)
+
+
+def _made_and_used(proxy: TensorProxy) -> tuple[BoundSymbol | None, list[BoundSymbol]]:
+    """What made a tensor, and what it was given to."""
+    bsyms = [b for scope in get_jit_ctx().computation_trace.scopes for b in scope]
+    made = [b for b in bsyms if any(p.name == proxy.name for p in b.flat_proxy_outs)]
+    uses = [b for b in bsyms if any(p.name == proxy.name for p in b.flat_proxy_args)]
+    return (made[-1] if made and made[-1] not in uses else None), uses
+
+
+def _selects(bsym: BoundSymbol) -> Literal["view", "copy"] | None:
+    """Whether an operation is one of indexing, and its result a view; None where it is another, or it depends on more than types."""
+    if bsym.sym is not ltorch.getitem:
+        return None
+    index = bsym.args[1]
+    items = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, TensorProxy) and i.ndim > 0 or isinstance(i, list) for i in items):
+        return "copy"
+    plain = all(i is None or i is Ellipsis or isinstance(i, slice) or type(i) is int for i in items)
+    return "view" if plain else None
 
 
 # what takes a tensor for its shape, type and device alone
