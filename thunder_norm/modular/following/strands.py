@@ -118,12 +118,14 @@ class Followed:
         is_homogeneous: whether it is multiplied by c if those of kind weight, table and bias are.
         is_parameter: whether it was made from parameters and constants alone.
         score: if it is the scores of an attention.
+        is_attended: whether it is what an attention returns: its probabilities times values.
     """
 
     strands: tuple[Strand, ...] = ()
     is_homogeneous: bool = False
     is_parameter: bool = False
     score: Score | None = None
+    is_attended: bool = False
 
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
         """The state of the tensor that `f` moves the entries into."""
