@@ -10,7 +10,7 @@ from transformers import ViTConfig, ViTModel
 
 from tests.seeds import seeded
 from thunder_norm.modular import ModularNorm
-from thunder_norm.modular.masses import LIGHT, TABLE
+from thunder_norm.modular.masses import ATTENTION, LIGHT, TABLE
 
 
 class Places(nn.Module):
@@ -143,3 +143,69 @@ def test_a_table_of_which_tokens_choose_the_rows_has_a_mass_of_its_own(name, dev
         "modula": 1.0,
     }
     assert norms["typical"].masses["head.weight"] == 1.0
+
+
+class Layer(nn.Module):
+    """Attention, written out or torch's, beside an MLP."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.qkv, self.q, self.k, self.v = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.out, self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.attention, self.attend = nn.MultiheadAttention(8, 2, batch_first=True), attend
+
+    def forward(self, x):
+        x = x + self.attend(self, x)
+        return x + self.down(self.up(x).relu())
+
+
+def _heads(x):
+    return x.unflatten(-1, (2, 4)).transpose(1, 2)
+
+
+def _joined(x):
+    return x.transpose(1, 2).flatten(2)
+
+
+def _written_out(m, x):
+    q, k, v = (_heads(f(x)) for f in (m.q, m.k, m.v))
+    return m.out(_joined(((q @ k.mT) / 2).softmax(-1) @ v))
+
+
+ATTENTIONS = {
+    "written out": (_written_out, ("q.", "k.", "v.", "out")),
+    "fused": (lambda m, x: m.out(_joined(F.scaled_dot_product_attention(*map(_heads, m.qkv(x).chunk(3, -1))))), ("qkv", "out")),
+    "a module": (lambda m, x: m.attention(x, x, x, need_weights=False)[0], ("attention.in_proj", "attention.out_proj")),
+    "gated": (
+        lambda m, x: m.out(_joined(F.scaled_dot_product_attention(*map(_heads, m.qkv(x).chunk(3, -1)))) * m.q(x).sigmoid()),
+        ("qkv", "out"),
+    ),
+    "with dropout": (
+        lambda m, x: m.out(F.dropout(_joined(F.scaled_dot_product_attention(*map(_heads, m.qkv(x).chunk(3, -1)))))),
+        ("qkv", "out"),
+    ),
+    "head by head": (
+        lambda m, x: m.out(
+            torch.cat(
+                [(q @ k.mT).softmax(-1) @ v for q, k, v in zip(*(f(x).chunk(2, -1) for f in (m.q, m.k, m.v)), strict=True)], -1
+            )
+        ),
+        ("q.", "k.", "v.", "out"),
+    ),
+    "a softmax of features": (lambda m, x: m.out(m.q(x).softmax(-1) * m.v(x)), ()),
+    "a mean over tokens": (lambda m, x: m.out(m.v(x).mean(1, keepdim=True)), ()),
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_what_attention_takes_and_what_takes_its_result_has_half_a_mass(name):
+    torch.manual_seed(seeded(0))
+    attend, of_it = ATTENTIONS[name]
+    model, x = Layer(attend), torch.randn(2, 5, 8)
+    for mode, mass in (("typical", ATTENTION), ("modula", 1.0)):
+        masses = ModularNorm(model, x, mode=mode).masses
+        matrices = {name: m for name, m in masses.items() if name.endswith("weight")}
+        found = {name: m for name, m in matrices.items() if name.startswith(of_it)} if of_it else {}
+        assert set(found.values()) <= {mass} and (found or not of_it)
+        assert {m for name, m in matrices.items() if name not in found} == {1.0}

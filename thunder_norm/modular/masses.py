@@ -3,8 +3,9 @@
 By default matrices, kernels and tables have mass 1; what has one dimension of size above 1 at most and is no operator (biases, gains,
 scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  So is, in other modes, what is only added, whatever its shape (a
 vision transformer's positions: a bias for each place).  In mode "typical" a table whose rows the program's integers choose (tokens,
-classes) has mass 4, if nothing else is done with it: a row moves only in the steps that meet it.  Frozen parameters have mass 0,
-whatever is said.
+classes) has mass 4, if nothing else is done with it: a row moves only in the steps that meet it.  What makes queries, keys or values of
+attention, and what multiplies its result, has mass 1/2 there.  Both are what trains best (docs/learning_rate_transfer.md).  Frozen parameters have mass 0, whatever is
+said.
 
 Repeated blocks have the mass of one of them together: modules inside an ``nn.ModuleList`` or ``nn.Sequential`` that are of one class,
 have submodules and parameters of the same names.  So a deeper model leaves as much of a step to its embedding and its head, without
@@ -36,6 +37,7 @@ from thunder_norm.norms.inference import NormSpec, Use
 
 LIGHT = 0.1
 TABLE = 4.0
+ATTENTION = 0.5
 
 _ADDITIONS = {"add", "sub"}
 
@@ -47,10 +49,12 @@ class ParameterUses:
     Attributes:
         added: those that it does nothing with but add them to activations.
         tables: those of which it does nothing but take the rows that integers say which it is given.
+        attention: those whose products, or some of these, are queries, keys or values of attention, and those that multiply its result.
     """
 
     added: frozenset[str] = frozenset()
     tables: frozenset[str] = frozenset()
+    attention: frozenset[str] = frozenset()
 
     @staticmethod
     def of(uses: Mapping[str, Sequence[Use]]) -> ParameterUses:
@@ -81,7 +85,7 @@ def light_mass(given: float | None, mode: Mode) -> float:
     return _checked("light parameters", given)
 
 
-def default_mass(norm: NormSpec, shape: torch.Size, light: float, *, is_added: bool = False, is_table: bool = False) -> float:
+def default_mass(norm: NormSpec, shape: torch.Size, light: float, *, heavy: float = 1.0, is_added: bool = False) -> float:
     """The mass of a parameter that nothing was said about.
 
     >>> from thunder_norm import RMSTensor
@@ -90,11 +94,9 @@ def default_mass(norm: NormSpec, shape: torch.Size, light: float, *, is_added: b
     [1.0, 0.1, 0.1]
     >>> default_mass(row, torch.Size([4, 8]), LIGHT, is_added=True)
     0.1
-    >>> default_mass(row, torch.Size([4, 8]), LIGHT, is_table=True)
-    4.0
     """
     is_heavy = issubclass(norm.kind, RMSToRMSTensor) or sum(size > 1 for size in shape) > 1 and not is_added
-    return (TABLE if is_table else 1.0) if is_heavy else light
+    return heavy if is_heavy else light
 
 
 def repetitions(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
@@ -140,7 +142,7 @@ def assign_masses(
         light: the mass of biases, gains and scales.
         mode: in "modula" repeated blocks do not share a mass.
         uses: which parameters are only added (in mode "modula" no reason to be light, for light is without mass there), and which are
-            tables of tokens (of a mass of their own in mode "typical").
+            tables of tokens or make what attention takes (in mode "typical" they have masses of their own).
 
     Raises:
         NormMapKeyError: a name or pattern that nothing has.
@@ -151,9 +153,11 @@ def assign_masses(
     trainable = frozenset(name for name, p in parameters.items() if p.requires_grad)
     repeats = dict.fromkeys(tied, 1) if mode == "modula" else repetitions(model, tied)
     added = uses.added if uses is not None and mode != "modula" else ()
-    tables = uses.tables if uses is not None and mode == "typical" else ()
+    heavy = dict.fromkeys(tied, 1.0)
+    if uses is not None and mode == "typical":
+        heavy |= dict.fromkeys(uses.attention, ATTENTION) | dict.fromkeys(uses.tables, TABLE)
     found = {
-        name: default_mass(norms[name], p.shape, light, is_added=name in added, is_table=name in tables) / repeats[name]
+        name: default_mass(norms[name], p.shape, light, heavy=heavy[name], is_added=name in added) / repeats[name]
         if p.requires_grad
         else 0.0
         for name, p in parameters.items()

@@ -13,6 +13,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -121,7 +122,9 @@ class ModularNorm:
         self.outputs: Any = found.outputs
         self.sensitivities: dict[str, float] = found.sensitivities
         light = light_mass(light, self.mode)
-        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, found.uses)
+        self._examples, self._roles = (example_args, example_kwargs), roles_given(blocks, model, example_args, example_kwargs)
+        uses = replace(found.uses, attention=self.roles.of_attention) if mode == "typical" else found.uses
+        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, uses)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded(found.loss)
         self._repeats = repetitions(model, tied) if self.mode == "typical" else {}
@@ -132,7 +135,6 @@ class ModularNorm:
         self._spreads: dict[Any, Spread | None] = {}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
-        self._examples, self._roles = (example_args, example_kwargs), roles_given(blocks, model, example_args, example_kwargs)
         several = {} if blocks is False else blocked(self.balls, self._shapes, self.roles, per_head=blocks == "heads")
         self.blocks: dict[str, tuple[Block, ...]] = {name: of_it for name, (of_it, _) in several.items()}
         self.balls |= {name: of_blocks for name, (_, of_blocks) in several.items()}

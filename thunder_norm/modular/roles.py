@@ -25,7 +25,8 @@ from thunder_norm.tables import pandas_for
 
 RoleName = Literal["matrix", "head", "table", "tied", "stack", "convolution", "depthwise", "gain", "bias", "other", "unused"]
 
-_OF_BLOCKS = ("query", "key", "value", "gate", "gated")
+_OF_ATTENTION = ("query", "key", "value")
+_OF_BLOCKS = (*_OF_ATTENTION, "gate", "gated")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Role:
         groups: of a convolution.
         names: all names, if it is tied to others.
         is_first: whether all that it multiplies, as a matrix or a kernel, depends on no parameter: the program's inputs.
+        is_attended: whether all that it multiplies, as a matrix, is what attention returns.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Role:
     groups: int = 1
     names: tuple[str, ...] = ()
     is_first: bool = False
+    is_attended: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -90,6 +93,11 @@ class Roles:
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
+
+    @property
+    def of_attention(self) -> frozenset[str]:
+        """By first name, the parameters with a block that makes queries, keys or values, and those that multiply what attention returns."""
+        return frozenset(r.name for r in self.rows if r.is_attended or any(b.role in _OF_ATTENTION for b in r.blocks))
 
     def changed(self, given: Mapping[str, RoleName | Sequence[Block]]) -> Roles:
         """The table with other roles, or other blocks, for some parameters.
@@ -223,7 +231,8 @@ def _role(name: str, shape: tuple[int, ...], notes: Notes, uses: Sequence[Use], 
     groups = 1 if convolution is None else convolution.groups
     products = [m for m in met if m.op in ("matrix", "convolution")]
     is_first = bool(products) and all(m.is_first for m in products)
-    return Role(name, shape, role, blocks, axis, groups, names, is_first)
+    is_attended = bool(products) and all(m.is_attended for m in products)
+    return Role(name, shape, role, blocks, axis, groups, names, is_first, is_attended)
 
 
 def _named(shape: tuple[int, ...], met: set[str], uses: Sequence[Use]) -> RoleName:
@@ -280,7 +289,7 @@ def _described(block: Block, rows: torch.Tensor, uses: Sequence[Use]) -> Block:
     own = [u for u in uses if torch.equal(u.rows[block.axis], rows)]
     ops = {u.op for u in own}
     role = next((op for op in _OF_BLOCKS if op in ops), "")
-    for use in own if role in ("query", "key", "value") else ():
+    for use in own if role in _OF_ATTENTION else ():
         heads = use.heads
         if heads is not None and torch.equal(
             heads, block.indices.view(len(heads), -1) if heads.numel() == block.num_indices else heads * 0

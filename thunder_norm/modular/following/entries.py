@@ -56,7 +56,9 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         strands = added(spread)
     else:  # factors: each goes on as it is
         strands = tuple(s for state in spread for s in state.strands)
-    notes.note(call.out, Followed(strands, _is_homogeneous(call, operands, active), not active, _score(call, active)))
+    is_attended = any(state.is_attended for state in active) and (call.name not in SUMS or len(active) == 1)
+    is_homogeneous, score = _is_homogeneous(call, operands, active), _score(call, active)
+    notes.note(call.out, Followed(strands, is_homogeneous, not active, score, is_attended))
 
 
 def _as_factors(notes: Notes, call: Call, states: Sequence[Followed]) -> list[str]:

@@ -52,7 +52,8 @@ def join(notes: Notes, call: Call) -> None:
     is_homogeneous = all(_is_zero(t) if state is None else state.is_homogeneous for t, state in zip(tensors, states, strict=True))
     scores = [state.score for state in known if state.score is not None]
     score = _wider(scores[0], call.out.shape) if len(scores) == 1 and call.name == "cat" else None
-    notes.note(call.out, Followed(strands, is_homogeneous, is_parameter, score))
+    is_attended = bool(known) and all(state.is_attended for state in known)
+    notes.note(call.out, Followed(strands, is_homogeneous, is_parameter, score, is_attended))
 
 
 def _is_zero(t: torch.Tensor) -> bool:

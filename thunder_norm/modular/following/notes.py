@@ -23,12 +23,14 @@ class Meeting:
         groups: of a convolution.
         out_axis: of a convolution, the parameter's axis of output channels.
         is_first: whether what it multiplies depends on no parameter.
+        is_attended: whether what it multiplies is what an attention returns.
     """
 
     op: str
     groups: int = 1
     out_axis: int = 0
     is_first: bool = False
+    is_attended: bool = False
 
 
 @dataclass(frozen=True, eq=False)

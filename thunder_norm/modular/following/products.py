@@ -31,16 +31,17 @@ def multiply(notes: Notes, call: Call) -> None:
     a, b = (call.args[i] for i in _FACTORS[call.name])
     of_a, of_b = call.state(a), call.state(b)
     is_parameter = all(state.is_parameter for state in call.states)
-    score, is_homogeneous = _mixed(of_a, of_b), False
+    score, is_homogeneous, is_attended = _mixed(of_a, of_b), False, False
     if of_b is not None and of_b.is_parameter:
         strands, is_homogeneous = _product(notes, call, a, of_b, lambda t: _right(t, call)), True
     elif of_a is not None and of_a.is_parameter:
         strands, is_homogeneous = _product(notes, call, b, of_a, lambda t: _left(t, call)), True
     else:
+        is_attended = _is_of_probabilities(of_a)
         strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
     if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices
         strands = tuple(replace(s, kind="itself") for s in strands)
-    state = Followed(strands, is_homogeneous, is_parameter, score)
+    state = Followed(strands, is_homogeneous, is_parameter, score, is_attended)
     if call.name.startswith("add") or call.name == "baddbmm":
         state = _with_added(notes, call, state)
     notes.note(call.out, state)
@@ -63,7 +64,8 @@ def _product(
         if other.is_parameter:
             notes.meet(other, Meeting("factor"))
     if other is None or not other.is_parameter:
-        notes.meet(parameter, Meeting("matrix", is_first=not notes.is_dependent(factor)))
+        is_attended = other is not None and other.is_attended
+        notes.meet(parameter, Meeting("matrix", is_first=not notes.is_dependent(factor), is_attended=is_attended))
     left, right = (call.args[i] for i in _FACTORS[call.name])
     if parameter is call.state(left):
         return survived(parameter, "weight", [-1], moved)
@@ -110,7 +112,7 @@ Operand = tuple[torch.Tensor, Followed | None]
 def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score | None:
     """A product of activations: scores of an attention, perhaps, or probabilities times values."""
     of_a, of_b = a[1], b[1]
-    if of_a is not None and of_a.score is not None and of_a.score.is_probability and not of_a.score.problem:
+    if _is_of_probabilities(of_a):
         uses = notes.use(of_b, "value")
         for use, strand in zip(uses, of_b.strands if of_b is not None else (), strict=True):
             use.heads = _heads(strand, b[0])
@@ -125,6 +127,11 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
     raw = call.out if is_raw else call.out - call.kwargs.get("beta", 1) * call.args[0]
     product = Product(query, key, (uses_a, uses_b))
     return Score((product,), ids[0] if call.name == "mm" else ids, raw, is_raw)
+
+
+def _is_of_probabilities(state: Followed | None) -> bool:
+    score = None if state is None else state.score
+    return score is not None and score.is_probability and not score.problem
 
 
 def _heads(strand: Strand, t: torch.Tensor) -> torch.Tensor | None:

@@ -118,12 +118,14 @@ class Followed:
         is_homogeneous: whether it is multiplied by c if those of kind weight, table and bias are.
         is_parameter: whether it was made from parameters and constants alone.
         score: if it is the scores of an attention.
+        is_attended: whether it is what an attention returns, its probabilities times values, or that times other numbers (gates).
     """
 
     strands: tuple[Strand, ...] = ()
     is_homogeneous: bool = False
     is_parameter: bool = False
     score: Score | None = None
+    is_attended: bool = False
 
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
         """The state of the tensor that `f` moves the entries into."""
@@ -269,4 +271,5 @@ def assembled(t: torch.Tensor, written: Sequence[Written]) -> Followed:
     strands = tuple(Strand(name, kind, tuple(of_terms.values())) for (name, kind), of_terms in terms.items())
     is_all = sum(shape.numel() for _, shape, _, _ in written) >= t.numel()
     states = [state for *_, state in written]
-    return Followed(strands, is_all and all(s.is_homogeneous for s in states), all(s.is_parameter for s in states))
+    is_homogeneous, is_attended = (is_all and all(s.is_homogeneous for s in states)), all(s.is_attended for s in states)
+    return Followed(strands, is_homogeneous, all(s.is_parameter for s in states), is_attended=is_attended)
