@@ -146,9 +146,9 @@ GRIDS = {
 }
 GRIDS["small"] = GRIDS["mlp"]
 GRIDS["vit"] = GRIDS["text"]
-GRIDS["gpt"] = {"ModularOptimizer": range(-1, 3), "AdamW": range(-9, -4), "Muon": range(-5, 0)}
 for of_task in GRIDS.values():
     of_task[ADAPTED] = of_task["ModularOptimizer"]
+GRIDS["gpt"] = {"ModularOptimizer": range(-1, 4), ADAPTED: range(0, 5), "AdamW": range(-9, -4), "Muon": range(-5, 0)}
 GRIDS["gpt2"] = {ADAPTED: range(-2, 3), "AdamW": range(-9, -3), MUP: range(-6, -2), "Muon": range(-5, 0)}
 GRIDS["llama"] = GRIDS["gpt2"]
 FAR = range(-3, 4)  # for variants
