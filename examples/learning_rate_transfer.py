@@ -156,14 +156,14 @@ DEFAULT = ("small", "mlp", "conv", "vit", "text", "gpt")  # tasks
 
 
 @lru_cache(maxsize=2)
-def _norm(task: str, variant: str, width: int, depth: int) -> ModularNorm:
+def _norm(task: str, variant: str, width: int, depth: int, is_adapted: bool = False) -> ModularNorm:
     """Of a model that all runs of this size begin anew with."""
     chosen, how = TASKS[task], VARIANTS[variant]
     model = chosen.model(width, depth, how.form)
     x, _ = chosen.batch(torch.Generator().manual_seed(0))
     repeated = {"blocks": chosen.blocks_mass * (1 if how.has_shared_mass else depth)}
     masses = repeated if how.mode == "modula" or not how.has_shared_mass else None
-    return ModularNorm(model, x, masses=masses, light=0.1, mode=how.mode)
+    return ModularNorm(model, x, masses=masses, light=0.1, attention=0.5 if is_adapted else 1.0, mode=how.mode)
 
 
 @torch.no_grad()
@@ -181,7 +181,7 @@ def initialize(norm: ModularNorm, initial: str, seed: int) -> None:
 def train(run: Run) -> float:
     """The loss at the end, inf if the run diverges."""
     task = TASKS[run.task]
-    norm = _norm(run.task, run.variant, run.width, run.depth)
+    norm = _norm(run.task, run.variant, run.width, run.depth, run.optimizer == ADAPTED)
     model = norm.model
     initialize(norm, VARIANTS[run.variant].initial, run.seed)
     optimizer = OPTIMIZERS[run.optimizer](run, norm)

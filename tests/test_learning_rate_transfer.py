@@ -88,7 +88,7 @@ def test_models_begin_at_norm_1_and_the_same_for_all_optimizers(example):
     example.initialize(norm, "norm 1", 6)
     example.initialize(norm, "norm 1", 5)
     assert all(torch.equal(p, first[name]) for name, p in norm.model.named_parameters())
-    block = 2 + 4 / 2 + 0.1 * (2 + 2 * 2)  # matrices, four of them attention's; two biases, gains and biases of two layer norms
+    block = 6 + 0.1 * (2 + 2 * 2)  # six matrices; two biases, gains and biases of two layer norms
     assert norm.mass == pytest.approx(
         block + 4 + 2 + 0.1 * 3
     )  # characters; positions, the head; its bias and the last layer norm

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTModel
 
 from tests.seeds import seeded
-from thunder_norm.modular import ModularNorm
+from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.modular.masses import ATTENTION, LIGHT, TABLE
 
 
@@ -199,12 +199,14 @@ ATTENTIONS = {
 
 @pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_what_attention_takes_and_what_takes_its_result_has_half_a_mass(name):
+def test_what_attention_takes_and_what_takes_its_result_may_have_a_mass_of_its_own(name):
     torch.manual_seed(seeded(0))
     attend, of_it = ATTENTIONS[name]
     model, x = Layer(attend), torch.randn(2, 5, 8)
-    for mode, mass in (("typical", ATTENTION), ("modula", 1.0)):
-        masses = ModularNorm(model, x, mode=mode).masses
+    adapted = ModularOptimizer(model, x, lr=0.1, noise_adaptation=0.9).norm
+    plain = ModularOptimizer(model, x, lr=0.1).norm
+    for norm, mass in ((adapted, ATTENTION), (plain, 1.0), (ModularNorm(model, x, attention=3.0), 3.0)):
+        masses = norm.masses
         matrices = {name: m for name, m in masses.items() if name.endswith("weight")}
         found = {name: m for name, m in matrices.items() if name.startswith(of_it)} if of_it else {}
         assert set(found.values()) <= {mass} and (found or not of_it)

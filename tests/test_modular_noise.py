@@ -260,7 +260,7 @@ def test_what_is_no_decay_is_refused(value):
 
 def test_a_copy_of_a_norm_whose_roles_nobody_asked_for_is_refused():
     model, i = made()
-    norm = copy.deepcopy(ModularNorm(model, i, mode="bound", light=0.1))
+    norm = copy.deepcopy(ModularNorm(model, i, mode="typical", light=0.1))
     with pytest.raises(NormMismatchError, match="ask for its roles before"):
         ModularOptimizer(norm, lr=0.1, noise_adaptation=0.9)
 

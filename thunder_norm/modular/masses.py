@@ -4,8 +4,8 @@ By default matrices, kernels and tables have mass 1; what has one dimension of s
 scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  So is, in other modes, what is only added, whatever its shape (a
 vision transformer's positions: a bias for each place).  In mode "typical" a table whose rows the program's integers choose (tokens,
 classes) has mass 4, if nothing else is done with it: a row moves only in the steps that meet it.  What makes queries, keys or values of
-attention, and what multiplies its result, has mass 1/2 there.  Both are what trains best (docs/learning_rate_transfer.md).  Frozen parameters have mass 0, whatever is
-said.
+attention, and what multiplies its result, may have a mass of its own (`attention`): 1/2 is what trains best with noise adaptation.
+Frozen parameters have mass 0, whatever is said.
 
 Repeated blocks have the mass of one of them together: modules inside an ``nn.ModuleList`` or ``nn.Sequential`` that are of one class,
 have submodules and parameters of the same names.  So a deeper model leaves as much of a step to its embedding and its head, without
@@ -131,6 +131,7 @@ def assign_masses(
     light: float,
     mode: Mode,
     uses: ParameterUses | None = None,
+    attention: float = 1.0,
 ) -> dict[str, float]:
     """The mass of every parameter, by its first name.
 
@@ -141,8 +142,9 @@ def assign_masses(
         tied: for each first name, all names of the parameter.
         light: the mass of biases, gains and scales.
         mode: in "modula" repeated blocks do not share a mass.
-        uses: which parameters are only added (in mode "modula" no reason to be light, for light is without mass there), and which are
-            tables of tokens or make what attention takes (in mode "typical" they have masses of their own).
+        uses: which parameters are only added (in mode "modula" no reason to be light, for light is without mass there), which are
+            tables of tokens (of a mass of their own in mode "typical"), and which belong to attention.
+        attention: the mass of these.
 
     Raises:
         NormMapKeyError: a name or pattern that nothing has.
@@ -152,12 +154,12 @@ def assign_masses(
     parameters = dict(model.named_parameters())
     trainable = frozenset(name for name, p in parameters.items() if p.requires_grad)
     repeats = dict.fromkeys(tied, 1) if mode == "modula" else repetitions(model, tied)
-    added = uses.added if uses is not None and mode != "modula" else ()
-    heavy = dict.fromkeys(tied, 1.0)
-    if uses is not None and mode == "typical":
-        heavy |= dict.fromkeys(uses.attention, ATTENTION) | dict.fromkeys(uses.tables, TABLE)
+    uses = uses or ParameterUses()
+    heavy = dict.fromkeys(tied, 1.0) | dict.fromkeys(uses.attention, _checked("attention", attention))
+    heavy |= dict.fromkeys(uses.tables if mode == "typical" else (), TABLE)
     found = {
-        name: default_mass(norms[name], p.shape, light, heavy=heavy[name], is_added=name in added) / repeats[name]
+        name: default_mass(norms[name], p.shape, light, heavy=heavy[name], is_added=mode != "modula" and name in uses.added)
+        / repeats[name]
         if p.requires_grad
         else 0.0
         for name, p in parameters.items()

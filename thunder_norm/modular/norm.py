@@ -63,6 +63,7 @@ class ModularNorm:
         masses: parameter name, module path or pattern -> mass: see `thunder_norm.modular.masses`.
         light: the mass of a bias, gain or scale, or of what is only added, that `masses` says nothing about; 0.1, and in mode "modula" 0,
             unless it is given.
+        attention: the mass of a matrix that makes queries, keys or values, or multiplies attention's result, that `masses` says nothing about.
         mode: "bound" (the output moves by at most the norm of an update), "typical" or "modula".
         blocks: whether a matrix (or bias) that is several in one, as the program takes it (see `find_roles`), has the largest of the
             blocks' norms as its own, and each block a steepest step of its own; "heads": queries and keys head by head, too.  A mapping
@@ -104,6 +105,7 @@ class ModularNorm:
         *example_args: Any,
         masses: Mapping[str, float] | None = None,
         light: float | None = None,
+        attention: float = 1.0,
         mode: Mode = "bound",
         blocks: Blocks = False,
         **example_kwargs: Any,
@@ -123,8 +125,8 @@ class ModularNorm:
         self.sensitivities: dict[str, float] = found.sensitivities
         light = light_mass(light, self.mode)
         self._examples, self._roles = (example_args, example_kwargs), roles_given(blocks, model, example_args, example_kwargs)
-        uses = replace(found.uses, attention=self.roles.of_attention) if mode == "typical" else found.uses
-        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, uses)
+        uses = replace(found.uses, attention=self.roles.of_attention) if attention != 1 else found.uses
+        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, uses, attention)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded(found.loss)
         self._repeats = repetitions(model, tied) if self.mode == "typical" else {}

@@ -16,7 +16,7 @@ from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchErro
 from thunder_norm.model_state.shards import check_placement, is_spread, local, placed, reshard
 from thunder_norm.modular.block_balls import Blocks
 from thunder_norm.modular.distributed import Spread
-from thunder_norm.modular.masses import LIGHT
+from thunder_norm.modular.masses import ATTENTION, LIGHT
 from thunder_norm.modular.moving import (
     Gradients,
     Moving,
@@ -75,7 +75,8 @@ class ModularOptimizer(torch.optim.Optimizer):
         momentum: share of the past in each direction, 0 <= momentum < 1.
         nesterov: look one step ahead.
         weight_decay: decoupled, as above.
-        masses: which share of a step parameters get, as for `ModularNorm`; biases, gains and scales have 0.1 unless it says otherwise.
+        masses: which share of a step parameters get, as for `ModularNorm`; biases, gains and scales have 0.1 unless it says otherwise, with
+            noise adaptation in mode "typical" the matrices of attention 1/2.
         mode: whose sensitivities; see `ModularNorm`.  "typical", the default, has those of random inputs and suits models as they are;
             "modula" models in Modula's form (residual branches scaled by 1 / depth, attention by 1 / width of a head); "bound" is safe
             for all inputs, but its steps vanish in deep networks with normalizations.
@@ -135,7 +136,14 @@ class ModularOptimizer(torch.optim.Optimizer):
             self.norm = model
         else:
             check_foreign_options(example_kwargs, inspect.signature(type(self)).parameters, model)
-            said: dict[str, Any] = {"masses": masses, "light": LIGHT, "mode": mode or "typical", "blocks": blocks}
+            attention = 1.0 if noise_adaptation is None or mode not in (None, "typical") else ATTENTION
+            said: dict[str, Any] = {
+                "masses": masses,
+                "light": LIGHT,
+                "attention": attention,
+                "mode": mode or "typical",
+                "blocks": blocks,
+            }
             self.norm = ModularNorm(model, *example_args, **said, **example_kwargs)
         self.missing_grads: OnBadGradient = _choice(missing_grads, "missing_grads", OnBadGradient)
         self.nonfinite_grads: OnBadGradient = _choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
