@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from thunder_norm.core import conversions
-from thunder_norm.core.context import current_environment
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.trees import flat_tensors
 
@@ -59,10 +58,6 @@ class Slot:
                 has_other = True
         return Slot(tuple(kinds), is_unconstrained=has_other or not is_ours, **found)
 
-    def takes_plainly(self, t: torch.Tensor) -> bool:
-        """Whether a plain tensor is passed as it is: the values of a parameter whose norm is given, or moves, would stand for all that it may be."""
-        return self.accepts_plain and not (self.kinds and has_norm(t) and current_environment().moves(t))
-
     def takes_constant(self, t: NormedTensor) -> bool:
         """Whether a normed tensor is passed as the plain one that it is whatever its inputs are: labels by ``torch.ones_like(x)``."""
         entries = t._range
@@ -86,7 +81,7 @@ class Slot:
                 return True
             return converting and any(conversions.can_convert(value, kind) for kind in self.kinds)
         if isinstance(value, torch.Tensor):
-            return self.takes_plainly(value) or (bool(self.kinds) and has_norm(value))
+            return self.accepts_plain or (bool(self.kinds) and has_norm(value))
         if isinstance(value, bool | int | float):
             return self.accepts_number or self.is_unconstrained
         return self.is_unconstrained

@@ -273,27 +273,26 @@ def div_number(input: NormedTensor, other: Number) -> NormedTensor:
     return scaled(input, 1 / math.fabs(other))
 
 
-def _is_by_parameter(args: dict[str, Any]) -> bool:
-    """Whether what is no parameter is divided by one, or by what was made from some: its values would stand for all that it may be."""
-    x, t = (args["tensor1"], args["tensor2"]) if "tensor2" in args else (args["input"], args["other"])
-    if not isinstance(t, torch.Tensor) or isinstance(t, NormedTensor) or not has_norm(t):
-        return False
-    moves = current_environment().moves
-    return moves(t) and not (isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and moves(x))
+def _is_by_parameter(x: Any, divisor: Any) -> bool:
+    """Whether a divisor is a parameter, or made from some: its values would stand for all that it may be.
 
-
-def _is_by_constant(args: dict[str, Any]) -> bool:
-    return not _is_by_parameter(args)
+    What is on a sphere is divided by its length (weight normalization, written out), as far as anybody knows.
+    """
+    is_plain = isinstance(divisor, torch.Tensor) and not isinstance(divisor, NormedTensor) and has_norm(divisor)
+    return is_plain and current_environment().moves(divisor) and getattr(x, "_least", 0.0) == 0
 
 
 def _is_by_measured(args: dict[str, Any]) -> bool:
     """Whether it is one whose norm is that of its values, and which moves."""
-    return args["rounding_mode"] is None and _is_by_parameter(args) and current_environment().is_measured(args["other"])
+    is_by_parameter = args["rounding_mode"] is None and _is_by_parameter(args["input"], args["other"])
+    return is_by_parameter and current_environment().is_measured(args["other"])
 
 
-@normed_op(torch.div).register_norm(allow_plain_tensors=True, when=_is_by_constant)
+@normed_op(torch.div).register_norm(allow_plain_tensors=True)
 def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
     """a / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
+    if _is_by_parameter(input, other):
+        raise NormMismatchError(NO_DIVISION)
     return scale_by(input, gain_of(run_real(torch.reciprocal, (other,), {}), input), "input")
 
 
@@ -316,11 +315,11 @@ NO_DIVISION = (
 refuse(normed_op(torch.div), NO_DIVISION)
 
 
-@normed_op(torch.addcdiv).register_norm(
-    allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")}, when=_is_by_constant
-)
+@normed_op(torch.addcdiv).register_norm(allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")})
 def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: Number = 1) -> RMSTensor:
     """t + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
+    if _is_by_parameter(tensor1, tensor2):
+        raise NormMismatchError(NO_DIVISION)
     gain = gain_of(run_real(torch.reciprocal, (tensor2,), {}), tensor1)
     size, dims, (by_input, by_tensor1, _) = _addproduct_dims(input, tensor1, gain, math.fabs(value))
     return rms(size, dims, sensitivity={"input": by_input, "tensor1": by_tensor1})
