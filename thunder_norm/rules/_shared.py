@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode
+from thunder_norm.core.context import current_environment, current_mode
 from thunder_norm.core.conversions import convert, factor
 from thunder_norm.core.kinds import LEAST_SQUARE, L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.registry import NormedOp, NormRule
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import JumpError, NormMismatchError
 
 # The kinds whose norm depends on the moduli of the entries only, and grows with them.
@@ -239,3 +239,9 @@ def refuse_perturbation(op: Callable, *inputs: RMSTensor) -> None:
     """
     if any(x.perturbation_size is not None for x in inputs):
         raise JumpError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")
+
+
+def is_moving(t: Any) -> bool:
+    """Whether it is a plain tensor whose values are not all that it may be: a parameter, or what was made from some."""
+    is_plain = isinstance(t, torch.Tensor) and not isinstance(t, NormedTensor) and has_norm(t)
+    return is_plain and current_environment().moves(t)

@@ -26,6 +26,7 @@ from thunder_norm.rules._shared import (
     as_kind,
     broadcast,
     is_constant_along,
+    is_moving,
     like,
     negative,
     over_dims_of,
@@ -278,8 +279,7 @@ def _is_by_parameter(x: Any, divisor: Any) -> bool:
 
     What is on a sphere is divided by its length (weight normalization, written out), as far as anybody knows.
     """
-    is_plain = isinstance(divisor, torch.Tensor) and not isinstance(divisor, NormedTensor) and has_norm(divisor)
-    return is_plain and current_environment().moves(divisor) and getattr(x, "_least", 0.0) == 0
+    return is_moving(divisor) and getattr(x, "_least", 0.0) == 0
 
 
 def _is_by_measured(args: dict[str, Any]) -> bool:

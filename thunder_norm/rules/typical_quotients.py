@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_environment, current_mode, current_sensitivity
+from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
-from thunder_norm.rules._shared import SAME_DIMS, Number, like, refined, rms, times
+from thunder_norm.core.tensors import NormedTensor, is_complex
+from thunder_norm.rules._shared import SAME_DIMS, Number, is_moving, like, refined, rms, times
 from thunder_norm.rules.binary import product_dims
 from thunder_norm.rules.range_bounds import times_logarithm
 
@@ -34,8 +34,7 @@ def _has_size(name: str) -> Condition:
     def has_size(args: dict[str, Any]) -> bool:
         x = args[name]
         is_typical = current_mode() != "bound" and current_sensitivity() == "global"
-        has_size = isinstance(x, NormedTensor) or isinstance(x, torch.Tensor) and has_norm(x) and current_environment().moves(x)
-        return is_typical and has_size and not is_complex(x)
+        return is_typical and (isinstance(x, NormedTensor) or is_moving(x)) and not is_complex(x)
 
     return has_size
 
