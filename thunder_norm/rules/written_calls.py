@@ -1,4 +1,4 @@
-"""Calls that torch writes in others: operators with a number on their left, and what puts tensors beside each other.
+"""Calls that torch writes in others: operators with a number on their left, and what puts tensors or sequences beside each other.
 
 A parameter alone keeps its norm through them: ``1 / self.scale``, ``2**self.log_scale``, ``torch.hstack([self.a, self.b])``.
 """
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from thunder_norm.core.programs import written_as
 
@@ -57,3 +58,17 @@ def multi_dot(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def chain_matmul(*matrices: torch.Tensor, out: None = None) -> torch.Tensor:
     """The product of matrices."""
     return multi_dot(matrices)
+
+
+@written_as(torch._C._nn.pad_sequence)
+def pad_sequence(
+    sequences: Sequence[torch.Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> torch.Tensor:
+    """Sequences [length, ...] one beside the other, [longest, batch, ...] or [batch, longest, ...]: each is padded, then they are stacked."""
+    longest = max(s.shape[0] for s in sequences)
+    padded = []
+    for s in sequences:
+        missing = longest - s.shape[0]
+        places = (missing, 0) if padding_side == "left" else (0, missing)
+        padded.append(F.pad(s, (*[0, 0] * (s.ndim - 1), *places), value=padding_value) if missing else s)
+    return torch.stack(padded, 0 if batch_first else 1)

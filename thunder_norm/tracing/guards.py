@@ -283,7 +283,7 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     guards = _current.get()
     if guards is not None:
         guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
-    for a in args[1:] if fn.__name__ in _COMPARE else ():
+    for a in args[1:] if getattr(fn, "__name__", None) in _COMPARE else ():
         if _is_compared(type(a.value)):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))
     if any(type(a.value) in _CONTAINERS for a in args) and not _looks_into_nothing(fn) and not is_known(fn):

@@ -7,10 +7,20 @@ has a part; attributes are in `tracing/attributes.py`, generators in `tracing/ge
 
 from __future__ import annotations
 
-from thunder_norm.tracing.python import assertions, callbacks, comparisons, lists, mappings, natively, operators, patterns
+from thunder_norm.tracing.python import (
+    assertions,
+    callbacks,
+    comparisons,
+    constructors,
+    lists,
+    mappings,
+    natively,
+    operators,
+    patterns,
+)
 from thunder_norm.tracing.replacement import Replacements
 
-__all__ = ["AS_IT_IS", "callbacks", "lists", "natively"]
+__all__ = ["AS_IT_IS", "callbacks", "constructors", "lists", "natively"]
 
 AS_IT_IS = Replacements(
     (

@@ -1,0 +1,64 @@
+"""``__new__`` of lists, dicts and tuples for classes derived from them.
+
+Thunder makes an object of such a class by calling the class, or its ``__new__``, once more: natively, with other arguments than the
+program's.  A constructor written in Python then runs twice, or fails, or what it returned the second time is taken.  Here the class that
+is asked makes the object, as Python has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thunder_norm.tracing.lookasides import instead_of
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    ProvenanceRecord,
+    PseudoInst,
+    WrappedValue,
+    _tuple_new_provenance_tracking_lookaside,
+    do_raise,
+    wrap,
+    wrap_const,
+)
+
+
+def _native(base: type, cls: WrappedValue) -> Any:
+    """An empty object of a class, or the signal of Python's error for what is no class derived from `base`."""
+    try:
+        return base.__new__(cls.value)
+    except TypeError as e:
+        return do_raise(e)
+
+
+def _register(base: type, wrapped: Callable[[Any, WrappedValue], Any]) -> None:
+    @instead_of(base.__new__)
+    def new(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        made = _native(base, cls)
+        return made if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrapped(made, cls)
+
+
+# how Thunder wraps what it makes
+_register(list, lambda made, cls: wrap_const(made))
+_register(dict, lambda made, cls: wrap(made, provenance=ProvenanceRecord(PseudoInst.NEW, inputs=[cls.provenance])))
+
+
+@instead_of(tuple.__new__)
+def _new_tuple(cls: WrappedValue, iterable: WrappedValue | None = None) -> Any:
+    made = _native(tuple, cls)
+    if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return made
+    iterable = wrap_const(()) if iterable is None else iterable
+    if cls.value is tuple or _has_fields_alone(cls.value):
+        return _tuple_new_provenance_tracking_lookaside(cls, iterable)
+    plain = _tuple_new_provenance_tracking_lookaside(wrap_const(tuple), iterable)
+    if plain is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return plain
+    found = wrap(tuple.__new__(cls.value, plain.value), provenance=plain.provenance)
+    found.item_wrappers = plain.item_wrappers
+    return found
+
+
+def _has_fields_alone(kind: type) -> bool:
+    """Whether a class is what `collections.namedtuple` or `typing.NamedTuple` makes, of which Thunder writes the constructor into traces."""
+    return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
