@@ -13,6 +13,7 @@ from thunder_norm.tracing import (
     aliases,
     attributes,
     autocast,
+    cached_calls,
     constructors,
     guards,
     known_arguments,
@@ -84,6 +85,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         about_python = (
             about_python
             or standard_library.lookaside(fn)
+            or cached_calls.lookaside(fn, args, kwargs)
             or callbacks.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
             or torch_arguments.lookaside(fn, args, kwargs)

@@ -1,0 +1,91 @@
+"""Functions with a cache that return tensors, in traced programs: masks, grids, tables of rotary embeddings."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from tests.seeds import seeded
+from tests.within_norms import actual_norm
+from thunder_norm import RMSTensor, build_norm_map, normed
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
+import thunder
+
+
+@functools.lru_cache
+def causal(n, device):
+    return torch.tril(torch.ones(n, n, device=device))
+
+
+@functools.lru_cache(maxsize=None)
+def rotary(n, width, base=10000.0):
+    angles = torch.arange(n)[:, None] * base ** (-torch.arange(0, width, 2) / width)
+    return angles.cos(), angles.sin()
+
+
+@functools.cache
+def doubled(t):
+    return t * 2
+
+
+@functools.lru_cache
+def noise(n):
+    return torch.randn(n)
+
+
+@functools.lru_cache
+def count(n):
+    return n + 1
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    @functools.lru_cache(maxsize=4)
+    def mask(self, n):
+        return torch.triu(torch.full((n, n), -1e9), 1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT / 2 + self.mask(x.shape[-2])).softmax(-1) @ v
+
+
+PROGRAMS = {
+    "a mask": lambda x: x @ causal(4, x.device),
+    "two tables": lambda x: x[..., :2] * rotary(3, 4)[0] + rotary(3, 4, base=10.0)[1],
+    "of a tensor": lambda x: doubled(x) + 1,
+    "of a number": lambda x: x * count(3),
+    "a method": Attention(),
+}
+
+
+@pytest.mark.parametrize("transform", [NormTransform, CheckpointTransform, SubclassTransform])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_and_gradients_are_eagers(name, transform):
+    torch.manual_seed(seeded(0))
+    jitted = thunder.jit(PROGRAMS[name], transforms=[transform()])
+    for factor in (1, 2):
+        x = (torch.randn(3, 4) * factor).requires_grad_()
+        found, expected = jitted(x), PROGRAMS[name](x)
+        torch.testing.assert_close(found, expected)
+        (g,) = torch.autograd.grad(found.square().sum(), x)
+        torch.testing.assert_close(g, torch.autograd.grad(PROGRAMS[name](x * 1).square().sum(), x)[0])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_norms_bound_what_comes_out(name):
+    torch.manual_seed(seeded(0))
+    found = normed(thunder.jit(PROGRAMS[name], transforms=[NormTransform()]))(RMSTensor.of(torch.randn(3, 4)))
+    assert actual_norm(found) <= found.norm_size * (1 + 1e-6)
+    assert build_norm_map(PROGRAMS[name], torch.empty(3, 4))(RMSTensor(1.0)).norm_size > 0
+
+
+def test_one_that_draws_numbers_is_refused():
+    with pytest.raises(UnsupportedOpError, match="draws random numbers"):
+        thunder.jit(lambda x: x + noise(4), transforms=[NormTransform()])(torch.ones(4))
