@@ -21,7 +21,7 @@ def causal(n, device):
     return torch.tril(torch.ones(n, n, device=device))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def rotary(n, width, base=10000.0):
     angles = torch.arange(n)[:, None] * base ** (-torch.arange(0, width, 2) / width)
     return angles.cos(), angles.sin()
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv = nn.Linear(4, 12)
 
-    @functools.lru_cache(maxsize=4)
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - as models have it
     def mask(self, n):
         return torch.triu(torch.full((n, n), -1e9), 1)
 
