@@ -266,7 +266,7 @@ class NormMap:
         """Build the programs again, on the tensors of the model as it is now."""
         self.__dict__.update(_without_calls(self), **state)
         own = norm_maps.tensors_of(self.model)
-        self._programs = {key: Program.decoded(data, own) for key, data in state["_programs"].items()}
+        self._programs = {key: Program.decoded(data, own, self.model) for key, data in state["_programs"].items()}
         self._model_tensors = ModelTensors(self.model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NormMap:
@@ -388,7 +388,7 @@ def _loaded(found: files.Contents, model: Callable | None) -> NormMap:
     leaves, spec = norm_maps.decode_examples(data["examples"])
     dims = DynamicDims({i: dict(map(tuple, items)) for i, items in data["dynamic"]})
     policy = None if data["parameters"] is None else check_policy(norm_maps.decode_parameters(data["parameters"]))
-    programs = {values.decode(key): Program.decoded(p, tensors) for key, p in data["programs"]}
+    programs = {values.decode(key): Program.decoded(p, tensors, model) for key, p in data["programs"]}
     return NormMap(model, leaves, spec, dims, policy, check_mode(data["mode"]), found.made_with, programs)
 
 

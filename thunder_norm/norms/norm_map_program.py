@@ -61,9 +61,9 @@ class Program:
         return norm_maps.or_none(self.encoded)
 
     @staticmethod
-    def decoded(data: dict, tensors: Mapping[str, torch.Tensor]) -> Program:
+    def decoded(data: dict, tensors: Mapping[str, torch.Tensor], model: Callable) -> Program:
         """The program that `encoded` made this JSON of."""
-        entry, plan, scalars = norm_maps.decode_program(data, tensors)
+        entry, plan, scalars = norm_maps.decode_program(data, tensors, model)
         return Program(entry, plan, (), scalars)
 
     def copied(self, memo: dict[int, Any]) -> Program:

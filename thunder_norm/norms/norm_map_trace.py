@@ -21,7 +21,7 @@ from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.normed_mode import NormAcquisition
 from thunder_norm.norms.parameters import tensor_names
-from thunder_norm.norms.sources import OfArgument, OfModel, Source
+from thunder_norm.norms.sources import OfArgument, OfAttribute, OfModel, Source
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.norms.without_data import has_no_data, zeros_like
 from thunder_norm.subclass import boundary_operators, boundary_passes
@@ -202,13 +202,14 @@ class NormMapTransform(NormTransform):
             if has_no_data(tensor):
                 raise depends_on_data(f"the values of {found[1]!r}, which is on the meta device", f"{p.name}: {p.type_string()}")
             return OfModel(found[1], spread_of(tensor))
-        position = self._position_of(acquisition.fakes.real_input(p))
-        if position is None or self._inputs[position].device.type == "meta":
+        given = acquisition.fakes.real_input(p)
+        if given is None or given.is_meta:
             raise depends_on_data("the values of a plain tensor", f"{p.name}: {p.type_string()}")
-        return OfArgument(position)
+        position = self._position_of(given)
+        return OfAttribute.of(given, self._model) if position is None else OfArgument(position)
 
-    def _position_of(self, t: torch.Tensor | None) -> int | None:
-        return None if t is None else next((i for i, v in enumerate(self._inputs) if v is t), None)
+    def _position_of(self, t: torch.Tensor) -> int | None:
+        return next((i for i, v in enumerate(self._inputs) if v is t), None)
 
 
 def depends_on_data(what: str, tensor: str) -> NormMismatchError:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.model_state.shards import reshard, whole
 
 
@@ -36,8 +37,66 @@ class OfModel:
         return whole(self.tensor)
 
 
+@dataclass(eq=False)
+class OfAttribute:
+    """An input of the computation that is a tensor from elsewhere: an attribute of a module that is no buffer, or of no module (`name` is empty).
+
+    The attribute may be another tensor by the time of a call; what is of no module, a global variable say, is the one that was acquired.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    model: torch.nn.Module | None = None
+
+    @staticmethod
+    def of(tensor: torch.Tensor, model: Callable | None) -> OfAttribute:
+        """Where a tensor is found that is no parameter and no buffer."""
+        if isinstance(model, torch.nn.Module):
+            for name, value in plain_attributes(model).items():
+                if value is tensor:
+                    return OfAttribute(name, tensor, model)
+        return OfAttribute("", tensor)
+
+    def __call__(self, leaves: Sequence[Any]) -> torch.Tensor:
+        """The tensor as it is in a call.
+
+        Raises:
+            NormMismatchError: it is another one, which the program was not acquired with.
+        """
+        if self.model is None:
+            return self.tensor
+        path, _, attribute = self.name.rpartition(".")
+        found = vars(self.model.get_submodule(path)).get(attribute)
+        if found is self.tensor:
+            return found
+        if not isinstance(found, torch.Tensor) or _type_of(found) != _type_of(self.tensor):
+            raise NormMismatchError(
+                with_details(
+                    f"the attribute {self.name!r} of the model is no longer the tensor that the norm map was acquired with",
+                    acquired=_type_of(self.tensor),
+                    now=_type_of(found) if isinstance(found, torch.Tensor) else type(found).__name__,
+                    instead="build the norm map anew",
+                )
+            )
+        return found
+
+
+def _type_of(t: torch.Tensor) -> str:
+    return f"{t.dtype}{list(t.shape)} on {t.device}"
+
+
+def plain_attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that modules hold as attributes, no parameters and no buffers, by their dotted names."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
 # One input of the computation; an int is a position among the sizes given in the call: all norm sizes, then all perturbation sizes.
-Source = int | OfArgument | OfModel
+Source = int | OfArgument | OfModel | OfAttribute
 
 
 class ModelTensors:

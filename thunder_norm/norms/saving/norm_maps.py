@@ -19,7 +19,7 @@ from thunder_norm.norms.outputs import NormOutput, PlainOutput, SavedEpilogue, d
 from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.saving import programs, values
 from thunder_norm.norms.scalars import Scalars
-from thunder_norm.norms.sources import OfArgument, OfModel, Source
+from thunder_norm.norms.sources import OfArgument, OfAttribute, OfModel, Source, plain_attributes
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -83,7 +83,7 @@ def encode_program(entry: Any, plan: Plan, static: tuple) -> dict:
     }
 
 
-def decode_program(data: dict, tensors: Tensors) -> tuple[SavedEntry, Plan, Scalars | None]:
+def decode_program(data: dict, tensors: Tensors, model: Callable) -> tuple[SavedEntry, Plan, Scalars | None]:
     """The program that `encode_program` made this JSON of, on these tensors.
 
     Raises:
@@ -93,7 +93,7 @@ def decode_program(data: dict, tensors: Tensors) -> tuple[SavedEntry, Plan, Scal
         OutputShape(tuple(o["shape"]), values.decode(o["dtype"]), {d: (n, f, c) for d, n, f, c in o["follows"]})
         for o in data["shapes"]
     ]
-    sources = [_decoded_source(s, tensors) for s in data["sources"]]
+    sources = [_decoded_source(s, tensors, model) for s in data["sources"]]
     acquired = programs.decode(data["acquired"], runs=False)
     results = programs.returned(acquired)
     plan = Plan(sources, data["moves"], data["moved"], shapes, "", Replay(acquired, results), len(results))
@@ -108,12 +108,19 @@ def decode_program(data: dict, tensors: Tensors) -> tuple[SavedEntry, Plan, Scal
 def _source(source: Source) -> Any:
     if isinstance(source, OfArgument):
         return {"argument": source.position, "attribute": source.attribute}
+    if isinstance(source, OfAttribute):
+        if not source.name:
+            raise SavedFileError("the program reads a tensor from a closure or a global variable")
+        return {"elsewhere": source.name}
     return {"tensor": source.name} if isinstance(source, OfModel) else source
 
 
-def _decoded_source(data: Any, tensors: Tensors) -> Source:
+def _decoded_source(data: Any, tensors: Tensors, model: Callable) -> Source:
     if type(data) is int:
         return data
+    if "elsewhere" in data:
+        name = data["elsewhere"]
+        return OfAttribute(name, tensors[name], model if isinstance(model, torch.nn.Module) else None)
     if "tensor" in data:
         return OfModel(data["tensor"], tensors[data["tensor"]])
     if data["attribute"] not in (None, "norm_size", "perturbation_size"):
@@ -230,22 +237,24 @@ def _decoded_given(data: dict) -> Any:
 
 
 def tensors_of(model: Callable) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of a model, or those that were saved for one that is not there, by name."""
+    """The tensors of a model, also what is no parameter and no buffer, or those that were saved for one that is not there, by name."""
     if isinstance(model, WithoutModel):
         return model.tensors
-    return tensor_names(model) if isinstance(model, torch.nn.Module) else {}
+    return {**plain_attributes(model), **tensor_names(model)} if isinstance(model, torch.nn.Module) else {}
 
 
 def tensors_read(plans: list[Plan]) -> dict[str, torch.Tensor]:
-    """The parameters and buffers that programs read, by name.
+    """The tensors of a model that programs read, by name.
 
     Raises:
         SavedFileError: two programs were acquired with two tensors of one name.
     """
     found: dict[str, torch.Tensor] = {}
     for source in (s for plan in plans for s in plan.sources):
-        if isinstance(source, OfModel) and found.setdefault(source.name, source.tensor) is not source.tensor:
-            raise SavedFileError(f"the model has had two tensors called {source.name!r}, and there are programs for both")
+        if isinstance(source, OfModel) or isinstance(source, OfAttribute) and source.name:
+            tensor = source.tensor if isinstance(source, OfModel) else source(())
+            if found.setdefault(source.name, tensor) is not tensor:
+                raise SavedFileError(f"the model has had two tensors called {source.name!r}, and there are programs for both")
     return found
 
 
