@@ -72,3 +72,14 @@ def pad_sequence(
         places = (missing, 0) if padding_side == "left" else (0, missing)
         padded.append(F.pad(s, (*[0, 0] * (s.ndim - 1), *places), value=padding_value) if missing else s)
     return torch.stack(padded, 0 if batch_first else 1)
+
+
+@written_as(F.gumbel_softmax)
+def gumbel_softmax(logits: torch.Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> torch.Tensor:
+    """A softmax of logits and noise that nothing moves; the largest entry alone where it is `hard`, which moves as the softmax does."""
+    noise = -torch.empty(logits.shape, dtype=logits.dtype, device=logits.device).exponential_().log()
+    soft = ((logits + noise) / tau).softmax(dim)
+    if not hard:
+        return soft
+    largest = F.one_hot(soft.detach().argmax(dim), logits.shape[dim]).movedim(-1, dim).to(logits.dtype)
+    return largest - soft.detach() + soft
