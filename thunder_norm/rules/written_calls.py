@@ -60,7 +60,7 @@ def chain_matmul(*matrices: torch.Tensor, out: None = None) -> torch.Tensor:
     return multi_dot(matrices)
 
 
-@written_as(torch._C._nn.pad_sequence)
+@written_as(torch._C._nn.pad_sequence)  # type: ignore[attr-defined]
 def pad_sequence(
     sequences: Sequence[torch.Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
 ) -> torch.Tensor:
