@@ -38,6 +38,17 @@ def check_mutations(trace: TraceCtx) -> None:
                 _refuse(bsym)
 
 
+def is_missed(trace: TraceCtx, is_followed: bool) -> bool:
+    """Whether a trace just acquired has writes of Thunder's that would be refused; `is_followed` says that torch's autograd follows it."""
+    if is_followed and any(True for bsym in trace.bound_symbols for _ in _copies(bsym)):
+        return True
+    try:
+        check_mutations(trace)
+    except UnsupportedOpError:
+        return True
+    return False
+
+
 def check_newest(trace: TraceCtx, taken: Sequence[TensorProxy]) -> None:
     """Refuse in-place operations that change what a name in `taken` stands for: what takes it would not wait for them.
 
