@@ -34,6 +34,7 @@ from thunder_norm.subclass.protocol import WrapperSpec, check_supported, outer_m
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks, replaced_memory
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
+from thunder_norm.tracing.provenances import without_unused
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise
@@ -65,6 +66,7 @@ class Watching(Participant):
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
+        ctx._constraints = without_unused(ctx._constraints, ctx.computation_trace)
         side_effects.write(ctx, epilogue, None, process)
         replaced_memory.write(epilogue)
 
@@ -105,7 +107,7 @@ class Interpreting(Watching):
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
         acquisition = _acquisition_of(self)
-        ctx._constraints = fully_sharded.without_checks(acquisition, ctx._constraints)
+        ctx._constraints = without_unused(fully_sharded.without_checks(acquisition, ctx._constraints), ctx.computation_trace)
         tensor_hooks.write(acquisition, epilogue)
         side_effects.write(ctx, epilogue, acquisition, process)
         replaced_memory.write(epilogue, acquisition.hindrance_to_new_memory())
