@@ -129,6 +129,7 @@ class Acquisition:
         self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which others stand by now
         self.fully_sharded: dict[int, torch.Tensor] = {}  # parameters of which the program sees the whole, by identity
         self.gathered: set[int] = set()  # the proxies of these, by identity
+        self.of_functions: set[str] = set()  # plain results of operations that `__torch_function__` of a class did itself
         self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
 
     # -- what a transform may change ----------------------------------------------------------------------------------
