@@ -97,7 +97,9 @@ class Interpreting(Watching):
         late, misses = False, acquisition.fakes.misses_memory
         if torch.is_grad_enabled():
             is_written = found is not None and acquisition.has_wrappers
-            misses = misses or (is_written and is_missed(found.computation_trace, acquisition.autograd.is_running))
+            fakes = acquisition.fakes
+            followed = [fakes.current(p) for _, p in fakes.pairs()] if acquisition.autograd.is_running else []
+            misses = misses or (is_written and is_missed(found.computation_trace, followed))
             late = acquisition.autograd.starts_late or (misses and acquisition.autograd.is_running)
             late = late or (found is not None and starts_late(acquisition, found.computation_trace))
         due = {_FROM_THE_FIRST: late, _ALL_MEMORY: misses}
