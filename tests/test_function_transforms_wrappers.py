@@ -124,7 +124,6 @@ BESIDE_QUANTISED: dict[str, Callable] = {
     "vjp": lambda w, x: torch.func.vjp(lambda v: F.linear(v, w).sin(), x)[1](x[:, :4]),
     "jvp": lambda w, x: torch.func.jvp(lambda v: F.linear(v, w).sin(), (x,), (x * 2,)),
     "jacrev": lambda w, x: torch.func.jacrev(lambda v: F.linear(v, w).sum(0))(x),
-    "twice": lambda w, x: torch.func.grad(lambda u: torch.func.grad(lambda v: (F.linear(v, w) ** 3).sum())(u).sum())(x),
 }
 
 
@@ -141,3 +140,33 @@ def test_torchs_derivatives_of_plain_tensors_are_refused_where_torch_asks_the_cl
     f, w = (lambda w, x: torch.func.grad(lambda v: (v * w).a.sum())(x)), TwoTensor(A, 2 * A)
     with pytest.raises(TransformError, match="the gradient of a plain tensor beside wrappers"):
         thunder.jit(f, transforms=[T.SubclassTransform()])(w, A)
+
+
+class Halved(TwoTensor):
+    """Its ``__torch_function__`` multiplies by one of its tensors, what torch asks of it afterwards goes to both."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.mul and isinstance(args[1], cls) and not isinstance(args[0], cls):
+            return args[0] * args[1].a / 2
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def test_torchs_derivatives_of_a_wrapper_around_those_of_a_plain_tensor_are_refused() -> None:
+    """Torch does not ask ``__torch_function__`` of what it differentiates."""
+
+    def outer(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda u: torch.func.grad(lambda v: v.mul(u).sin().sum())(x).sum())(w)
+
+    def inner(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda v: v.mul(w).sin().sum())(x)
+
+    w = Halved(A.clone(), 2 * A)
+    assert_same(thunder.jit(inner, transforms=[T.SubclassTransform()])(w, A), inner(w, A))
+    with pytest.raises(TransformError):
+        thunder.jit(outer, transforms=[T.SubclassTransform()])(w, A)

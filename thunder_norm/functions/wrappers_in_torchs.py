@@ -91,7 +91,8 @@ def _check_operation(name: str, bsym: BoundSymbol, moving: set[str], inside: dic
 def _is_of_function(bsym: BoundSymbol) -> bool:
     """Whether ``__torch_function__`` of a class has computed plain tensors of what is inside of wrappers, which torch then differentiates."""
     acquisition = current_acquisition()
-    return acquisition is not None and acquisition.of_functions >= {p.name for p in bsym.flat_proxy_outs}
+    made = {p.name for p in bsym.flat_proxy_outs}
+    return acquisition is not None and bool(made) and acquisition.of_functions >= made
 
 
 def _mixes(part: Sequence[BoundSymbol], inside: dict[str, int]) -> bool:
