@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 import thunder_norm.transforms as T
+from tests.compiled_classes import Affine
 from tests.transform_oracles import assert_same, float64
 from thunder_norm import RMSTensor
 from thunder_norm.errors import TransformError
@@ -114,3 +116,57 @@ def test_what_would_lose_gradients_is_refused() -> None:
     with pytest.raises(TransformError, match="wrappers that require grad"):
         met_inside(A)
     assert_same(jitted(two().detach()).a, 3 * A**2)
+
+
+BESIDE_QUANTISED: dict[str, Callable] = {
+    "grad": lambda w, x: torch.func.grad(lambda v: F.linear(v, w).sin().sum())(x),
+    "grad and value": lambda w, x: torch.func.grad_and_value(lambda v: (F.linear(v, w, v.sum(-1)[:1]) ** 2).mean())(x),
+    "vjp": lambda w, x: torch.func.vjp(lambda v: F.linear(v, w).sin(), x)[1](x[:, :4]),
+    "jvp": lambda w, x: torch.func.jvp(lambda v: F.linear(v, w).sin(), (x,), (x * 2,)),
+    "jacrev": lambda w, x: torch.func.jacrev(lambda v: F.linear(v, w).sum(0))(x),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_QUANTISED)
+def test_torchs_derivatives_of_plain_tensors_where_a_class_has_the_operation_itself(name: str) -> None:
+    """Its ``__torch_function__`` multiplies by its integers: torch differentiates that."""
+    f, w, x = BESIDE_QUANTISED[name], Affine.from_float(float64(4, 6)), float64(2, 6)
+    jitted = thunder.jit(f, transforms=[T.SubclassTransform()])
+    for _ in range(2):
+        assert_same(jitted(w, x), f(w, x))
+
+
+def test_torchs_derivatives_of_plain_tensors_are_refused_where_torch_asks_the_class_for_the_derivative() -> None:
+    f, w = (lambda w, x: torch.func.grad(lambda v: (v * w).a.sum())(x)), TwoTensor(A, 2 * A)
+    with pytest.raises(TransformError, match="the gradient of a plain tensor beside wrappers"):
+        thunder.jit(f, transforms=[T.SubclassTransform()])(w, A)
+
+
+class Halved(TwoTensor):
+    """Its ``__torch_function__`` multiplies by one of its tensors, what torch asks of it afterwards goes to both."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.mul and isinstance(args[1], cls) and not isinstance(args[0], cls):
+            return args[0] * args[1].a / 2
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def test_torchs_derivatives_of_a_wrapper_around_those_of_a_plain_tensor_are_refused() -> None:
+    """Torch does not ask ``__torch_function__`` of what it differentiates."""
+
+    def outer(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda u: torch.func.grad(lambda v: v.mul(u).sin().sum())(x).sum())(w)
+
+    def inner(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda v: v.mul(w).sin().sum())(x)
+
+    w = Halved(A.clone(), 2 * A)
+    assert_same(thunder.jit(inner, transforms=[T.SubclassTransform()])(w, A), inner(w, A))
+    with pytest.raises(TransformError):
+        thunder.jit(outer, transforms=[T.SubclassTransform()])(w, A)

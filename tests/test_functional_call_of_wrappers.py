@@ -109,8 +109,45 @@ def of_gradients_made_inside(x, weight):
     return torch.func.grad(loss)({"weight": weight})["weight"]
 
 
+def of_one_in_eval_mode(x, weight):
+    layers = nn.Sequential(nn.Linear(3, 3, bias=False, dtype=x.dtype), nn.Dropout(0.5)).eval()
+    return torch.func.functional_call(layers, {"0.weight": weight}, (x,))
+
+
+def of_one_whose_parameters_are_asked_for(x, weight):
+    layer = nn.Linear(3, 3, dtype=x.dtype).train(False)
+    assert "weight" in layer._parameters and not layer.training
+    bias = weight[0] if layer._parameters.get("bias") is not None else weight[1]
+    return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (x,))
+
+
+MADE_INSIDE = [
+    of_one_made_inside,
+    of_layers_made_inside,
+    of_gradients_made_inside,
+    of_one_in_eval_mode,
+    of_one_whose_parameters_are_asked_for,
+]
+
+
+@pytest.mark.parametrize("f", [f for f in MADE_INSIDE if f is not of_gradients_made_inside])
+def test_a_module_that_the_program_makes_is_called_with_wrappers(f):
+    def run(call):
+        torch.manual_seed(seeded(0))
+        weight = twice(torch.randn(3, 3, dtype=torch.float64)).requires_grad_()
+        y = call(torch.randn(4, 3, dtype=torch.float64), weight)
+        (gradient,) = torch.autograd.grad(y.sin().sum(), weight, torch.ones_like(y.sum().detach()))
+        return [y.a.detach(), y.b.detach(), gradient.a, gradient.b]
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    expected = run(f)
+    for _ in range(2):
+        torch.testing.assert_close(run(jf), expected)
+    assert thunder.cache_misses(jf) == 1
+
+
 @pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, ProfileTransform])
-@pytest.mark.parametrize("f", [of_one_made_inside, of_layers_made_inside, of_gradients_made_inside])
+@pytest.mark.parametrize("f", MADE_INSIDE)
 def test_a_module_that_the_program_makes_is_called_with_given_tensors(f, transform):
     torch.manual_seed(seeded(0))
     weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
@@ -124,10 +161,11 @@ def test_a_module_that_the_program_makes_is_called_with_given_tensors(f, transfo
 
 
 @pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, ProfileTransform])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 3), lambda: nn.Linear(3, 3).eval()])
 @pytest.mark.parametrize("given", [{}, {"bias": torch.ones(3)}])
-def test_parameters_that_a_module_made_inside_has_drawn_are_refused(given, transform):
+def test_parameters_that_a_module_made_inside_has_drawn_are_refused(given, make, transform):
     def f(x):
-        return torch.func.functional_call(nn.Linear(3, 3), given, (x,))
+        return torch.func.functional_call(make(), given, (x,))
 
     with pytest.raises(UnsupportedOpError, match="a parameter of a module that it makes"):
         thunder.jit(f, transforms=[transform()])(torch.ones(2, 3))

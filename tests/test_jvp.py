@@ -344,3 +344,19 @@ def test_a_number_from_a_moving_tensor_does_not_move():
         return x * x.sum().item()
 
     torch.testing.assert_close(jvp(f, (X,), (X,)), torch.func.jvp(f, (X,), (X,)))
+
+
+SUMMED = {
+    "conv_transpose1d": lambda x: F.conv_transpose1d(x[None], x[:, :2, None], stride=2, output_padding=1).frac(),
+    "conv_transpose2d": lambda x: F.conv_transpose2d(x[None, :, None], x[:, :2, None, None]) * 3,
+    "of what is expanded": lambda x: F.conv_transpose1d(x[:1].expand(2, 3)[None], x[:, :2, None].expand(2, 2, 3)),
+    "of windows": lambda x: F.conv_transpose1d(x[0].unfold(0, 2, 1)[None], x[:, :2, None]).sin(),
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_cotangents_that_are_one_number_everywhere(name: str):
+    """An expanded tensor, in which torch's forward mode cannot lay out a direction."""
+    f, x, tangent = SUMMED[name], randn(2, 3), randn(2, 3, seed=1)
+    expected = torch.func.jvp(torch.func.grad(lambda v: f(v).sum()), (x,), (tangent,))
+    torch.testing.assert_close(jvp(lambda x: grad(lambda v: f(v).sum())(x), (x,), (tangent,)), expected)

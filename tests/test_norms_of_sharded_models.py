@@ -26,6 +26,7 @@ import thunder
 
 pytestmark = pytest.mark.slow  # ranks are forks of a server that imports torch first
 
+TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
 ROW = ("op", "kind", "elem_dims", "shape", "norm_size", "sensitivity", "actual", "module")
 
 
@@ -101,6 +102,11 @@ class Whole(NamedTuple):
         return cls(reports, norms, targets, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
 
+def _is_copied_whole(p: DTensor) -> bool:
+    """Whether torch may spread the gradient of a leaf otherwise: torch 2.9 replicates what it copies of shards of several sizes."""
+    return TORCH < (2, 10) and p.to_local().numel() * dist.get_world_size() != p.numel()
+
+
 def check(folder: Path, wholes: dict[str, Whole]) -> None:
     for shard, one_process in WAYS.items():
         model, whole = shard(), wholes[one_process.__name__]
@@ -112,7 +118,8 @@ def check(folder: Path, wholes: dict[str, Whole]) -> None:
         assert ModularNorm(model, TOKENS).targets == pytest.approx(whole.targets)
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         placed = {name: p for name, p in model.named_parameters() if isinstance(p, DTensor)}
-        assert all(grads[name].placements == p.placements for name, p in placed.items() if p.requires_grad)
+        for name, p in placed.items():
+            assert not p.requires_grad or grads[name].placements == p.placements or _is_copied_whole(p), name
         full = {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in grads.items()}
         assert_same(full, whole.grads, 1e-5)
         # what was done to the model is undone

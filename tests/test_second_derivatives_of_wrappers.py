@@ -95,6 +95,20 @@ def computed_before(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (w.sin() * w).exp() * x
 
 
+def causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(3, 3, dtype=torch.float64).tril() == 0
+    return ((x @ x.t()).masked_fill(mask, -2.0).softmax(-1) @ w).sin()
+
+
+def beside_constants(x: torch.Tensor, w: torch.Tensor) -> tuple:
+    table = torch.zeros(3, dtype=torch.float64)
+    table[0] = 2.0
+    with torch.no_grad():
+        scale = w.exp().sum(0)
+    y = (x * (torch.arange(3.0, dtype=torch.float64) + 1) * table).cos()
+    return (y * (scale * 2)).exp(), torch.where(w > 0, x, scale * w.detach()).square(), w.sin()
+
+
 _PROGRAMS: dict[str, tuple[Callable, tuple]] = {
     "two wrappers": (lambda x, y: (x @ y).sin() * 2, ((two, 2, 3), (two, 3, 2))),
     "a plain tensor": (lambda x, w: torch.tanh(x @ w).exp(), ((wrapped, 2, 3), (plain, 3, 2))),
@@ -105,6 +119,9 @@ _PROGRAMS: dict[str, tuple[Callable, tuple]] = {
     "in-place": (in_place, ((two, 3), (plain, 3))),
     "views": (lambda x, w: x.view(3, 2).t()[0].exp() * w, ((wrapped, 2, 3), (plain, 3))),
     "plain results": (lambda x, w: (Both.apply(x.sin() * w).exp(), Both.apply(w * w), x.sin()), ((two, 3), (two, 3))),
+    "a mask": (causal, ((two, 3, 2), (plain, 3, 2))),
+    "constants": (beside_constants, ((two, 2, 3), (plain, 2, 3))),
+    "constants and another class": (beside_constants, ((wrapped, 2, 3), (plain, 2, 3))),
     "computed before": (computed_before, ((two, 3), (plain, 3))),
 }
 
@@ -184,7 +201,11 @@ def in_autocast(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w
 
 
-@pytest.mark.parametrize("function", (dropped, in_autocast))
+def times_random_numbers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(3, 3) * w
+
+
+@pytest.mark.parametrize("function", (dropped, in_autocast, times_random_numbers))
 def test_what_cannot_be_run_again_is_refused(function: Callable):
     x, w = TwoTensor(torch.randn(3, 3), torch.randn(3, 3)).requires_grad_(), torch.randn(3, 3, requires_grad=True)
     y = thunder.jit(function, transforms=[SubclassTransform()])(x, w)

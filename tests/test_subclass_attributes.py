@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from subclasses import assert_same, two
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
-from thunder_norm.errors import UnsupportedOpError
+from tests.seeds import seeded
+from thunder_norm.errors import NothingWrittenWarning, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform, grad
 import thunder
 
@@ -294,3 +296,45 @@ def test_what_a_trace_cannot_know_of_a_tensor_is_refused(asked, of, transform):
 def test_the_address_of_a_wrapper_is_refused():
     with pytest.raises(UnsupportedOpError, match="data_ptr"):
         jit(lambda x: x * 2 if x.data_ptr() else x)(TwoTensor(torch.ones(2), torch.ones(2)))
+
+
+DATA_SET: dict[str, Callable] = {
+    "to a wrapper": lambda x, y, p: setattr(x, "data", y),
+    "to a plain input": lambda x, y, p: setattr(x, "data", p),
+    "to what is computed of it": lambda x, y, p: setattr(x, "data", x.data * 0.5),
+    "without autograd": lambda x, y, p: torch.no_grad()(lambda: setattr(x, "data", y.detach()))(),
+    "before a write": lambda x, y, p: (setattr(x, "data", y), torch.no_grad()(lambda: x.mul_(3))()),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", DATA_SET)
+def test_data_of_a_wrapper_that_is_set_changes_nothing_as_in_eager_mode(name: str, requires_grad: bool):
+    """`torch.compile` writes the value into the wrapper."""
+
+    def f(x, y, p):
+        DATA_SET[name](x, y, p)
+        return x * y
+
+    def called(g):
+        torch.manual_seed(seeded(0))
+        x = two(2, 3).requires_grad_(requires_grad)
+        result = g(x, y := two(2, 3), torch.randn(2, 3))
+        gradients = torch.autograd.grad(result.sum(), x) if requires_grad else ()
+        return result.detach(), x.detach(), y, gradients
+
+    jitted, want = jit(f), called(f)
+    with pytest.warns(NothingWrittenWarning, match=r"\.data of a TwoTensor is set(.|\n)*test_subclass_attributes.py"):
+        assert_same(called(jitted), want)
+    assert_same(called(jitted), want)
+    assert (thunder.cache_misses(jitted), thunder.cache_hits(jitted)) == (1, 1)
+
+
+@pytest.mark.parametrize("value", [lambda p: p.T, lambda p: p.double(), lambda p: p[:1], lambda p: p + 1])
+def test_data_of_a_wrapper_set_to_what_is_laid_out_otherwise_or_may_be_is_refused(value: Callable):
+    def f(x, p):
+        x.data = value(p)
+        return x + 1
+
+    with pytest.raises(UnsupportedOpError, match="attribute 'data' of a TwoTensor"):
+        jit(f)(two(3, 3), torch.ones(3, 3))

@@ -263,3 +263,90 @@ def test_what_the_program_writes_into_an_input_decides_as_in_eager_mode() -> Non
     jf, x, y = jit(f), two(1, 2, 3, 4), two(1, 2, 3, 4)
     for _ in range(3):
         compare(opened((jf(x), x)), opened((f(y), y)))
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _wrapped(*shape: int) -> TwoTensor:
+    return TwoTensor(_random(*shape), _random(*shape))
+
+
+def _assigned(x: Any, mask: Any, value: Any) -> Any:
+    y = x * 2
+    y[mask] = value
+    return y.sin()
+
+
+def _of_selected(x: Any, mask: Any, value: Any) -> Any:
+    y = x * 2
+    y[mask] = value[mask] * 3
+    return y.sin()
+
+
+def _by_comparison(x: Any, p: Any, value: Any) -> Any:
+    y = x * 2
+    y[p > 0] = value
+    return y * y
+
+
+def _out_of_place(x: Any, mask: Any, value: Any) -> Any:
+    return torch.index_put(x * 2, (mask,), value, accumulate=True).cos()
+
+
+def _after_a_write(x: Any, mask: Any, value: Any) -> Any:
+    y = x * 2
+    mask[0] = True
+    y[mask] = value
+    return y.sin()
+
+
+ROWS = torch.tensor([True, False, True])
+ASSIGNED: dict[str, tuple[Callable, Callable[[], tuple]]] = {
+    "a number that has a gradient": (_assigned, lambda: (_wrapped(3, 4), _random(3, 4) > 0, _random())),
+    "plain rows": (_assigned, lambda: (_wrapped(3, 4), ROWS.clone(), _random(2, 4))),
+    "rows of a wrapper": (_assigned, lambda: (_wrapped(3, 4), ROWS.clone(), _wrapped(2, 4))),
+    "a broadcast row": (_assigned, lambda: (_wrapped(3, 4), ROWS.clone(), _random(4))),
+    "selected": (_of_selected, lambda: (_wrapped(3, 4), _random(3, 4) > 0, _random(3, 4))),
+    "selected of a wrapper": (_of_selected, lambda: (_wrapped(3, 4), _random(3, 4) > 0, _wrapped(3, 4))),
+    "where a plain tensor is positive": (_by_comparison, lambda: (_wrapped(3, 4), _random(3, 4), _random())),
+    "out of place": (_out_of_place, lambda: (_wrapped(3, 4), ROWS.clone(), _wrapped(2, 4))),
+}
+WRITTEN = {"a mask that the program writes into": (_after_a_write, lambda: (_wrapped(3, 4), ROWS.clone(), _random(4)))}
+
+
+@pytest.mark.parametrize(
+    ("name", "second"), [*((name, second) for name in ASSIGNED for second in (False, True)), *((name, False) for name in WRITTEN)]
+)
+def test_gradients_of_what_is_assigned_at_a_mask_are_eagers(name: str, second: bool) -> None:
+    f, make = (ASSIGNED | WRITTEN)[name]
+
+    def gradients(g: Callable) -> list:
+        torch.manual_seed(seeded(0))
+        x, mask, value = make()
+        moving = [x.requires_grad_(), value.requires_grad_()]
+        loss = g(x, mask, value).sum()
+        found = torch.autograd.grad(loss, moving, torch.ones_like(loss.detach()), create_graph=second)
+        if second:
+            total = sum((t * t).sum() for t in found)
+            found = torch.autograd.grad(total, moving, torch.ones_like(total.detach()), allow_unused=True)
+        return [None if t is None else opened(t.detach()) for t in (loss, *found)]
+
+    jf, want = jit(f), gradients(f)
+    for _ in range(2):
+        compare(gradients(jf), want)
+    assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (1, 1)
+
+
+def test_another_mask_in_a_backward_is_a_trace_of_its_own() -> None:
+    jf = jit(_assigned)
+    for rows in ([True, False, False], [False, True, False], [True, True, False]):
+        found = []
+        for g in (jf, _assigned):
+            torch.manual_seed(seeded(0))
+            x, value = _wrapped(3, 4).requires_grad_(), _random(4).requires_grad_()
+            loss = g(x, torch.tensor(rows), value).sum()
+            found.append([opened(t) for t in torch.autograd.grad(loss, (x, value), torch.ones_like(loss.detach()))])
+        compare(*found)
+    assert thunder.cache_misses(jf) == 2

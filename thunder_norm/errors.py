@@ -118,6 +118,10 @@ class DivergenceWarning(UserWarning):
     """What a training monitor sees is not finite, or grows as it does before a run diverges."""
 
 
+class NothingWrittenWarning(UserWarning):
+    """A program sets ``.data`` of a wrapper subclass, which changes nothing inside of it, in eager mode as in a trace."""
+
+
 class AcquiredAnewWarning(UserWarning):
     """No call can use the trace of another: a jitted program draws Python's or NumPy's random numbers, reads a clock, or has ever new sizes."""
 

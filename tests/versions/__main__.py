@@ -6,13 +6,16 @@ tests in it, all or a third of them.  What came of it is kept in tests/versions/
     python -m tests.versions                               # every row: over an hour
     python -m tests.versions --only newest,oldest -- -n 2  # two of them; what follows -- is pytest's
     python -m tests.versions --only newest --keep /tmp/v   # the environment stays, and is used again
+    python -m tests.versions --only newest --part 2/6      # a sixth of the tests, chosen by name
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +30,7 @@ from .page import RESULTS, file_of, write_page
 from .rows import ROWS, Row
 
 ROOT = Path(__file__).resolve().parents[2]
+PARTS = {1: "all", 3: "a third", 6: "a sixth"}
 SHOWN = ("torch", "lightning-thunder", "transformers", "torchao")
 
 
@@ -76,7 +80,7 @@ def run(row: Row, folder: Path, arguments: Sequence[str]) -> dict:
         "row": row.name,
         "commit": commit,
         "versions": dict(zip(("python", *SHOWN), versions, strict=True)),
-        "tests": "a third" if row.part else "all",
+        "tests": PARTS[int(row.part.partition("/")[2] or 1)],
         "status": done.returncode,
         "counts": counts,
         "failed": sorted(failed),
@@ -91,14 +95,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", metavar="NAMES", help="these rows, separated by commas: " + ", ".join(r.name for r in ROWS))
     parser.add_argument("--keep", metavar="FOLDER", help="keep the environments there")
+    parser.add_argument("--part", metavar="I/N", help="this part of the tests, not the row's own; N is 1, 3 or 6")
     options, rest = parser.parse_known_args(arguments)
     names = options.only.split(",") if options.only else [r.name for r in ROWS]
     unknown = set(names) - {r.name for r in ROWS}
     if unknown:
         parser.error(f"no such row: {', '.join(sorted(unknown))}")
+    if options.part and not re.fullmatch(r"0/1|[0-2]/3|[0-5]/6", options.part):
+        parser.error(f"no such part: {options.part}")
     rest = [a for a in rest if a != "--"] or ["-n", "2", "--dist", "worksteal"]
     passed = True
-    for row in (r for r in ROWS if r.name in names):
+    for row in (dataclasses.replace(r, part=options.part or r.part) for r in ROWS if r.name in names):
         with tempfile.TemporaryDirectory() as temporary:
             result = run(row, Path(options.keep or temporary) / row.name.replace(" ", "-").replace("'", ""), rest)
         RESULTS.mkdir(exist_ok=True)

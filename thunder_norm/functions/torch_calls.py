@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.programs import flat_proxies, is_differentiable
+from thunder_norm.subclass.aliasing import is_expanded, lies_once
 from thunder_norm.tracing.fake_norms import PositiveDims, quiet
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.trees import flat_tensors
@@ -256,6 +257,8 @@ def _push(function: Callable, points: tuple, directions: tuple, is_backwards: bo
 
 
 def _push_forwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
+    # torch lays a direction out as its point lies, and cannot write into one element several times
+    points = tuple([t.contiguous() if is_expanded(t) or not lies_once(t) else t for t in points])
     with _differentiated():
         _, pushed, results = _jvp(function, points, directions, has_aux=True)
     return results, pushed

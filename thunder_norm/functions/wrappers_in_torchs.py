@@ -2,7 +2,8 @@
 
 Our transforms differentiate what a class does to its inner tensors.  Torch's differentiate the operation, and ask the class for the
 operations of its derivative: gradients of quantities have units, those of logarithms are logarithms.  The two agree where a class does to
-each of its inner tensors what is done to the whole, and keeps nothing besides; other programs are refused.
+each of its inner tensors what is done to the whole, and keeps nothing besides; and where ``__torch_function__`` of a class, which comes
+before torch's derivatives, computes a plain tensor of a plain one and of what is inside of its instances.  Other programs are refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.interpreted import is_open
+from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.subclass.trace import OperationId
 from thunder_norm.tracing.activity import propagate
@@ -73,6 +75,8 @@ def _check_operation(name: str, bsym: BoundSymbol, moving: set[str], inside: dic
     if not moving:
         return
     what = f"{bsym.sym.id}"
+    if inside.keys().isdisjoint(moving) and _is_of_function(bsym):
+        return
     if not inside.keys() >= moving:
         why = "the gradient of a plain tensor beside wrappers is a wrapper in torch"
         raise _refused(name, what, why, location_of(bsym))
@@ -82,6 +86,13 @@ def _check_operation(name: str, bsym: BoundSymbol, moving: set[str], inside: dic
     if len(kinds) != 1 or is_alone or any(_mixes(part, inside) for part in parts):
         why = "what the class does to its inner tensors is not what is done to the whole: torch would differentiate that"
         raise _refused(name, what, why, location_of(bsym))
+
+
+def _is_of_function(bsym: BoundSymbol) -> bool:
+    """Whether ``__torch_function__`` of a class has computed plain tensors of what is inside of wrappers, which torch then differentiates."""
+    acquisition = current_acquisition()
+    made = {p.name for p in bsym.flat_proxy_outs}
+    return acquisition is not None and bool(made) and acquisition.of_functions >= made
 
 
 def _mixes(part: Sequence[BoundSymbol], inside: dict[str, int]) -> bool:

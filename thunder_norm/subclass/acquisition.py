@@ -129,6 +129,7 @@ class Acquisition:
         self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which others stand by now
         self.fully_sharded: dict[int, torch.Tensor] = {}  # parameters of which the program sees the whole, by identity
         self.gathered: set[int] = set()  # the proxies of these, by identity
+        self.of_functions: set[str] = set()  # plain results of operations that `__torch_function__` of a class did itself
         self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
 
     # -- what a transform may change ----------------------------------------------------------------------------------
@@ -179,7 +180,8 @@ class Acquisition:
     @property
     def _follows_plain(self) -> bool:
         """Whether plain tensors have more to them than Thunder knows: gradients of wrappers, or a value that was replaced."""
-        return self.autograd.is_running or bool(self.fakes.replaced) or self.fakes.has_plain_names
+        fakes = self.fakes
+        return self.autograd.is_running or fakes.follows_memory or bool(fakes.replaced) or fakes.has_plain_names
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
@@ -189,13 +191,13 @@ class Acquisition:
         proxies = [v for v in values if isinstance(v, TensorProxy)]
         if any(p.name in self.fakes.replaced for p in proxies):
             return True
+        if proxies and self.fakes.follows_memory and (is_in_place(fn) or may_share_memory(fn)):
+            return True
         first = self.fakes.known(proxies[0]) if proxies else None
-        is_inside = first is not None and self.fakes.is_inside(first)
-        if is_in_place(fn) and first is not None and (is_inside or self.autograd.is_running or self.fakes.replaced):
+        is_followed = first is not None and (self.fakes.is_inside(first) or self.autograd.is_running)
+        if is_in_place(fn) and first is not None and (is_followed or self.fakes.replaced):
             return True  # its other aliases only its fake knows
-        if (
-            may_share_memory(fn) and first is not None and (is_inside or self.autograd.is_running)
-        ):  # a view that may be written into
+        if may_share_memory(fn) and is_followed:  # a view that may be written into
             return True
         return self.autograd.is_running and is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 
@@ -273,9 +275,8 @@ class Acquisition:
 
     def note_writing(self, fn: Callable, args: tuple) -> None:
         """Torch's autograd started from a tensor of the program's, and must not, if `fn` writes into that: it counts as a leaf."""
-        if self.autograd.is_running and args and isinstance(args[0], TensorProxy) and is_in_place(fn):
-            fake = self.fakes.known(args[0])
-            is_started_from = id(fake) in self.autograd.sources and not self.is_input(fake)
+        if self.autograd.is_running and args and type(args[0]) is TensorProxy and is_in_place(fn):
+            is_started_from = any(not self.is_input(t) for t in self.autograd.sources_in_memory_of(self.fakes.known(args[0])))
             self.autograd.starts_late = self.autograd.starts_late or is_started_from
 
     def requires_grad(self, fake: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.errors import NothingWrittenWarning, UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass import given_attributes, tensor_hooks, trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.operations import call
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.refusals import refuse_setattr
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
@@ -26,7 +28,9 @@ from thunder.core.interpreter import (
     do_raise,
     get_interpreterruntimectx,
     unwrap,
+    wrap_const,
 )
+from thunder.core.proxies import TensorProxy
 
 
 def from_user() -> bool:
@@ -40,6 +44,43 @@ def address_refused(name: str) -> UnsupportedOpError:
     return UnsupportedOpError(
         with_details(f"{name}() of a tensor", at=location_of_user(), why="there is no memory yet while the trace is acquired")
     )
+
+
+def set_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *value: WrappedValue) -> Any:
+    """Called where an attribute of a wrapper is set, or deleted if there is no value.
+
+    ``x.data = value`` gives x the metadata of the value, in eager mode, and nothing that is inside of it.
+    """
+    if unwrap(name) != "data" or not value or not _has_metadata_of(acquisition, obj.value.fake, value[0].value):
+        return refuse_setattr(acquisition, obj, name)
+    cls = type(obj.value.fake).__name__
+    warnings.warn(
+        with_details(
+            f".data of a {cls} is set, which changes nothing",
+            at=location_of_user(),
+            why="in eager mode its metadata become those of the value, and what is inside of it stays what it was",
+            instead="write into it, wrapper.copy_(value) under torch.no_grad(), or make a new instance",
+        ),
+        NothingWrittenWarning,
+        stacklevel=2,
+    )
+    return wrap_const(None)
+
+
+def _has_metadata_of(acquisition: Acquisition, fake: torch.Tensor, value: Any) -> bool:
+    if overrides_torch_function(type(fake)) or not isinstance(value, TensorProxy):
+        return False
+    is_wrapped = isinstance(value, SubclassProxy)
+    like = value.fake if is_wrapped else _plain_known(acquisition, value)
+    if like is None:  # Thunder computed it: nobody knows its strides
+        return False
+    found = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.layout) for t in (fake, like)]
+    return found[0] == found[1]
+
+
+def _plain_known(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor | None:
+    known = acquisition.fakes.known(proxy)
+    return acquisition.fakes.real_input(proxy) if known is None else known
 
 
 def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:

@@ -15,6 +15,7 @@ from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.subclass.protocol import WrapperSpec, outer_metadata
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing import activity
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
@@ -92,6 +93,11 @@ class Autograd:
                 _Computed.apply(fake, torch.empty((), requires_grad=True))
             self._starts[id(fake)] = _Start.of(fake)
         self.sources[id(fake)] = fake
+
+    def sources_in_memory_of(self, fake: torch.Tensor | None) -> list[torch.Tensor]:
+        """The plain tensors it starts from that lie in the memory of a fake."""
+        storage = None if fake is None else fake.untyped_storage()._cdata
+        return [t for t in self.sources.values() if not is_wrapper(t) and t.untyped_storage()._cdata == storage]
 
     def start_of(self, fake: torch.Tensor) -> GradientEdge:
         """Where the gradients arrive of a source as it was given, whatever was written into it since."""

@@ -119,6 +119,7 @@ class DataSizes:
 
     def forget_inputs(self) -> None:
         """Let go of the inputs at hand, and of what was computed from them."""
+        self.are_known = False
         for known in (self._given, self._plain, self._results):
             known.clear()
 
@@ -273,6 +274,8 @@ class DataSizes:
             raise UnknownValueError(_NO_VALUE)
         key = id(fake), operand.writes
         if proxy is not None and key not in self._plain:
+            if not self._program.is_open:  # in the backward: what is not known by now
+                raise UnknownValueError(_NO_VALUE)
             made = plain_values.made_of(proxy, self._program.before_write(operand.writes), self._place)
             self._plain[key] = self._written(proxy, made, lambda run: run) if made.operations else None
         if (found := self._plain.get(key)) is not None:

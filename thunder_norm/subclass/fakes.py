@@ -56,6 +56,8 @@ class Fakes:
     def __init__(self, on_replaced: Callable[[], None] = lambda: None) -> None:
         self.mode = tracing_mode(_Mode)
         self.shared = SharedMemory(self.mode)
+        self.follows_memory = False  # whether views of plain tensors, and writes into these, are recorded from the first on
+        self.misses_memory = False  # whether the program needs that, and it is not
         self.has_plain_names = False  # whether the program holds, as plain tensors, some that lie in the memory of wrappers
         self.on_replaced = on_replaced  # called before a plain proxy that the program holds comes to stand for an older value
         self.inputs: set[int] = set()  # the fakes of inputs, and of what Thunder computed without us

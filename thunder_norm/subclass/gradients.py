@@ -216,7 +216,7 @@ class _Close(torch.autograd.Function):
         ctx.result, ctx.num_leaves, ctx.tape = result, spec.num_leaves, tape
         ctx.set_materialize_grads(False)
         if tape is not None:
-            ctx.num_own = len(tensors) - len(tape.given)
+            ctx.num_own = len(tensors) - tape.num_inputs
             ctx.save_for_backward(*tensors[ctx.num_own :])
         return spec.build(tuple(map(detached, tensors[: spec.num_leaves])))
 
@@ -224,10 +224,10 @@ class _Close(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
         result, tape = ctx.result, ctx.tape
         if tape is not None and (torch.is_grad_enabled() or (grad is not None and not result.tangent.is_like(grad))):
-            found = (None,) * len(tape.given) if grad is None else tape.gradients(result.fake, grad, ctx.saved_tensors)
+            found = (None,) * tape.num_inputs if grad is None else tape.gradients(result.fake, grad, ctx.saved_tensors)
             return None, None, None, *(None,) * ctx.num_own, *found
         grads = (None,) * len(result.tangent.carried) if grad is None else result.tangent.open(grad)
-        others = () if tape is None else (None,) * len(tape.given)
+        others = () if tape is None else (None,) * tape.num_inputs
         return None, None, None, *((None,) * ctx.num_leaves if result.uses_carriers else ()), *grads, *others
 
 

@@ -29,10 +29,12 @@ from thunder_norm.subclass.acquisition import ACQUISITION, Acquisition, Phase, P
 from thunder_norm.subclass.differentiation import starts_late
 from thunder_norm.subclass.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.jagged import is_jagged_class
+from thunder_norm.subclass.mutations import is_missed
 from thunder_norm.subclass.protocol import WrapperSpec, check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
 from thunder_norm.tracing import hooks, replaced_memory
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
+from thunder_norm.tracing.provenances import without_unused
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise
@@ -42,6 +44,7 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 _INTERPRETED = "_thunder_norm_is_interpreted"
 _FROM_THE_FIRST = "_thunder_norm_differentiates_from_the_first"
+_ALL_MEMORY = "_thunder_norm_follows_all_memory"
 
 
 class Watching(Participant):
@@ -63,6 +66,7 @@ class Watching(Participant):
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
+        ctx._constraints = without_unused(ctx._constraints, ctx.computation_trace)
         side_effects.write(ctx, epilogue, None, process)
         replaced_memory.write(epilogue)
 
@@ -82,19 +86,30 @@ class Interpreting(Watching):
         return Acquisition()
 
     def begins_again(self, found: Any | None) -> bool:
-        """Torch's autograd is to run from the first operation on, where it did from the first wrapper that meets a gradient."""
+        """What was followed from where it was known to be needed is to be followed from the first operation on.
+
+        Torch's autograd is, from the first wrapper that meets a gradient, and so is what lies in which memory, where wrappers are
+        written into plain tensors of which there are views.
+        """
         acquisition = finished_acquisition()
-        if acquisition is None or not torch.is_grad_enabled():
+        if acquisition is None:
             return False
-        late = acquisition.autograd.starts_late or (found is not None and starts_late(acquisition, found.computation_trace))
-        if late:
-            setattr(get_compile_data(), _FROM_THE_FIRST, True)
-        return late
+        late, misses = False, acquisition.fakes.misses_memory
+        if torch.is_grad_enabled():
+            is_written = found is not None and acquisition.has_wrappers
+            fakes = acquisition.fakes
+            followed = [fakes.current(p) for _, p in fakes.pairs()] if acquisition.autograd.is_running else []
+            misses = misses or (is_written and is_missed(found.computation_trace, followed))
+            late = acquisition.autograd.starts_late or (misses and acquisition.autograd.is_running)
+            late = late or (found is not None and starts_late(acquisition, found.computation_trace))
+        due = {_FROM_THE_FIRST: late, _ALL_MEMORY: misses}
+        vars(get_compile_data()).update({name: True for name, is_due in due.items() if is_due})
+        return any(due.values())
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
         acquisition = _acquisition_of(self)
-        ctx._constraints = fully_sharded.without_checks(acquisition, ctx._constraints)
+        ctx._constraints = without_unused(fully_sharded.without_checks(acquisition, ctx._constraints), ctx.computation_trace)
         tensor_hooks.write(acquisition, epilogue)
         side_effects.write(ctx, epilogue, acquisition, process)
         replaced_memory.write(epilogue, acquisition.hindrance_to_new_memory())
@@ -234,6 +249,7 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
     if wrappers:
         _note_shared(acquisition, tensors)
         acquisition.note_presence(Presence.EXPECTED)
+    acquisition.fakes.follows_memory = vars(get_compile_data()).pop(_ALL_MEMORY, False)
     is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
     if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):
         acquisition.differentiate()

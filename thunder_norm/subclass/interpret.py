@@ -21,6 +21,7 @@ from thunder_norm.subclass.attributes import (
     has_override,
     is_instance,
     read_attribute,
+    set_attribute,
     type_of,
 )
 from thunder_norm.subclass.operations import (
@@ -42,7 +43,6 @@ from thunder_norm.subclass.refusals import (
     refuse_derivative,
     refuse_functorch,
     refuse_make_wrapper,
-    refuse_setattr,
     refuse_value,
 )
 from thunder_norm.tracing import guards, lookasides
@@ -145,7 +145,7 @@ def _about_wrapper(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVa
     if fn is hasattr:
         return functools.partial(has_attribute, acquisition)
     if fn in (setattr, delattr, object.__setattr__, object.__delattr__):
-        return functools.partial(refuse_setattr, acquisition)
+        return functools.partial(set_attribute, acquisition)
     if fn is isinstance:
         return is_instance
     if fn is type and len(args) == 1:

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.memory import Memory
 from thunder_norm.tracing.writes import copies_in
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, BoundSymbolInterface
 from thunder.core.trace import TraceCtx
+from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
 
 
 def check_mutations(trace: TraceCtx) -> None:
@@ -36,6 +38,24 @@ def check_mutations(trace: TraceCtx) -> None:
             is_buffer = _origin(target, trace.bound_symbols[:position]) in buffers
             if not is_buffer or _is_used({target.name, result.name}, trace.bound_symbols[position + 1 :]):
                 _refuse(bsym)
+
+
+def is_missed(trace: TraceCtx, followed: Sequence[TensorProxy]) -> bool:
+    """Whether a trace just acquired has writes of Thunder's that would be refused; torch's autograd may take what is `followed`."""
+    memory = Memory()
+    for bsym in trace.bound_symbols:
+        given = [p.name for p in bsym.flat_proxy_args]
+        if given and (_is_view_creation_op(bsym) or _is_inplace_op(bsym)):
+            memory.join([given[0], *(p.name for p in bsym.flat_proxy_outs)])
+    places = {memory.root(p.name) for p in followed}
+    written = (target.name for bsym in trace.bound_symbols for _, target, _ in _copies(bsym))
+    if any(memory.root(name) in places for name in written):
+        return True
+    try:
+        check_mutations(trace)
+    except UnsupportedOpError:
+        return True
+    return False
 
 
 def check_newest(trace: TraceCtx, taken: Sequence[TensorProxy]) -> None:

@@ -256,7 +256,12 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
     acquisition.tape.note(fn, fake_args, fake_kwargs, result, is_grad_enabled())
     acquisition.write_hoisted(recorder)
     operation = trace.operation_id(fn, fake_args, fake_kwargs, result)
-    return trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)
+    made = trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)
+    # within several levels torch may differentiate a wrapper at another one, and does not ask its class
+    is_own = acquisition.num_levels == 1 and not any(acquisition.wrappers.is_inside(x) for x, _ in before.values())
+    if is_own and not (recorder.has_met_wrappers or isinstance(fn, type) or any(r.is_in_place for r in recorder.log)):
+        acquisition.of_functions.update(p.name for p in tree_leaves(made) if type(p) is TensorProxy)
+    return made
 
 
 def catch_up(acquisition: Acquisition, fakes: Sequence[torch.Tensor]) -> None:

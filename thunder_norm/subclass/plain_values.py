@@ -79,6 +79,11 @@ class Program:
         self._seen = 0
         self._writes: list[int] = []  # where they are
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still being acquired."""
+        return jit_ext._jit_ctx.get(None) is not None
+
     def num_writes(self) -> int:
         """How many there are by now, or were when the acquisition ended."""
         ctx = jit_ext._jit_ctx.get(None)

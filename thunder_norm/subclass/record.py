@@ -37,6 +37,8 @@ from thunder.core.compile_data import get_compile_data
 
 aten = torch.ops.aten
 
+_ASSIGNING = frozenset({aten.index_put.default, aten.index_put_.default})
+
 # How large a constant tensor may be to be written into the trace as numbers.
 MAX_CONSTANT_NUMEL = 4096
 
@@ -120,6 +122,8 @@ class Recorder(Writing):
                 raise data_dependent_on_wrapper(what, why=str(e)) from None
         if is_on_lists(func):
             func, args = with_lists(func, args)
+        if func in _ASSIGNING and self.acquisition.autograd.is_running:
+            self._note_masks(args[1])
         effect = with_effects(func)
         if effect is not None:
             return self._record_operator(effect, args, kwargs)
@@ -145,6 +149,12 @@ class Recorder(Writing):
         if isinstance(result, torch.Tensor):
             self._note_constant(func, args, kwargs, tensors, result)
         return result
+
+    def _note_masks(self, indices: Sequence[torch.Tensor | None]) -> None:
+        """Find out where masks come from as long as that is known: the backward may take as many elements as each has."""
+        for t in indices:
+            if t is not None and t.dtype is torch.bool and self._may_be_sized:
+                self.acquisition.sizes.why_unknown(t)
 
     def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What an operation says of two tensors, or more, for the inputs of the call at hand: whether they are equal."""
@@ -235,7 +245,9 @@ class Recorder(Writing):
     @property
     def _may_be_sized(self) -> bool:
         """Whether sizes may be taken from the inputs of the call: the operation at hand runs on these, and in each call once."""
-        return not (self.acquisition.num_levels or self.acquisition.is_finished or self.acquisition.is_transformed)
+        acquisition = self.acquisition
+        is_over = acquisition.is_finished and not acquisition.sizes.are_known  # the first backward is recorded before
+        return not (acquisition.num_levels or is_over or acquisition.is_transformed)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

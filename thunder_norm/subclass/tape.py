@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.protocol import WrapperSpec
 from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core.proxies import TensorProxy
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,41 @@ class _Call:
     records_gradients: bool
 
 
+@dataclass(frozen=True)
+class Constant:
+    """A plain tensor without a gradient that Thunder computes, a mask or a table say.
+
+    Attributes:
+        fake: what stands for it in the operations.
+        given: the inputs of the program that it is computed from.
+        compute: from tensors for these.
+    """
+
+    fake: torch.Tensor
+    given: Sequence[TensorProxy]
+    compute: Callable[..., torch.Tensor]
+
+
 class Tape:
     """The operations of one program, on fakes.
 
     Attributes:
         given: the fakes of inputs that gradients are for, or that the operations use.
+        constants: what the operations use besides.
+        given_for_constants: the inputs that these are computed from.
     """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._is_whole = True
         self.given: list[torch.Tensor] = []
+        self.constants: list[Constant] = []
+        self.given_for_constants: list[TensorProxy] = []
+
+    @property
+    def num_inputs(self) -> int:
+        """How many tensors it runs on."""
+        return len(self.given) + len(self.given_for_constants)
 
     def note(self, function: Callable, args: tuple, kwargs: dict[str, Any], result: Any, records_gradients: bool) -> None:
         """Remember an operation."""
@@ -49,24 +74,36 @@ class Tape:
         """It cannot be run again: the program has something else in it."""
         self._is_whole = False
 
-    def covers(self, inputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
-        """Whether it computes all `results`, and each tensor that an operation takes, from `inputs`, the `sources` among them."""
+    def covers(
+        self,
+        inputs: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        constant: Callable[[torch.Tensor], Constant | None],
+    ) -> bool:
+        """Whether it computes all `results`, and each tensor that an operation takes, from `inputs`, the `sources` among them.
+
+        Others that an operation takes may be a `constant`.
+        """
         known, used = {i for t in inputs for i, _ in _parts(t, t)}, {id(t) for t in sources}
         for call in self._calls:
             leaves = tree_leaves((call.args, call.kwargs))
             tensors = [v for v in leaves if isinstance(v, torch.Tensor) and (is_wrapper(v) or isinstance(v, FakeTensor))]
-            if any(id(t) not in known for t in tensors) or any(isinstance(v, torch.SymInt) for v in leaves):
+            found = [constant(t) for t in {id(t): t for t in tensors if id(t) not in known}.values()]
+            if None in found or any(isinstance(v, torch.SymInt) for v in leaves):
                 return False
+            self.constants += (c for c in found if c is not None)
             used |= {id(t) for t in tensors}
             made = [v for v in tree_leaves(call.result) if isinstance(v, torch.Tensor)]
             known |= {i for t in (*tensors, *made) for i, _ in _parts(t, t)}
         self.given = [t for t in inputs if any(i in used for i, _ in _parts(t, t))]
+        self.given_for_constants = list({p.name: p for c in self.constants for p in c.given}.values())
         return self._is_whole and all(id(t) in known for t in (*sources, *results))
 
     def gradients(
         self, result: torch.Tensor, cotangent: torch.Tensor, inputs: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients of `inputs`, the real tensors in place of `given`, for the cotangent of the fake `result`.
+        """The gradients of `inputs`, the real tensors in place of those given, for the cotangent of the fake `result`.
 
         With a history where a graph of the backward is asked for.
         """
@@ -79,7 +116,11 @@ class Tape:
         return [next(found) if t.requires_grad else None for t in own]
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        values = dict(part for fake, t in zip(self.given, inputs, strict=True) for part in _parts(fake, t))
+        given, others = inputs[: len(self.given)], inputs[len(self.given) :]
+        values = dict(part for fake, t in zip(self.given, given, strict=True) for part in _parts(fake, t))
+        named = {p.name: t for p, t in zip(self.given_for_constants, others, strict=True)}
+        with torch.no_grad():
+            values |= {id(c.fake): c.compute(*(named[p.name] for p in c.given)) for c in self.constants}
         for call in self._calls:
             args, kwargs = tree_map(lambda v: values.get(id(v), v), (call.args, call.kwargs))
             # a derivative of wrappers is taken where their classes are not asked about functions of torch's any more
@@ -113,7 +154,7 @@ class Again(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradients: Callable, t: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        """`gradients` are `Tape.gradients` of the result; `given` are the real tensors in place of the tape's."""
+        """`gradients` are `Tape.gradients` of the result; `given` are the real tensors that the tape runs on."""
         ctx.gradients, ctx.num_given = gradients, len(given)
         ctx.save_for_backward(*given)
         return t.detach()

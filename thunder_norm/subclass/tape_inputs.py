@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from thunder_norm.subclass import plain_values
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.boundary_operators import unflatten_operator
 from thunder_norm.subclass.boundary_passes import Traces, bind_arguments, results_and_received
@@ -14,7 +15,7 @@ from thunder_norm.subclass.differentiation import Joint
 from thunder_norm.subclass.fakes import fake_of
 from thunder_norm.subclass.followed import is_handed_back
 from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.tape import Again, Tape
+from thunder_norm.subclass.tape import Again, Constant, Tape
 from thunder_norm.tracing.activity import depending
 from thunder_norm.tracing.bindable import bindable
 from thunder.core import prims
@@ -38,8 +39,24 @@ def tape_of(acquisition: Acquisition, trace: TraceCtx, joint: Joint) -> Tape | N
         return None
     inputs = [p.fake for p in acquisition.wrappers.inputs()]
     inputs += [t for t, _ in acquisition.fakes.plain_inputs() if acquisition.fakes.is_given(t)]
-    is_whole = acquisition.tape.covers(inputs, [s.fake for s in joint.sources], [r.fake for r in joint.results])
+    constant = functools.partial(_constant, acquisition, trace)
+    is_whole = acquisition.tape.covers(inputs, [s.fake for s in joint.sources], [r.fake for r in joint.results], constant)
     return acquisition.tape if is_whole else None
+
+
+def _constant(acquisition: Acquisition, trace: TraceCtx, fake: torch.Tensor) -> Constant | None:
+    """How Thunder computes a plain tensor without a gradient from inputs of the program; None if it does not, or not each time the same."""
+    fakes = acquisition.fakes
+    proxy = fakes.first_proxy_of(fake)
+    if id(fake) not in fakes.computed or proxy is None or fake.requires_grad:
+        return None
+    proxy = fakes.current(proxy)
+    program = [b for b in trace.bound_symbols[:-1] if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
+    made = plain_values.made_of(proxy, program, lambda p: p.name)
+    arguments = {p.name for p in trace.args if type(p) is TensorProxy}
+    if any(p.name not in arguments for p in made.given) or not plain_values.are_the_same_each_time(made.operations):
+        return None
+    return Constant(fake, tuple(made.given), plain_values.compiled(proxy, made.operations, made.given))
 
 
 def hand_on_inputs(traces: Traces, joint: Joint | None) -> Traces:
@@ -48,6 +65,7 @@ def hand_on_inputs(traces: Traces, joint: Joint | None) -> Traces:
     if joint is None or joint.tape is None or epilogue is None:
         return traces
     given = [_in_prologue(prologue, joint, fake) for fake in joint.tape.given]
+    given += [_named_in_prologue(prologue, p) for p in joint.tape.given_for_constants]
     to_computation, to_epilogue = prologue.bound_symbols[-1].args[0]
     new_prologue = from_trace(prologue)
     returned = prologue.bound_symbols[-1].from_bsym(args=((to_computation, (*to_epilogue, *given)),))
@@ -72,7 +90,10 @@ def _in_prologue(prologue: TraceCtx, joint: Joint, fake: torch.Tensor) -> Tensor
     for bsym in prologue.bound_symbols:
         if isinstance(bsym.output, SubclassProxy) and bsym.output.fake is fake:
             return bsym.output
-    proxy = joint.plain_input(fake)
+    return _named_in_prologue(prologue, joint.plain_input(fake))
+
+
+def _named_in_prologue(prologue: TraceCtx, proxy: TensorProxy) -> TensorProxy:
     made = {p.name: p for bsym in prologue.bound_symbols for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)}
     # one that the computation does not take has another name there, from before it was called as the user's variable
     same = (p for p in made.values() if p.history is not None and p.history is proxy.history)

@@ -158,7 +158,8 @@ class Writing(TorchDispatchMode):
             args, kwargs, func = (target, self.call(func, args, kwargs or {})), {}, rewritten
         if id(target) in self.acquisition.fakes.inputs:
             self.acquisition.fakes.written[id(target)] = target
-            self.acquisition.tape.tear()  # what it would run on again has changed since
+            if self.acquisition.fakes.is_given(target):
+                self.acquisition.tape.tear()  # what it would run on again has changed since
         self._note(func, args, kwargs or {}, (target,), target, is_in_place=True)
 
     def _keep_strides(self, target: torch.Tensor, value: torch.Tensor) -> None:
@@ -231,10 +232,11 @@ class Writing(TorchDispatchMode):
                 why += ", and the program is differentiated" if id(t) in fakes.inner else ""
             elif fakes.is_held(t) and not self.acquisition.may_replace():
                 why = "the program also holds it as a plain tensor"
-            elif torch.Tag.inplace_view in func.tags and id(t) in fakes.inputs:
+            elif torch.Tag.inplace_view in func.tags and t is target and id(t) in fakes.inputs:
                 whose = "an input of the jitted function" if fakes.is_given(t) else "a tensor that the program goes on with"
                 why = f"it changes the shape or the strides of {whose}"
             elif self.acquisition.has_view(t):
+                fakes.misses_memory = True
                 why = "another tensor is a view of it, or it is a view of another tensor"
         if (
             why is None

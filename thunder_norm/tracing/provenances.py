@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 
 def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
@@ -33,9 +35,24 @@ def walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
     return value
 
 
-def is_made_natively(provenance: ProvenanceRecord) -> bool:
+def is_made_natively(provenance: ProvenanceRecord | None) -> bool:
     """Whether a value is, or is a part of, what a function returned that the interpreter did not look into."""
+    if provenance is None:
+        return False
     return provenance.inst is PseudoInst.OPAQUE or any(map(is_made_natively, provenance.inputs[:1]))
+
+
+def without_unused(constraints: list[tuple], program: TraceCtx) -> list[tuple]:
+    """What a prologue is to check, without tensors of modules that the program has made, and does not use: no call has them.
+
+    Functions of modules look for names among them: ``.eval()`` of one that `torch.func.functional_call` gives its tensors.
+    """
+    used = {p.name for bsym in program.bound_symbols for p in bsym.flat_proxy_args}
+    return [c for c in constraints if not any(_is_unused(v, used) for v in c[1:])]
+
+
+def _is_unused(value: Any, used: set[str]) -> bool:
+    return isinstance(value, TensorProxy) and value.name not in used and is_made_natively(value.history)
 
 
 class Member(NamedTuple):
