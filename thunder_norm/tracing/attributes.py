@@ -37,6 +37,8 @@ _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it reads or sets an attribute in a way that Thunder has not; None to leave it to Thunder."""
     if fn is getattr and len(args) >= 2:
+        if type(args[1].value) is str and args[1].provenance.inst is not PseudoInst.CONSTANT:
+            return _by_known_name
         if args[1].value == "numel" and type(args[0].value) is tuple:
             return tensor_attributes.numel_of_shape
         if args[1].value == "data" and type(args[0].value) is TensorProxy:
@@ -53,6 +55,11 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if (fn is delattr or fn is object.__delattr__) and len(args) == 2:
         _forget(*args)
     return None
+
+
+def _by_known_name(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for a name that the program has read or computed: what that depends on is guarded, and there is a way to the attribute."""
+    return thunders._interpret_call(getattr, obj, wrap_const(name.value), *default)
 
 
 def _is_simple(value: Any) -> bool:

@@ -1,0 +1,93 @@
+"""What a program reads by keys, names and functions of C: items of dicts under classes and dtypes, computed names, buffers, getters."""
+
+from __future__ import annotations
+
+from .changing_parts import Part, attribute
+
+LOOKUPS = (
+    Part(
+        "an item under a dtype",
+        "x = x * self.a{n}[x.dtype]",
+        ("m.a{n}[torch.float32] = 5", "m.a{n} = {torch.float32: -0.0}"),
+        "self.a{n} = {torch.float32: 2}",
+    ),
+    Part("a function under a class", "x = self.a{n}[int](x)", ("m.a{n}[int] = torch.sin",), "self.a{n} = {int: torch.cos}"),
+    Part("an item under None", "x = x * self.a{n}[None]", ("m.a{n}[None] = 5",), "self.a{n} = {None: 2}"),
+    Part("an item under a tuple", "x = x * self.a{n}[1, 'k']", ("m.a{n}[1, 'k'] = 5",), "self.a{n} = {(1, 'k'): 2}"),
+    Part("an item under a member", "x = x * self.a{n}[Color.RED]", ("m.a{n}[Color.RED] = 5",), "self.a{n} = {Color.RED: 2}"),
+    Part(
+        "a dict in a dict under a class",
+        "x = x * self.a{n}[float]['k'][0]",
+        ("m.a{n}[float]['k'][0] = 5", "m.a{n}[float] = dict(k=[7])"),
+        "self.a{n} = {float: dict(k=[2])}",
+    ),
+    Part(
+        "items under functions, in a loop",
+        "for f, v in self.a{n}.items(): x = f(x) * v",
+        ("m.a{n}[torch.sin] = 5", "m.a{n} = {torch.cos: 7}"),
+        "self.a{n} = {torch.sin: 2}",
+    ),
+    Part(
+        "an item under NumPy's dtype",
+        "x = x.to(self.a{n}[np.dtype('float32')]).float()",
+        ("m.a{n}[np.dtype('float32')] = torch.int32",),
+        "self.a{n} = {np.dtype('float32'): torch.float16}",
+    ),
+    Part(
+        "a number under a computed name",
+        "x = x * getattr(self.o{n}, f'k{1}')",
+        ("m.o{n}.k1 = 5", "m.o{n}.k1 = -0.0"),
+        "self.o{n} = types.SimpleNamespace(k1=2)",
+    ),
+    Part(
+        "a function under a computed name",
+        "x = getattr(self.o{n}, f'k{1}')(x)",
+        ("m.o{n}.k1 = torch.sin",),
+        "self.o{n} = types.SimpleNamespace(k1=torch.cos)",
+    ),
+    Part(
+        "tensors under computed names",
+        "for i in range(2): x = x * getattr(self.o{n}, f'k{i}')",
+        ("m.o{n}.k1 = torch.full((4,), 5.0)", "m.o{n}.k0 = torch.ones(3, 1)"),
+        "self.o{n} = types.SimpleNamespace(k0=torch.ones(4), k1=torch.ones(4))",
+    ),
+    Part(
+        "a tensor in a dataclass's copy",
+        "x = x * dataclasses.replace(self.a{n}, u=2).v",
+        ("m.a{n}.v = torch.full((4,), 5.0)", "m.a{n}.v = 3"),
+        "self.a{n} = Pair(1, torch.ones(4))",
+    ),
+    Part(
+        "what a getter gets",
+        "x = x * self.a{n}(self.o{n})",
+        ("m.o{n}.k = Pair(3, 5)", "m.a{n} = __import__('operator').attrgetter('k.v')", "m.o{n}.k.v = 7"),
+        "self.a{n} = __import__('operator').attrgetter('k.u'); self.o{n} = types.SimpleNamespace(k=Pair(2, 4))",
+    ),
+    Part(
+        "a getter of items",
+        "x = x * self.a{n}({'k': 2, 'l': 3})",
+        ("m.a{n} = __import__('operator').itemgetter('l')",),
+        "self.a{n} = __import__('operator').itemgetter('k')",
+    ),
+    attribute(
+        "a pattern", "x = x * 2 if self.a{n}.match('ab') else x", "__import__('re').compile('a')", "__import__('re').compile('b')"
+    ),
+    Part("bytes, in place", "x = x * self.a{n}[0]", ("m.a{n}[0] = 7", "m.a{n}[0] = 0"), "self.a{n} = bytearray(b'ab')"),
+    Part("an array, in place", "x = x * self.a{n}[0]", ("m.a{n}[0] = 7",), "self.a{n} = __import__('array').array('i', [2, 3])"),
+    Part(
+        "a view of memory",
+        "x = x * self.a{n}[0]",
+        ("m.b{n}[0] = 7",),
+        "self.b{n} = bytearray(b'ab'); self.a{n} = memoryview(self.b{n})",
+    ),
+    Part("an array of objects", "x = x * self.a{n}[0]", ("m.a{n}[0] = 7",), "self.a{n} = np.array([2, None], dtype=object)"),
+    Part(
+        "a view of a dict",
+        "x = x * self.a{n}['k']",
+        ("m.b{n}['k'] = 7",),
+        "self.b{n} = dict(k=2); self.a{n} = types.MappingProxyType(self.b{n})",
+    ),
+    attribute(
+        "a zero of a complex number", "x = x + torch.full((4,), self.a{n}).sqrt().imag", "complex(-1, 0.0)", "complex(-1, -0.0)"
+    ),
+)
