@@ -90,4 +90,34 @@ LOOKUPS = (
     attribute(
         "a zero of a complex number", "x = x + torch.full((4,), self.a{n}).sqrt().imag", "complex(-1, 0.0)", "complex(-1, -0.0)"
     ),
+    Part(
+        "a cached property that is not there yet",
+        "x = x * o.c if o is not None else x",
+        ("o = Described(3)", "o.v = 9", "o.__dict__.pop('c')", "o = Described(4)"),
+    ),
+    Part(
+        "a class attribute of what the program makes",
+        "x = x * Made{n}.make().v * Made{n}().w",
+        ("Made{n}.v = 5", "Made{n}.factor = 7"),
+        before="class Made{n}:\n    v, factor = 2, 3\n    def __init__(self): self.w = self.factor\n    make = classmethod(lambda cls: cls())",
+    ),
+    Part(
+        "which objects an abstract class takes for its own",
+        "x = x * 2 if isinstance(self.a{n}, Abstract{n}) else x",
+        ("Abstract{n}.register(Same)",),
+        "self.a{n} = Same(3)",
+        "import abc\nclass Abstract{n}(abc.ABC): pass",
+    ),
+    Part(
+        "which objects a metaclass says are of its class",
+        "x = x * 2 if isinstance(self.a{n}, (str, Asked{n})) else x",
+        ("self_a = m.a{n}; self_a.v = -1",),
+        "self.a{n} = Same(3)",
+        "class Asks{n}(type):\n    def __instancecheck__(cls, o): return o.v > 0\nclass Asked{n}(metaclass=Asks{n}): pass",
+    ),
+    Part(
+        "a buffer that is given",
+        "x = x * 2 if isinstance(y, nn.Buffer) else x",
+        ("y = torch.ones(2)", "y = nn.Buffer(torch.ones(2))", "y = torch.ones(2)"),
+    ),
 )

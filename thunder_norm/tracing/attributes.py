@@ -8,6 +8,7 @@ that a module sets on itself: each gave silently another result, or another stat
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -81,6 +82,8 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
         return _by_getattribute
     if _is_computed(value, name.value):
         has_changed = getattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, False) or name.value in obj.attribute_wrappers
+        # a prologue that reads it would compute and keep it before the call
+        has_changed = has_changed or isinstance(_of_class(value, name.value), functools.cached_property)
         return _computed if has_changed else None
     _forget_if_changed(obj, name.value)
     return None

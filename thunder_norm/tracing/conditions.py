@@ -25,6 +25,7 @@ _CONDITIONS = {
     "is": "{value} is {expected}",
     "is none": "({value} is None) is {expected}",
     "type": "type({value}) is {expected}",
+    "instance": "isinstance({value}, {expected}[0]) is {expected}[1]",
     "written": "repr({value}) == {expected}",
     "same": "{expected}({value})",
     "length": "type({value}) is {expected}[0] and len({value}) == {expected}[1]",

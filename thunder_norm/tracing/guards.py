@@ -36,11 +36,11 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing import snapshots
-from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.classes import in_classes, saying_themselves
 from thunder_norm.tracing.conditions import compiled, holds
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
-from thunder_norm.tracing.surroundings import Surroundings
+from thunder_norm.tracing.surroundings import ITERATORS, Surroundings
 from thunder_norm.tracing.value_kinds import ValueKinds
 from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways, path_of
 from thunder.core import interpreter as thunders
@@ -181,7 +181,10 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
     kind = value if isinstance(value, type) else type(value)
     guards.surroundings.note_attribute(kind, name)
     own = getattr(value, "__dict__", None)
-    if kind is value or type(own) is not dict or name in own or not is_guarded(owner):
+    if kind is value or type(own) is not dict or name in own:
+        return
+    if not is_guarded(owner):
+        guards.surroundings.note_data(kind, name)
         return
     if in_classes(kind.__mro__, name, None) is None:
         is_answered = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
@@ -266,6 +269,10 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)
     elif fn in _ASK_FOR_TYPES and args:
         note(args[0], "type", None, type(args[0].value))
+        if fn is isinstance and len(args) == 2:
+            for cls in saying_themselves(args[1].value):
+                is_one = isinstance(args[0].value if args[0].original_value is args[0].nothing else args[0].original_value, cls)
+                note(args[0], "instance", f"{cls.__qualname__} {id(cls)}", (cls, is_one))
     elif isinstance(fn, _OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
         _note_opaque(fn, args)
 
@@ -274,10 +281,12 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     guards = _current.get()
     if guards is not None:
         guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
+        if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
+            guards.surroundings.note_iterator(fn)
     for a in args[1:] if fn.__name__ in _COMPARE else ():
         if _is_compared(type(a.value)):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))
-    if any(type(a.value) in CONTAINERS for a in args) and not _looks_into_nothing(fn) and not is_known(fn):
+    if any(type(a.value) in CONTAINERS for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
         look_into(args)
 
 
@@ -322,6 +331,11 @@ def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> 
     check_in_prologue(ctx, bind(check))
 
 
+def roots() -> dict[str, Any]:
+    """What ways begin at in the acquisition at hand."""
+    return guards.roots if (guards := _current.get()) is not None else {}
+
+
 def is_of_one_call() -> bool:
     """Whether the trace that is being acquired holds what is another in each call: no other call may use it."""
     guards = _current.get()
@@ -330,8 +344,7 @@ def is_of_one_call() -> bool:
 
 def use_for_one_call() -> None:
     """Let no other call use the trace that is being acquired."""
-    guards = _current.get()
-    if guards is not None:
+    if (guards := _current.get()) is not None:
         guards.surroundings.is_of_one_call = True
 
 

@@ -20,6 +20,7 @@ from thunder_norm.tracing import (
     lookasides,
     modules,
     named_results,
+    own_changes,
     replaced_memory,
     standard_library,
     torch_arguments,
@@ -112,6 +113,8 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     asked = leader()
     process = functools.partial(_original_process if asked is None else _processed, ctx, epilogue)
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
+    if asked is not None:
+        own_changes.let_be(ctx, guards.roots())
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
 
 
