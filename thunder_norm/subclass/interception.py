@@ -31,7 +31,7 @@ from thunder_norm.subclass.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.jagged import is_jagged_class
 from thunder_norm.subclass.protocol import WrapperSpec, check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
-from thunder_norm.tracing import hooks, replaced_memory
+from thunder_norm.tracing import hooks, replaced_memory, torch_arguments
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
@@ -57,6 +57,7 @@ class Watching(Participant):
             selections.lookaside(fn, args, kwargs)
             or values.refusal(fn, args)
             or plain.about_plain(None, fn, args)
+            or torch_arguments.by_position(fn, args, kwargs)
             or lookaside_for(fn, *args, **kwargs)
         )
         return sequences.given_plainly(found, fn, args, kwargs)
