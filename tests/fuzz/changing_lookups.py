@@ -120,4 +120,11 @@ LOOKUPS = (
         "x = x * 2 if isinstance(y, nn.Buffer) else x",
         ("y = torch.ones(2)", "y = nn.Buffer(torch.ones(2))", "y = torch.ones(2)"),
     ),
+    Part(
+        "numbers and words of an object",
+        "x = x * (int(self.a{n}) + float(self.a{n}) + len(str(self.a{n})) + len(repr(self.b{n})))",
+        ("m.a{n}.v = 11", "m.b{n}.v = -123", "Counted{n}.__int__ = lambda self: 9"),
+        "self.a{n} = Counted{n}(3); self.b{n} = Counted{n}(4)",
+        "class Counted{n}(Same):\n    def __index__(self): return self.v\n    def __int__(self): return self.v + 1\n    def __repr__(self): return 'v' * abs(self.v)",
+    ),
 )

@@ -32,7 +32,7 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.proxy_names import is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks
+from thunder_norm.tracing.python import callbacks, conversions
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
 from thunder.core.trace import TraceCtx
@@ -86,6 +86,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             about_python
             or standard_library.lookaside(fn)
             or callbacks.lookaside(fn, args, kwargs)
+            or conversions.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
             or torch_arguments.lookaside(fn, args, kwargs)
             or known_values.lookaside(fn, args)
