@@ -127,4 +127,16 @@ LOOKUPS = (
         "self.a{n} = Counted{n}(3); self.b{n} = Counted{n}(4)",
         "class Counted{n}(Same):\n    def __index__(self): return self.v\n    def __int__(self): return self.v + 1\n    def __repr__(self): return 'v' * abs(self.v)",
     ),
+    Part(
+        "a layer that a dict has too",
+        "x = self.l{n}(x) + self.a{n}['k'](x)",
+        ("m.a{n}['k'] = nn.Tanh()", "m.l{n} = nn.Sigmoid()", "m.a{n}['k'] = m.l{n}"),
+        "self.l{n} = nn.Linear(4, 4); self.a{n} = dict(k=self.l{n})",
+    ),
+    Part(
+        "the module itself in a list",
+        "x = self.a{n}[0].l{n}(x)",
+        ("m.a{n} = [types.SimpleNamespace(l{n}=torch.sin)]", "m.a{n} = [m]; m.l{n} = nn.Sigmoid()"),
+        "self.l{n} = nn.Tanh(); self.a{n} = [self]",
+    ),
 )

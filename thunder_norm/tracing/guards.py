@@ -240,10 +240,10 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
         path = path_of(provenance)
         if path is not None:
             guards.conditions.setdefault((path, "is", None), value)
-    elif not isinstance(value, _STAND_ANYWHERE):
+    elif isinstance(value, torch.nn.Module) or not isinstance(value, _STAND_ANYWHERE):
         path, other = path_of(provenance), path_of(found.provenance)
         if guards is not None and path is not None and other is not None and path != other:
-            if isinstance(value, CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
+            if isinstance(value, (*CONTAINERS, torch.nn.Module)) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
                 guards.meetings[path, other] = True
     return found
 
