@@ -13,6 +13,7 @@ from thunder_norm.tracing import guards
 from thunder_norm.tracing.classes import in_classes
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, wrap_const
+from thunder.core.proxies import Proxy
 
 # the methods that Python tries, in order
 _METHODS: dict[Callable, tuple[str, ...]] = {
@@ -30,6 +31,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     if len(args) != 1 or kwargs or not (isinstance(fn, type) or fn is repr or fn is operator.index) or fn not in _METHODS:
         return None
     mro = type(args[0].value).__mro__[:-1]
+    if issubclass(type(args[0].value), Proxy):
+        return None
     name = next((name for name in _METHODS[fn] if in_classes(mro, name, None) is not None), None)
     found = None if name is None else in_classes(mro, name)
     if name is None or not isinstance(found, FunctionType):
