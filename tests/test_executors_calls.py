@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.seeds import seeded
 from thunder_norm import executors, transforms
-from thunder_norm.errors import CompilerError
+from thunder_norm.errors import CompilerError, DataDependentError
 from thunder_norm.executors import calls, graphs
 from thunder_norm.executors.graphs import Layout
 from thunder_norm.transforms import NormTransform
@@ -360,3 +360,18 @@ def test_what_multiplies_by_one_is_no_input_and_no_other_result():
     assert_close(results, f(kept.clone()))
     assert torch.equal(x, kept)
     assert len({t.data_ptr() for t in (x, *results)}) == 4
+
+
+def test_values_of_tensors_are_not_guessed_with_the_executor_alone():
+    def branches(x, y):
+        return x * 2 if y.item() > 2 else x * 3
+
+    def is_parameter(x, y):
+        return x * 2 if isinstance(y, torch.nn.Parameter) else x * 3
+
+    x, five = torch.ones(2), torch.tensor(5.0)
+    with pytest.raises(DataDependentError, match=r"y\.item\(\) > 2"):
+        thunder.jit(branches, executors=[executors.inductor])(x, five)
+    jitted = thunder.jit(is_parameter, executors=[executors.inductor])
+    for y in (five, torch.nn.Parameter(torch.ones(1)), torch.ones(1, requires_grad=True)):
+        assert_close(jitted(x, y), is_parameter(x, y))

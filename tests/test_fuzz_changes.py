@@ -7,6 +7,7 @@ import random
 
 import pytest
 from fuzz.changes import PARTS, Changing
+from fuzz.changing_lookups import LOOKUPS
 from fuzz.program import run, shrunk
 from fuzz.runner import Job, run_job
 
@@ -33,6 +34,14 @@ def test_what_a_program_reads_may_change(part):
     changes = all_changes(part)
     outcome = Changing((part,), (*changes, *changes), "NormTransform()").run()
     assert outcome.kind in ("right", "refused"), outcome.detail
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", LOOKUPS, ids=lambda p: p.name)
+@pytest.mark.parametrize("transform", ["NormTransform()", "SubclassTransform()"])
+def test_every_way_of_looking_up_is_guarded(part, transform):
+    outcome = Changing((part,), all_changes(part), transform).run()
+    assert outcome.kind == "right", outcome.detail
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -30,8 +30,8 @@ _LAYERS = (
     ("transforms",),
     ("audit",),
 )
-# an executor is of use without all else
-_NOT_BETWEEN = {("executors", room) for layer in _LAYERS[4:11] for room in layer}
+# an executor is of use without all else; values and writes are watched with it alone too
+_NOT_BETWEEN = {("executors", room) for layer in _LAYERS[4:11] for room in layer if room != "subclass"}
 _NOT_BETWEEN |= {("subclass", "core"), ("functions", "core"), ("functions", "rules"), ("subclass", "rules"), ("tracing", "core")}
 
 

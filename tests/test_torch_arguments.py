@@ -1,13 +1,14 @@
-"""Types of Python as dtypes, as torch reads them: on plain tensors and on normed ones, in eager mode's words."""
+"""Arguments as torch reads them, on plain tensors and on normed ones, in eager mode's words: types of Python as dtypes, names."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor
-from thunder_norm.transforms import NormTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SplitBiasTransform
 import thunder
 
 PROGRAMS = {
@@ -44,3 +45,36 @@ def test_types_are_no_dtypes_elsewhere():
         return x * (2 if isinstance(x.shape[0], int) and float("2") == 2 and int is not float else 3)
 
     assert thunder.jit(f, transforms=[NormTransform()])(torch.ones(3))[0] == 2
+
+
+NAMED = {
+    "linear": lambda x, w, b: F.linear(x, weight=w, bias=b),
+    "linear, in another order": lambda x, w, b: F.linear(bias=b.exp(), weight=w, input=x),
+    "mul": lambda x, w, b: torch.mul(x, other=2) * torch.add(input=x, other=x, alpha=2),
+    "a method": lambda x, w, b: x.sub(other=1).mul(other=x),
+    "matmul": lambda x, w, b: torch.matmul(input=x, other=w.mT),
+    "softmax": lambda x, w, b: torch.softmax(input=x, dim=1) + F.gelu(input=x, approximate="tanh"),
+    "where": lambda x, w, b: torch.where(condition=x > 0, input=x, other=-x),
+    "pow": lambda x, w, b: torch.pow(input=x, exponent=2) / torch.sqrt(input=x.abs() + 1),
+    "layer_norm": lambda x, w, b: F.layer_norm(input=x, normalized_shape=(4,), weight=w[0]),
+    "conv1d": lambda x, w, b: F.conv1d(input=x[None], weight=w[:, :3, None], bias=b),
+    "addmm": lambda x, w, b: torch.addmm(input=b, mat1=x, mat2=w.mT, beta=0.5),
+    "shapes": lambda x, w, b: torch.transpose(input=torch.reshape(input=x, shape=(2, 6)), dim0=0, dim1=1),
+    "several": lambda x, w, b: torch.topk(input=x, k=2)[0] * torch.chunk(input=x, chunks=2, dim=1)[0],
+}
+
+
+@pytest.mark.parametrize("make", [SplitBiasTransform, CheckpointTransform, ProfileTransform], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("name", NAMED)
+def test_arguments_by_torchs_names(name, make):
+    torch.manual_seed(seeded(0))
+    given = [torch.randn(*shape, requires_grad=True) for shape in ((3, 4), (2, 4), (2,))]
+    result, expected = thunder.jit(NAMED[name], transforms=[make()])(*given), NAMED[name](*given)
+    torch.testing.assert_close(result, expected)
+    gradients = [torch.autograd.grad(y.square().sum(), given, allow_unused=True) for y in (result, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_missing_argument_is_an_error():
+    with pytest.raises(TypeError):
+        thunder.jit(lambda x: torch.mul(input=x), transforms=[SplitBiasTransform()])(torch.ones(2))

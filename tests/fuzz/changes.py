@@ -25,12 +25,13 @@ import thunder
 
 from .changing_calls import CALLS
 from .changing_code import CODE
+from .changing_lookups import LOOKUPS
 from .changing_modules import MODULES
 from .changing_parts import Part
 from .changing_values import CONTAINERS, NUMBERS
 from .program import Outcome, outcome_of
 
-PARTS = (*NUMBERS, *CONTAINERS, *CODE, *MODULES, *CALLS)
+PARTS = (*NUMBERS, *CONTAINERS, *LOOKUPS, *CODE, *MODULES, *CALLS)
 TRANSFORMS = {
     "NormTransform()": lambda: NormTransform(),
     "SubclassTransform()": lambda: SubclassTransform(),

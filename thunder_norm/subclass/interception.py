@@ -32,7 +32,7 @@ from thunder_norm.subclass.jagged import is_jagged_class
 from thunder_norm.subclass.mutations import is_missed
 from thunder_norm.subclass.protocol import WrapperSpec, check_supported, outer_metadata
 from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
-from thunder_norm.tracing import hooks, replaced_memory
+from thunder_norm.tracing import hooks, replaced_memory, torch_arguments
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.tracing.provenances import without_unused
 from thunder_norm.wrapper_classes import is_wrapper
@@ -60,6 +60,7 @@ class Watching(Participant):
             selections.lookaside(fn, args, kwargs)
             or values.refusal(fn, args)
             or plain.about_plain(None, fn, args)
+            or torch_arguments.by_position(fn, args, kwargs)
             or lookaside_for(fn, *args, **kwargs)
         )
         return sequences.given_plainly(found, fn, args, kwargs)

@@ -8,6 +8,7 @@ that a module sets on itself: each gave silently another result, or another stat
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -37,6 +38,8 @@ _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it reads or sets an attribute in a way that Thunder has not; None to leave it to Thunder."""
     if fn is getattr and len(args) >= 2:
+        if type(args[1].value) is str and args[1].provenance.inst is not PseudoInst.CONSTANT:
+            return _by_known_name
         if args[1].value == "numel" and type(args[0].value) is tuple:
             return tensor_attributes.numel_of_shape
         if args[1].value == "data" and type(args[0].value) is TensorProxy:
@@ -53,6 +56,11 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if (fn is delattr or fn is object.__delattr__) and len(args) == 2:
         _forget(*args)
     return None
+
+
+def _by_known_name(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for a name that the program has read or computed: what that depends on is guarded, and there is a way to the attribute."""
+    return thunders._interpret_call(getattr, obj, wrap_const(name.value), *default)
 
 
 def _is_simple(value: Any) -> bool:
@@ -74,6 +82,8 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
         return _by_getattribute
     if _is_computed(value, name.value):
         has_changed = getattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, False) or name.value in obj.attribute_wrappers
+        # a prologue that reads it would compute and keep it before the call
+        has_changed = has_changed or isinstance(_of_class(value, name.value), functools.cached_property)
         return _computed if has_changed else None
     _forget_if_changed(obj, name.value)
     return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import torch
 
 MISSING = object()
 # What these have written is taken to stay as it is.
@@ -14,3 +16,13 @@ LIBRARIES = frozenset({"thunder_norm", "thunder", "torch", *sys.stdlib_module_na
 def in_classes(mro: Sequence[type], name: str, default: Any = MISSING) -> Any:
     """What the first of some classes that has `name` has under it, unbound."""
     return next((vars(base)[name] for base in mro if name in vars(base)), default)
+
+
+def saying_themselves(classes: Any) -> Iterator[type]:
+    """Of what ``isinstance`` is given, classes of a user's that say themselves which objects are theirs: others of the same type, or later, may be."""
+    if type(classes) is tuple:
+        for cls in classes:
+            yield from saying_themselves(cls)
+    elif isinstance(classes, type) and type(classes).__instancecheck__ is not type.__instancecheck__:
+        if classes is torch.nn.Buffer or classes.__module__.partition(".")[0] not in LIBRARIES:
+            yield classes

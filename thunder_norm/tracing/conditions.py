@@ -25,6 +25,7 @@ _CONDITIONS = {
     "is": "{value} is {expected}",
     "is none": "({value} is None) is {expected}",
     "type": "type({value}) is {expected}",
+    "instance": "isinstance({value}, {expected}[0]) is {expected}[1]",
     "written": "repr({value}) == {expected}",
     "same": "{expected}({value})",
     "length": "type({value}) is {expected}[0] and len({value}) == {expected}[1]",
@@ -75,8 +76,15 @@ def compiled(
             if step == "attribute" and _is_of_instance(ways.end(path[:-1]), key):
                 before, step = entries(path[:-1], before), "item"
             names[path] = name = f"v{len(names)}"
-            lines.append(f"{name} = {before}[{key!r}]" if step == "item" else f"{name} = {_attribute(before, key)}")
+            lines.append(f"{name} = {before}[{written(key)}]" if step == "item" else f"{name} = {_attribute(before, key)}")
         return names[path]
+
+    def written(key: Any) -> str:
+        if type(key) in (str, int, bool, type(None)):
+            return repr(key)
+        constant = f"k{len(constants)}"
+        constants[constant] = key
+        return constant
 
     def entries(path: Path, owner: str) -> str:
         of_owner = (*path, ("attribute", "__dict__"))

@@ -17,12 +17,17 @@ from thunder_norm.tracing import guards
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.snapshots import same_as
+from thunder_norm.tracing.ways import is_another_key, note_key, path_of
 from thunder.core import interpreter
-from thunder.core.interpreter import MutMappingWrapperMethods, SequenceIter, WrappedValue
+from thunder.core.interpreter import MutMappingWrapperMethods, ProvenanceRecord, PseudoInst, SequenceIter, WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.symbol import BoundSymbol, Symbol
 
+_MOST_KEYS = 256
+
 _original_bind = Symbol.bind
+_original_populate = interpreter.populate_item_wrappers
+_original_populate_one = interpreter.populate_single_dict_item_wrapper
 _thunders_item = MutMappingWrapperMethods.__getitem__
 _thunders_deletion = MutMappingWrapperMethods.__delitem__
 _thunders_reversed = interpreter._reversed_lookaside
@@ -41,7 +46,47 @@ def _copied(x: Any) -> Any:
     return {k: _copied(v) for k, v in x.items()} if kind is dict else x
 
 
-KEPT = Replacements((Replacement(Symbol, "bind", _bind, "Symbol.__call__: bsym = self.bind(*args, **kwargs, output=result"),))
+def _populate_item_wrappers(obj: WrappedValue) -> None:
+    if not obj.has_item_tracking and type(obj.value) in guards.CONTAINERS:
+        if not isinstance(obj.value, dict):
+            guards.note(obj, "length", None, (type(obj.value), len(obj.value)))
+        elif not obj.value:
+            guards.note(obj, "no keys", None, type(obj.value))
+        elif len(obj.value) <= _MOST_KEYS:
+            guards.note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
+        if isinstance(obj.value, dict):
+            for key, value in obj.value.items():
+                if is_another_key(key):
+                    _populate_item_wrapper(value, obj, key)
+    _original_populate(obj)
+
+
+def _populate_item_wrapper(value: Any, obj: WrappedValue, key: Any) -> None:
+    """Note under which key an item stands that is no number or word: a prologue of Thunder's has no words for it."""
+    held = key.value if isinstance(key, WrappedValue) else key
+    if is_another_key(held) and held not in obj.item_wrappers and path_of(obj.provenance) is not None:
+        if not isinstance(value, torch.Tensor):
+            unknown = ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[])
+            record = ProvenanceRecord(PseudoInst.BINARY_SUBSCR, inputs=[obj.provenance, unknown])
+            note_key(record, held)
+            obj.item_wrappers[held] = interpreter.wrap(value, provenance=record)
+    _original_populate_one(value, obj, key)
+
+
+KEPT = Replacements(
+    (
+        Replacement(Symbol, "bind", _bind, "Symbol.__call__: bsym = self.bind(*args, **kwargs, output=result"),
+        Replacement(
+            interpreter, "populate_item_wrappers", _populate_item_wrappers, "populate_item_wrappers, which looks into a container"
+        ),
+        Replacement(
+            interpreter,
+            "populate_single_dict_item_wrapper",
+            _populate_item_wrapper,
+            "populate_single_dict_item_wrapper, which finds the wrapper of a key that is an object seen elsewhere",
+        ),
+    )
+)
 
 
 @instead_of(vars)

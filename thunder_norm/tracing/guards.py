@@ -36,11 +36,11 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing import snapshots
-from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.classes import in_classes, saying_themselves
 from thunder_norm.tracing.conditions import compiled, holds
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
-from thunder_norm.tracing.surroundings import Surroundings
+from thunder_norm.tracing.surroundings import ITERATORS, Surroundings
 from thunder_norm.tracing.value_kinds import ValueKinds
 from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways, path_of
 from thunder.core import interpreter as thunders
@@ -64,7 +64,7 @@ _GUARDED_BY_THUNDER = (
     ModuleType,
     *_OPAQUE,
 )
-_CONTAINERS = (list, tuple, dict, collections.OrderedDict)
+CONTAINERS = (list, tuple, dict, collections.OrderedDict)
 # functions in C that Thunder's own helpers give containers to, and that do not look at what is in them
 _LOOK_INTO_NOTHING = frozenset(
     {
@@ -82,7 +82,6 @@ _OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
 _COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discard".split())  # methods of containers
 _NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
-_MOST_KEYS = 256
 
 
 @dataclass
@@ -122,7 +121,7 @@ def note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
             guards.conditions.setdefault((path, kind, detail), expected)
 
 
-_KINDS = ValueKinds(_IDENTICAL, (float, complex), torch.nn.Module, MethodType, snapshots.DATA, _GUARDED_BY_THUNDER)
+_KINDS = ValueKinds(_IDENTICAL, (int, float, complex, str), torch.nn.Module, MethodType, snapshots.DATA, _GUARDED_BY_THUNDER)
 _AS_IDENTICAL, _AS_NUMBER, _AS_MODULE, _AS_METHOD, _AS_DATA, _, _AS_OTHERS = range(7)
 
 
@@ -133,7 +132,10 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
     if kind == _AS_IDENTICAL:
         note(wrapped, "is", None, value)
     elif kind == _AS_NUMBER:
-        if value == 0 or value != value:  # Thunder compares it: 0.0 and -0.0 are equal, and nan is not
+        if not wrapped.provenance.ext_flag & jit_ext.EXT_FLAG_IS_PROXY_DERIVED:  # Thunder does not compare it
+            note(wrapped, "same", None, snapshots.same_as(value))
+        elif type(value) in (float, complex) and (value != value or 0 in (value.real, value.imag)):
+            # Thunder compares it: 0.0 and -0.0 are equal, and nan is not
             note(wrapped, "written", None, repr(value))
     elif kind == _AS_MODULE:
         note(wrapped, "type", None, type(value))
@@ -145,7 +147,7 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
             note(wrapped, "same", None, snapshots.same_as(value))
     elif kind == _AS_OTHERS:
         path = path_of(wrapped.provenance)
-        if path is not None and (path[0][0] != "fn" or type(value) not in _CONTAINERS):  # of those the length is guarded, or keys
+        if path is not None and (path[0][0] != "fn" or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))
     return result
 
@@ -179,7 +181,10 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
     kind = value if isinstance(value, type) else type(value)
     guards.surroundings.note_attribute(kind, name)
     own = getattr(value, "__dict__", None)
-    if kind is value or type(own) is not dict or name in own or not is_guarded(owner):
+    if kind is value or type(own) is not dict or name in own:
+        return
+    if not is_guarded(owner):
+        guards.surroundings.note_data(kind, name)
         return
     if in_classes(kind.__mro__, name, None) is None:
         is_answered = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
@@ -235,29 +240,18 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
         path = path_of(provenance)
         if path is not None:
             guards.conditions.setdefault((path, "is", None), value)
-    elif not isinstance(value, _STAND_ANYWHERE):
+    elif isinstance(value, torch.nn.Module) or not isinstance(value, _STAND_ANYWHERE):
         path, other = path_of(provenance), path_of(found.provenance)
         if guards is not None and path is not None and other is not None and path != other:
-            if isinstance(value, _CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
+            if isinstance(value, (*CONTAINERS, torch.nn.Module)) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
                 guards.meetings[path, other] = True
     return found
-
-
-def _populate_item_wrappers(obj: WrappedValue) -> None:
-    if not obj.has_item_tracking and type(obj.value) in _CONTAINERS:
-        if not isinstance(obj.value, dict):
-            note(obj, "length", None, (type(obj.value), len(obj.value)))
-        elif not obj.value:
-            note(obj, "no keys", None, type(obj.value))
-        elif len(obj.value) <= _MOST_KEYS:
-            note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
-    _original_populate(obj)
 
 
 def look_into(args: tuple[Any, ...]) -> None:
     """Guard all that is in the containers among some values, which are given to something that looks at it natively."""
     for a in args:
-        if isinstance(a, WrappedValue) and type(a.value) in _CONTAINERS and path_of(a.provenance) is not None:
+        if isinstance(a, WrappedValue) and type(a.value) in CONTAINERS and path_of(a.provenance) is not None:
             a.track_items()
             look_into(tuple(a.item_wrappers.values() if isinstance(a.item_wrappers, dict) else a.item_wrappers))
 
@@ -275,6 +269,10 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)
     elif fn in _ASK_FOR_TYPES and args:
         note(args[0], "type", None, type(args[0].value))
+        if fn is isinstance and len(args) == 2:
+            for cls in saying_themselves(args[1].value):
+                is_one = isinstance(args[0].value if args[0].original_value is args[0].nothing else args[0].original_value, cls)
+                note(args[0], "instance", f"{cls.__qualname__} {id(cls)}", (cls, is_one))
     elif isinstance(fn, _OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
         _note_opaque(fn, args)
 
@@ -283,10 +281,12 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     guards = _current.get()
     if guards is not None:
         guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
+        if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
+            guards.surroundings.note_iterator(fn)
     for a in args[1:] if getattr(fn, "__name__", None) in _COMPARE else ():
         if _is_compared(type(a.value)):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))
-    if any(type(a.value) in _CONTAINERS for a in args) and not _looks_into_nothing(fn) and not is_known(fn):
+    if any(type(a.value) in CONTAINERS for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
         look_into(args)
 
 
@@ -331,6 +331,11 @@ def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> 
     check_in_prologue(ctx, bind(check))
 
 
+def roots() -> dict[str, Any]:
+    """What ways begin at in the acquisition at hand."""
+    return guards.roots if (guards := _current.get()) is not None else {}
+
+
 def is_of_one_call() -> bool:
     """Whether the trace that is being acquired holds what is another in each call: no other call may use it."""
     guards = _current.get()
@@ -339,8 +344,7 @@ def is_of_one_call() -> bool:
 
 def use_for_one_call() -> None:
     """Let no other call use the trace that is being acquired."""
-    guards = _current.get()
-    if guards is not None:
+    if (guards := _current.get()) is not None:
         guards.surroundings.is_of_one_call = True
 
 
@@ -377,7 +381,6 @@ def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:
 
 
 _original_wrap_callback = jit_ext._general_jit_wrap_callback
-_original_populate = thunders.populate_item_wrappers
 _original_wrap = thunders.wrap
 _original_run_function = thunders._setup_frame_and_run_python_function
 
@@ -385,9 +388,6 @@ REPLACEMENTS = Replacements(
     (
         Replacement(
             jit_ext.general_jit_callbacks, INTERPRETER_CALLBACKS.WRAP_CALLBACK, _wrap_callback, "_general_jit_wrap_callback"
-        ),
-        Replacement(
-            thunders, "populate_item_wrappers", _populate_item_wrappers, "populate_item_wrappers, which looks into a container"
         ),
         Replacement(thunders, "wrap", _wrap, "wrap, which finds the wrapper of an object that it has seen elsewhere"),
         Replacement(

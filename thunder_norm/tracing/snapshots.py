@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import datetime
 import decimal
 import fractions
 import functools
+import operator
+import re
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,8 +20,10 @@ import torch
 # Of these no one looks into the items one by one, and what is in them may change.
 _COLLECTIONS = (set, frozenset, collections.deque)
 # Equal values of one of these types are the same.
-_DATA = (bytes, range, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, np.generic)
-DATA = (*_COLLECTIONS, *_DATA, np.ndarray, functools.partial)
+_DATA = (bytes, range, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, np.generic, re.Pattern)
+_BUFFERS = (bytearray, array.array, memoryview)
+GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
+DATA = (*_COLLECTIONS, *_DATA, *_BUFFERS, *GETTERS, np.ndarray, functools.partial, MappingProxyType)
 
 
 def same_as(value: Any) -> Callable[[Any], bool]:
@@ -36,13 +42,19 @@ def same_as(value: Any) -> Callable[[Any], bool]:
         return functools.partial(_is_equal, kind, frozenset(value))
     if kind in (tuple, list, collections.deque):
         return functools.partial(_has_items, kind, [same_as(v) for v in value])
-    if isinstance(value, dict):
+    if isinstance(value, dict | MappingProxyType):
         return functools.partial(_has_entries, kind, tuple(value), [same_as(v) for v in value.values()])
     if isinstance(value, functools.partial):
         parts = (value.func, same_as(value.args), same_as(value.keywords))
         return functools.partial(_calls, kind, *parts)
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return functools.partial(_has_bytes, kind, value.dtype, value.shape, value.tobytes())
+    if isinstance(value, np.ndarray):
+        return functools.partial(_has_objects, kind, value.shape, same_as(value.ravel().tolist()))
+    if isinstance(value, _BUFFERS):
+        return functools.partial(_is_of_bytes, kind, bytes(value))
+    if isinstance(value, GETTERS):
+        return functools.partial(_is_made_of, kind, same_as(value.__reduce__()))
     if isinstance(value, _DATA):
         return functools.partial(_is_equal, kind, value)
     if isinstance(value, torch.Tensor):
@@ -80,3 +92,15 @@ def _calls(kind: type, function: Any, args: Callable[[Any], bool], keywords: Cal
 
 def _has_bytes(kind: type, dtype: np.dtype, shape: tuple[int, ...], then: bytes, now: Any) -> bool:
     return type(now) is kind and now.dtype == dtype and now.shape == shape and now.tobytes() == then
+
+
+def _has_objects(kind: type, shape: tuple[int, ...], are_same: Callable[[Any], bool], now: Any) -> bool:
+    return type(now) is kind and now.shape == shape and are_same(now.ravel().tolist())
+
+
+def _is_of_bytes(kind: type, then: bytes, now: Any) -> bool:
+    return type(now) is kind and bytes(now) == then
+
+
+def _is_made_of(kind: type, are_same: Callable[[Any], bool], now: Any) -> bool:
+    return type(now) is kind and are_same(now.__reduce__())

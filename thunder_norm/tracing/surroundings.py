@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import os
 import random
 import time
@@ -17,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,13 @@ _CLOCKS = frozenset(
         *(datetime.datetime.now, datetime.datetime.utcnow, os.urandom),
     }
 )
+# in C, or a generator's frame: what they have left is seen by asking alone
+ITERATORS = (
+    *(GeneratorType, type(iter([])), type(iter(())), type(iter({})), type(iter({}.items())), type(iter({}.values()))),
+    *(type(iter(set())), type(iter(range(0))), type(iter("")), type(reversed([])), enumerate, map, filter, zip),
+    *(value for value in vars(itertools).values() if isinstance(value, type) and issubclass(value, Iterator)),
+)
+_ASK_FOR_NO_ITEM = (isinstance, callable, hasattr, getattr, id)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _PYTHONS = random.random.__self__
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -89,6 +97,13 @@ class Surroundings:
         if isinstance(found, _CODE) and (name == "forward" or not _is_of_library(owner, name)):
             self.attributes[owner, name] = found
 
+    def note_data(self, owner: type, name: str) -> None:
+        """Note that an object that the program has made has an attribute of its class, to which no way leads."""
+        found = in_classes(owner.__mro__, name, _nothing)
+        if found is _nothing or hasattr(type(found), "__get__") or isinstance(found, torch.Tensor) or _is_of_library(owner, name):
+            return
+        self._note_state(_of_class, (owner, name))
+
     def note_call(self, function: Callable, given: tuple[Any, ...], is_own: Callable[[], bool]) -> None:
         """Note a function in C that reads the state of the process, or says something else in each call.
 
@@ -110,6 +125,15 @@ class Surroundings:
         elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own()):
             self._note_drawn(function)
 
+    def note_iterator(self, function: Callable) -> None:
+        """Note a function in C that is given an iterator that was there before the call."""
+        if function not in _ASK_FOR_NO_ITEM:
+            self._note_of_one_call(
+                "an iterator that was there before the call is asked for its next item in the jitted function",
+                why="an iterator has each item once, and another in the next call",
+                instead="give a list, or the item itself",
+            )
+
     def _note_state(self, function: Callable, given: tuple) -> None:
         if (function, given) in self.states:
             return
@@ -119,17 +143,19 @@ class Surroundings:
             return
 
     def _note_drawn(self, function: Callable) -> None:
+        self._note_of_one_call(
+            f"{function.__qualname__} is called in the jitted function",
+            why="what it returns goes into the trace as a number, which the next call must not have",
+            instead="draw with torch (torch.rand), or give the number as an argument",
+        )
+
+    def _note_of_one_call(self, what: str, *, why: str, instead: str) -> None:
         if not self.is_of_one_call:
             self.is_of_one_call = True
             warnings.warn(
-                with_details(
-                    f"{function.__qualname__} is called in the jitted function: its trace is acquired anew in each call",
-                    at=location_of_user(),
-                    why="what it returns goes into the trace as a number, which the next call must not have",
-                    instead="draw with torch (torch.rand), or give the number as an argument",
-                ),
+                with_details(f"{what}: its trace is acquired anew in each call", at=location_of_user(), why=why, instead=instead),
                 AcquiredAnewWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def conditions(self, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -158,6 +184,10 @@ class Surroundings:
             if are_same(function(*given)):
                 args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
                 yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
+
+
+def _of_class(owner: type, name: str) -> Any:
+    return in_classes(owner.__mro__, name)
 
 
 def _value(x: Any) -> Any:

@@ -1,13 +1,17 @@
-"""What torch takes for an argument of an operation, and Thunder does not: numbers of NumPy, and types of Python as dtypes."""
+"""What torch takes for an argument of an operation, and Thunder does not: numbers of NumPy, types of Python as dtypes, torch's names."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import get_testing_overrides
 
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, wrap, wrap_const
@@ -33,6 +37,30 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     if not _is_operation(fn, given):
         return None
     return lambda *args, **kwargs: _interpret_call(fn, *map(_as_pythons, args), **{k: _as_pythons(v) for k, v in kwargs.items()})
+
+
+def by_position(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
+    """What to call instead of `fn`, an operation of which Thunder has other names for what torch demands; None for all others."""
+    if not kwargs or not (isinstance(fn, Symbol) or look_up(_torch_to_thunder_function_map, fn) is not None):
+        return None
+    given, rest = list(args), dict(kwargs)
+    for name in _demanded(fn)[len(args) :]:
+        if name not in rest:
+            return None
+        given.append(rest.pop(name))
+    return None if len(given) == len(args) else lambda *_, **__: _interpret_call(fn, *given, **rest)
+
+
+@functools.cache
+def _demanded(fn: Callable) -> tuple[str, ...]:
+    """The parameters without a default that torch has first, in order."""
+    if fn is torch.where:
+        return "condition", "input", "other"
+    torchs = getattr(torch.Tensor, fn.name, None) if isinstance(fn, Symbol) else fn
+    written = get_testing_overrides().get(torchs)
+    parameters = () if written is None else inspect.signature(written).parameters.values()
+    demanded = itertools.takewhile(lambda p: p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD, parameters)
+    return tuple(p.name for p in demanded)
 
 
 # as torch reads them, whatever its default dtype

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import sys
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+import numpy as np
 import torch
 
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
@@ -14,6 +16,13 @@ from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 Path = tuple[tuple[str, Any], ...]
 
 LEFT_OUT = object()
+_KEY = "_thunder_norm_key"  # of the provenance of an item
+_KEYS = (str, int)
+# of dicts alone: another that is equal finds the same item
+_KEYS_OF_DICTS = (
+    *(type(None), bool, float, complex, bytes, torch.dtype, torch.device, torch.Size, np.dtype),
+    *(type, enum.Enum, FunctionType, BuiltinFunctionType),
+)
 _METHODS = (FunctionType, classmethod, staticmethod, GetSetDescriptorType, MemberDescriptorType)
 # whose globals are as they are
 _OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"})
@@ -29,12 +38,32 @@ def path_of(record: ProvenanceRecord) -> Path | None:
     steps: list[tuple[str, Any]] = []
     while (inst := record.inst) is _ATTRIBUTE or inst is _ITEM:
         inputs = record.inputs
-        if len(inputs) != 2 or inputs[1].inst is not _CONSTANT or type(key := inputs[1].value) not in (str, int):
+        if len(inputs) != 2:
+            return None
+        if inputs[1].inst is _CONSTANT and type(key := inputs[1].value) in _KEYS:
+            pass
+        elif (key := getattr(record, _KEY, LEFT_OUT)) is LEFT_OUT:
             return None
         steps.append(("attribute" if inst is _ATTRIBUTE else "item", key))
         record = inputs[0]
     root = "args" if inst is _ARGS else "kwargs" if inst is _KWARGS else "fn" if inst is _FN else None
     return None if root is None else ((root, None), *reversed(steps))
+
+
+def is_another_key(key: Any) -> bool:
+    """Whether a key of a dict is no number or word, and is found again by what it is."""
+    return type(key) not in _KEYS and _is_lasting(key)
+
+
+def note_key(record: ProvenanceRecord, key: Any) -> None:
+    """Note under which key an item stands, where Thunder would look for the key in the program."""
+    setattr(record, _KEY, key)
+
+
+def _is_lasting(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(type(k) in _KEYS or _is_lasting(k) for k in key)
+    return isinstance(key, _KEYS_OF_DICTS) and key == key
 
 
 class Ways:

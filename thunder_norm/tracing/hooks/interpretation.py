@@ -21,6 +21,7 @@ from thunder_norm.tracing import (
     lookasides,
     modules,
     named_results,
+    own_changes,
     replaced_memory,
     standard_library,
     torch_arguments,
@@ -32,7 +33,7 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.proxy_names import is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks
+from thunder_norm.tracing.python import callbacks, conversions
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
 from thunder.core.trace import TraceCtx
@@ -87,6 +88,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or standard_library.lookaside(fn)
             or cached_calls.lookaside(fn, args, kwargs)
             or callbacks.lookaside(fn, args, kwargs)
+            or conversions.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
             or torch_arguments.lookaside(fn, args, kwargs)
             or known_values.lookaside(fn, args)
@@ -114,6 +116,8 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     asked = leader()
     process = functools.partial(_original_process if asked is None else _processed, ctx, epilogue)
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
+    if asked is not None:
+        own_changes.let_be(ctx, guards.roots())
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
 
 

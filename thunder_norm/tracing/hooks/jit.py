@@ -125,6 +125,14 @@ def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
                 instead="make the module, or the tensor, outside of the function, or give the module its tensors with torch.func.functional_call",
             )
         )
+    if re.search(r"PseudoInst\.BINARY_SUBSCR\(\w+, (?!['\d-])|Unpacking from", f"{error} {error.__cause__}"):
+        return UnsupportedOpError(
+            with_details(
+                "a traced function reads a tensor from a dict under a key that is no number and no word",
+                why="Thunder finds items of what it is given by numbers and words alone",
+                instead="use words as keys, or pass the tensor as an argument",
+            )
+        )
     if "PseudoInst.CONSTANT(" not in str(error) or "constant of type" not in str(error.__cause__):
         return error
     return UnsupportedOpError(

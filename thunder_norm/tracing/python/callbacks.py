@@ -10,9 +10,10 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from types import WrapperDescriptorType
 from typing import Any
 
-from thunder_norm.tracing import lookasides
+from thunder_norm.tracing import lookasides, snapshots
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.python.lists import is_plain
 from thunder.core import interpreter as thunders
@@ -119,8 +120,13 @@ def _zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[A
         yield tuple(values)
 
 
-def _attributes(paths: tuple[str, ...], value: Any) -> Any:
-    found = [functools.reduce(getattr, path.split("."), value) for path in paths]
+def _attributes(paths: tuple[tuple[str, ...], ...], value: Any) -> Any:
+    found = []
+    for path in paths:
+        end = value
+        for name in path:
+            end = getattr(end, name)
+        found.append(end)
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -137,7 +143,7 @@ def _called(method: tuple[Any, ...], value: Any) -> Any:
 def _getter(fn: Any) -> tuple[Callable, tuple] | None:
     """What an object of ``operator`` does with its argument, and what it was made of."""
     if type(fn) is operator.attrgetter:
-        return _attributes, fn.__reduce__()[1]
+        return _attributes, tuple(tuple(path.split(".")) for path in fn.__reduce__()[1])
     if type(fn) is operator.itemgetter:
         return _items, fn.__reduce__()[1]
     if type(fn) is not operator.methodcaller:
@@ -148,6 +154,11 @@ def _getter(fn: Any) -> tuple[Callable, tuple] | None:
         named, given = make.keywords, (*make.args, *given)
     name, *args = given
     return _called, (name, tuple(args), named)
+
+
+def _is_call_of_getter(fn: Any) -> bool:
+    """Whether it is what Thunder calls for a getter that was not made by the program."""
+    return type(fn) is WrapperDescriptorType and fn.__name__ == "__call__" and fn.__objclass__ in snapshots.GETTERS
 
 
 def _chosen(values: Iterable[Any], key: Callable | None, default: Any, is_largest: bool) -> Any:
@@ -165,9 +176,9 @@ def _chosen(values: Iterable[Any], key: Callable | None, default: Any, is_larges
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
     """What to call instead of ``max`` and ``min``, where they ask the program for keys, elements or their order, and of getters."""
-    getter = _getter(fn)
-    if getter is not None and len(args) == 1 and not kwargs and not _is_thunders():
-        return lambda value: thunders._interpret_call(getter[0], wrap_const(getter[1]), value)
+    getter, given = (_getter(args[0].value), args[1:]) if _is_call_of_getter(fn) and args else (_getter(fn), args)
+    if getter is not None and len(given) == 1 and not kwargs and not _is_thunders():
+        return lambda *given: thunders._interpret_call(getter[0], wrap_const(getter[1]), given[-1])
     if not lookasides.is_pythons(fn) or not args or _is_thunders():
         return None
     key = kwargs.get("key")

@@ -22,7 +22,6 @@ from thunder.core.interpreter import (
     MutMappingWrapperMethods,
     WrappedValue,
     do_raise,
-    populate_single_dict_item_wrapper,
     wrap_const,
     wrapped_build_tuple,
 )
@@ -142,7 +141,7 @@ def _get(mapping: WrappedValue, key: WrappedValue, default: WrappedValue | None 
     MutMappingWrapperMethods.__contains__(mapping, key)
     if not has_key:
         return wrap_const(None) if default is None else default
-    populate_single_dict_item_wrapper(dict.__getitem__(mapping.value, key.value), mapping, key.value)
+    thunders.populate_single_dict_item_wrapper(dict.__getitem__(mapping.value, key.value), mapping, key.value)
     return mapping.item_wrappers[key.value]
 
 
