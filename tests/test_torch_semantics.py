@@ -242,7 +242,23 @@ def _assigned(x):
     return y
 
 
+_SEEN = torch.tensor([[True, False], [False, False]])
+
+
+def _attention(mask):
+    return lambda x: F.scaled_dot_product_attention(x, x.sin(), x.cos(), mask).square().sum()
+
+
 _DERIVATIVES = {
+    "attention, a query that sees nothing": (_attention(_SEEN), (3, 2, 4)),
+    "attention, a row of minus infinity": (
+        _attention(torch.zeros(2, 2, dtype=torch.float64).masked_fill(~_SEEN, -torch.inf)),
+        (2, 4),
+    ),
+    "attention, groups of queries": (
+        lambda x: F.scaled_dot_product_attention(x, x[:2].sin(), x[1:3].cos(), scale=0.7, enable_gqa=True).square().sum(),
+        (4, 2, 3),
+    ),
     **{
         name: (lambda x, name=name: (getattr(F, name)(x * 1e4) + getattr(F, name)(x)).square().sum(), (6,))
         for name in "sigmoid elu celu selu mish silu gelu softplus logsigmoid glu".split()
