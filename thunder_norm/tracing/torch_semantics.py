@@ -23,7 +23,7 @@ from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
 import thunder.clang as clang
 import thunder.torch as ltorch
-from thunder.core import dtypes, utils
+from thunder.core import dtypes, prims, utils
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, interpreter_needs_wrap, wrap
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
@@ -206,21 +206,20 @@ def _arange(*args: Any, **kwargs: Any) -> Any:
     return found if found.ndim else ltorch.zeros((0,), device=found.device, dtype=found.dtype)
 
 
-@_instead_of(torch.Tensor.unfold)
-def unfold(self: Any, dimension: int, size: int, step: int) -> Any:
-    """Thunder runs ``F.unfold``, which has the same name."""
+def _unfold(self: Any, dimension: int, size: int, step: int) -> Any:
     if self.ndim == 0:
-        return ltorch.getitem(unfold(ltorch.reshape(self, (1,)), dimension, size, step), 0)
+        return ltorch.getitem(_unfold(ltorch.reshape(self, (1,)), dimension, size, step), 0)
     dim = utils.canonicalize_dim(self.ndim, dimension)
     length = self.shape[dim]
     utils.check(0 <= size <= length, lambda: f"maximum size for tensor at dimension {dim} is {length} but size is {size}")
     utils.check(step > 0, lambda: f"step is {step} but must be > 0")
-    starts = ltorch.arange(0, length - size + 1, step, device=self.device)
-    within = ltorch.reshape(_arange(0, size, device=self.device), (1, size))
-    places = ltorch.add(ltorch.reshape(starts, (starts.shape[0], 1)), within)
-    taken = ltorch.index_select(self, dim, ltorch.reshape(places, (starts.shape[0] * size,)))
-    windows = ltorch.reshape(taken, (*self.shape[:dim], starts.shape[0], size, *self.shape[dim + 1 :]))
-    return ltorch.movedim(windows, dim + 1, -1)
+    return prims.unfold(self, dim, size, step)
+
+
+# Windows, a view: Thunder's symbol has the id of ``F.unfold``, which has the same name and is what runs, and no gradient.
+unfold = Symbol(name="unfold", meta=_unfold, id="thunder_norm.unfold", _bind_postprocess=print_without_module)
+ltorch._syms_returning_views.add(unfold)
+_instead_of(torch.Tensor.unfold)(unfold)
 
 
 @_instead_of(torch._weight_norm)
