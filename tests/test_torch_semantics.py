@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tests.seeds import named_seed, seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.tracing.type_promotion import mended_promotion
-from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jvp, vmap
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform, grad, jvp, vmap
 import thunder
 from thunder.core import dtypes, utils
 from thunder.torch import _torch_to_thunder_function_map
@@ -269,6 +269,8 @@ _DERIVATIVES = {
     "max_pool1d": (lambda x: F.max_pool1d(x[None], 3, 1, 1).square().sum(), (2, 5)),
     "deviations": (lambda x: x.var(False) + x.std(0, False).sum(), (3, 2)),
     "lerp": (lambda x: x.lerp(torch.ones(1, dtype=torch.float64), 0.8).square().sum(), ()),
+    "bits as the same dtype": (lambda x: (x.view(torch.float64) * x.view(dtype=torch.float64).view(-1) * x).sum(), (5,)),
+    "bits as a smaller dtype": (lambda x: (x.view(torch.float32)[::2].nan_to_num().clamp(-1, 1) * x).sum(), (5,)),
     "unfold": (lambda x: x.unfold(0, 3, 2).square().sum(), (5, 2)),
     "where": (lambda x: x.where(x > 0, 2 * x).square().sum(), (5,)),
     "assigned in another precision": (
@@ -299,6 +301,13 @@ def test_derivatives_are_torchs(name):
     leaf = x.clone().requires_grad_()
     thunder.jit(f, transforms=[SubclassTransform()])(leaf).backward()
     torch.testing.assert_close(leaf.grad, slope, equal_nan=True)
+
+
+@pytest.mark.parametrize("transform", [CheckpointTransform, SubclassTransform])
+def test_bits_have_no_history(transform):
+    x = _d(4).requires_grad_()
+    for dtype in (torch.float64, torch.float32, torch.int64):
+        assert not thunder.jit(lambda x, dtype=dtype: x.view(dtype) * 2, transforms=[transform()])(x).requires_grad
 
 
 @pytest.mark.parametrize("with_gradients", [True, False])

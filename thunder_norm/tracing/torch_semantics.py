@@ -216,6 +216,14 @@ def _unfold(self: Any, dimension: int, size: int, step: int) -> Any:
     return prims.unfold(self, dim, size, step)
 
 
+@_instead_of(torch.Tensor.view)
+def _view(self: Any, *shape: Any, dtype: Any = None) -> Any:
+    """The bits as another dtype, or as the same, have no gradient; Thunder's takes those of the gradient."""
+    if dtype is None and len(shape) == 1 and isinstance(shape[0], torch.dtype | dtypes.dtype):
+        (dtype,) = shape
+    return ltorch.view(self, *shape) if dtype is None else ltorch.view(ltorch.detach(self), dtype)
+
+
 # Windows, a view: Thunder's symbol has the id of ``F.unfold``, which has the same name and is what runs, and no gradient.
 unfold = Symbol(name="unfold", meta=_unfold, id="thunder_norm.unfold", _bind_postprocess=print_without_module)
 ltorch._syms_returning_views.add(unfold)
