@@ -97,9 +97,38 @@ def _setitem(self: Any, key: Any, value: Any) -> None:
 
 
 @_instead_of(torch.Tensor.broadcast_to)
-def _broadcast_to(self: Any, size: Sequence[int]) -> Any:
+def _broadcast_to(self: Any, *size: Any) -> Any:
     """Thunder knows the function alone."""
-    return ltorch.expand(self, *size)
+    return ltorch.expand(self, *(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size))
+
+
+def _operator(function: Callable, is_reflected: bool) -> Callable:
+    return lambda a, b: function(b, a) if is_reflected else function(a, b)
+
+
+# Thunder's tensors have these operators, which look for functions of names that it does not know.
+for _name, _function, _is_reflected in (
+    ("__mod__", ltorch.remainder, False),
+    ("__rmod__", ltorch.remainder, True),
+):
+    _instead_of(getattr(torch.Tensor, _name), getattr(TensorProxy, _name))(_operator(_function, _is_reflected))
+_instead_of(torch.Tensor.__pos__, TensorProxy.__pos__)(ltorch._torch_to_thunder_function_map[torch.positive])
+
+
+def _written_operator(function: Callable) -> Callable:
+    return lambda a, b: ltorch.copy_(a, function(a, b))
+
+
+for _name, _function in (
+    ("__imod__", ltorch.remainder),
+    ("__ifloordiv__", ltorch.floor_divide),
+    ("__iand__", ltorch.bitwise_and),
+    ("__ior__", ltorch.bitwise_or),
+    ("__ixor__", ltorch.bitwise_xor),
+    ("__ilshift__", ltorch.bitwise_left_shift),
+    ("__irshift__", ltorch.bitwise_right_shift),
+):
+    _instead_of(getattr(torch.Tensor, _name), getattr(TensorProxy, _name))(_written_operator(_function))
 
 
 _instead_of(torch.Tensor.hardshrink)(ltorch.hardshrink)
