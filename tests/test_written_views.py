@@ -15,7 +15,9 @@ from thunder_norm.transforms import (
     SplitBiasTransform,
     SubclassTransform,
     grad,
+    hessian,
     jvp,
+    vmap,
 )
 import thunder
 
@@ -113,6 +115,44 @@ def test_what_is_written_into_windows_arrives_under_transforms_without_wrappers(
         )
     windows = thunder.jit(lambda x: x.unfold(1, 2, 1), transforms=[transform()])(x.detach())
     assert windows.data_ptr() == x.data_ptr()
+
+
+def _scaled(x):
+    y = x * x.cos()
+    with torch.no_grad():
+        y.mul_(2)
+    return (y * x).sum()
+
+
+def _a_row_scaled(x):
+    y = x * x.cos()
+    row = y[0]
+    with torch.no_grad():
+        row.mul_(2)
+    return (y * x).sum()
+
+
+def _assigned_and_clamped(x):
+    y = x * x.cos()
+    with torch.no_grad():
+        y[0] = 3.0
+        y.clamp_(max=0.5)
+    return (y.sin() * x).sum()
+
+
+@pytest.mark.parametrize("f", [_scaled, _a_row_scaled, _assigned_and_clamped])
+def test_what_is_written_without_autograd_into_a_result_keeps_its_history(f):
+    """Gradients went nowhere: what was written had none."""
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    wanted = torch.autograd.grad(f(x), x)[0]
+    for transform in (CheckpointTransform, SplitBiasTransform):
+        torch.testing.assert_close(torch.autograd.grad(thunder.jit(f, transforms=[transform()])(x), x)[0], wanted)
+    plain, both = x.detach(), torch.stack([x.detach(), x.detach() + 1])
+    torch.testing.assert_close(grad(f)(plain), wanted)
+    torch.testing.assert_close(vmap(grad(f))(both), torch.func.vmap(torch.func.grad(f))(both))
+    torch.testing.assert_close(jvp(f, (plain,), (wanted,)), torch.func.jvp(f, (plain,), (wanted,)))
+    torch.testing.assert_close(hessian(f)(plain), torch.func.hessian(f)(plain))
 
 
 def test_windows_that_overlap_are_not_written_into_under_function_transforms():

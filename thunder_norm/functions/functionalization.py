@@ -20,7 +20,7 @@ from thunder_norm.functions import refused_writes
 from thunder_norm.functions.aliasing import as_written, is_recorded, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
-from thunder_norm.functions.programs import flat_proxies
+from thunder_norm.functions.programs import flat_proxies, is_differentiable
 from thunder_norm.tracing.aliases import check_written_once
 from thunder_norm.tracing.histories import current, history_of
 from thunder_norm.tracing.locations import at_line_of
@@ -156,6 +156,8 @@ class _Memory:
             source, target = copy.args[:2]
             value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
             is_of_another = self.is_of_another(source) and not is_detached
+            if not is_recorded(copy) and not is_detached and is_differentiable(value):
+                value = current(self.now(target), value)  # what is written without autograd keeps its history
             self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
             if is_detached:
                 self.detached[self._root(target)] = self.versions[self._root(target)]

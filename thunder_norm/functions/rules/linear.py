@@ -13,6 +13,7 @@ from thunder_norm.functions.batching import sample_ndim, sample_shape, shifted, 
 from thunder_norm.functions.derivatives import complex_of, conj_physical, or_zeros, register_linear, summed_to
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, batching_rules, jvp_rules, register_jvp, register_vjp, vjp_rules
+from thunder_norm.tracing.histories import CURRENT, current
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
@@ -73,7 +74,17 @@ def detach(primals, tangents):
     return ltorch.detach(*primals), None
 
 
+@register_jvp(CURRENT)
+def pushed_current(primals, tangents):
+    """Forward mode follows what is written without autograd, and that keeps its history as well."""
+    (history, value), (of_history, of_value) = primals, tangents
+    return current(history, value), current(or_zeros(of_history, history), or_zeros(of_value, value))
+
+
 # -- cotangents -------------------------------------------------------------------------------------------------------
+
+
+register_vjp(CURRENT)(lambda history, value: (current(history, value), None), lambda saved, g: (g, None))
 
 
 def _unfold_backward(saved: tuple, g: TensorProxy) -> tuple:
@@ -163,6 +174,12 @@ def cat(axis_size: int, in_dims: tuple, tensors: Sequence[TensorProxy], dim: int
         samples = [(t, d) for t, d in samples if sample_shape(t, d) != (0,)]
     given = [with_batch(axis_size, t, d) for t, d in samples]
     return prims.cat(given, shifted(dim, given[0].ndim - 1)), 0
+
+
+@_rule(CURRENT)
+def batched_current(axis_size: int, in_dims: tuple, history: TensorProxy, value: TensorProxy) -> Any:
+    """Of each sample its own."""
+    return current(*(with_batch(axis_size, t, d) for t, d in zip((history, value), in_dims, strict=True))), 0
 
 
 @_rule(prims.unfold)
