@@ -303,6 +303,30 @@ def test_derivatives_are_torchs(name):
     torch.testing.assert_close(leaf.grad, slope, equal_nan=True)
 
 
+_KEYS = [slice(-5, None), (slice(None), slice(-9, 2)), (..., slice(-9, -1)), (None, 0, slice(-9, None, 2)), True, (0, True)]
+
+
+@pytest.mark.parametrize("transform", [CheckpointTransform, SubclassTransform])
+def test_slices_from_before_the_first_entry_and_bools_as_indices_are_torchs(transform):
+    """Thunder refuses the first, and took True for 1."""
+
+    def f(x, key):
+        y = x * 2
+        y[key] = 1.0
+        return y + (x[key] * 3).sum()
+
+    for key in _KEYS:
+        x = _d(2, 3).requires_grad_()
+        found, wanted = thunder.jit(f, transforms=[transform()])(x, key), f(x, key)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, wanted)))
+
+
+def test_false_as_an_index_is_refused_where_nobody_runs_torch():
+    with pytest.raises(UnsupportedOpError, match="bools"):
+        thunder.jit(lambda x: x[False], transforms=[CheckpointTransform()])(_f(2))
+
+
 @pytest.mark.parametrize("transform", [CheckpointTransform, SubclassTransform])
 def test_bits_have_no_history(transform):
     x = _d(4).requires_grad_()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.tracing import replaced_memory, tensor_methods, torch_neural, views_in_place
+from thunder_norm.tracing import replaced_memory, slices, tensor_methods, torch_neural, views_in_place
 from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
@@ -93,7 +93,14 @@ def _setitem(self: Any, key: Any, value: Any) -> None:
     """Thunder's gradient is for values of the tensor's dtype; where tensors are indices torch refuses others."""
     has_places = any(isinstance(k, TensorProxy) for k in (key if isinstance(key, tuple | list) else (key,)))
     is_other = isinstance(value, TensorProxy) and not has_places and value.dtype != self.dtype
-    ltorch.setitem_(self, key, ltorch.to(value, dtype=self.dtype) if is_other else value)
+    ltorch.setitem_(self, slices.within(self, key), ltorch.to(value, dtype=self.dtype) if is_other else value)
+
+
+@_instead_of(torch.Tensor.__getitem__, TensorProxy.__getitem__)
+def _getitem(self: Any, key: Any) -> Any:
+    """Thunder knows no slice that begins before the first entry, and takes True for 1."""
+    found = ltorch.getitem(self, slices.within(self, key))
+    return ltorch.clone(found) if slices.has_bool(key) else found
 
 
 @_instead_of(torch.Tensor.broadcast_to)
