@@ -191,7 +191,7 @@ _OPERATORS = {
     "remainder of a number": (lambda t: 3 % t, A),
     "of integers": (lambda t: (7 % t, t % 2), WHOLE),
     "positive": (lambda t: +t * 2, A),
-    "broadcast_to sizes": (lambda t: t.broadcast_to(2, 3, 3), A),
+    "broadcast_to sizes": (lambda t: t.broadcast_to(2, 3, 3) + t.sum().broadcast_to(()), A),
     "diagonal of a tall one": (lambda t: t.repeat(3, 1).fill_diagonal_(2, wrap=True), A),
     "diagonal of a wide one": (lambda t: t.repeat(1, 3).fill_diagonal_(2, wrap=True), A),
     "diagonal of a tall one, once": (lambda t: t.repeat(3, 1).fill_diagonal_(2), A),

@@ -106,7 +106,7 @@ def _getitem(self: Any, key: Any) -> Any:
 @_instead_of(torch.Tensor.broadcast_to)
 def _broadcast_to(self: Any, *size: Any) -> Any:
     """Thunder knows the function alone."""
-    return ltorch.expand(self, *(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size))
+    return ltorch.expand(self, tuple(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size))
 
 
 def _operator(function: Callable, is_reflected: bool) -> Callable:
