@@ -140,7 +140,16 @@ def _assigned_and_clamped(x):
     return (y.sin() * x).sum()
 
 
-@pytest.mark.parametrize("f", [_scaled, _a_row_scaled, _assigned_and_clamped])
+def _through_a_view_from_there(x):
+    y = x * x.cos()
+    outer, other = y.unsqueeze(0), y.squeeze()
+    with torch.no_grad():
+        outer[0] *= 1.5
+        y[1:].sub_(1)
+    return (y.sin() + outer.cos() + other * x).sum()
+
+
+@pytest.mark.parametrize("f", [_scaled, _a_row_scaled, _assigned_and_clamped, _through_a_view_from_there])
 def test_what_is_written_without_autograd_into_a_result_keeps_its_history(f):
     """Gradients went nowhere: what was written had none."""
     torch.manual_seed(seeded(0))

@@ -156,9 +156,14 @@ class _Memory:
             source, target = copy.args[:2]
             value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
             is_of_another = self.is_of_another(source) and not is_detached
-            if not is_recorded(copy) and not is_detached and is_differentiable(value):
-                value = current(self.now(target), value)  # what is written without autograd keeps its history
+            keeps_history = not is_recorded(copy) and not is_detached and is_differentiable(value)
+            whole = self._whole(target)
+            before = self.now(whole) if keeps_history else None
             self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
+            if before is not None and self._root(target) == whole.name:
+                # what is written without autograd, maybe through a view from there, changes nothing of where gradients go
+                self.values[whole.name] = current(before, self.values[whole.name])
+                self.versions[whole.name] += 1
             if is_detached:
                 self.detached[self._root(target)] = self.versions[self._root(target)]
             self.same[copy.output.name] = self.tensor(target)
