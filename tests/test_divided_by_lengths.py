@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import L2Tensor, RMSTensor
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm
 
 D = torch.float64
@@ -98,6 +99,43 @@ def test_steps_make_what_is_divided_by_its_length_no_shorter():
             for k, p in model.named_parameters():
                 p -= steps[k]
         assert (v.detach().norm(dim=1) >= before * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", ["written out", "written out, whole", "two layers"])
+def test_sensitivities_do_not_depend_on_the_length_at_hand(name):
+    """They were those at the values at hand: of a parameter that is long when the norm is derived, a hundredth."""
+    make, shape = PARAMETERS[name]
+    torch.manual_seed(seeded())
+    model, x = make().to(D), torch.randn(shape, dtype=D)
+    found = ModularNorm(model, x).sensitivities
+    for p in model.parameters():
+        p.data *= 100
+    assert ModularNorm(model, x).sensitivities == pytest.approx(found)
+
+
+OTHERS = {
+    "its largest entry": lambda v: v / v.abs().max(),
+    "the sums of its rows": lambda v: v / v.abs().sum(1, keepdim=True),
+    "the length of a part": lambda v: v / v[:, :1].norm(),
+    "its singular value": lambda v: v / torch.linalg.matrix_norm(v, 2),
+    "the length of another": lambda v: v / (v + 1).norm(dim=1, keepdim=True),
+    "an entry": lambda v: v / v.detach()[0, 0].abs(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_divided_by_another_number_than_its_length_is_refused(name):
+    """The values at hand stood for all that it may be: steps of norm 1 moved the output by as much as one liked."""
+    torch.manual_seed(seeded())
+    with pytest.raises(NormMismatchError, match="lower bound"):
+        ModularNorm(Normalized(OTHERS[name], 4, 6).to(D), torch.randn(3, 6, dtype=D))
+
+
+def test_entries_of_one_modulus_do_not_tell_what_they_are_divided_by():
+    model = Normalized(lambda v: v / v.abs().amax(1, keepdim=True), 4, 6)
+    torch.nn.init.ones_(model.v)
+    with pytest.raises(NormMismatchError, match="lower bound"):
+        ModularNorm(model, torch.randn(3, 6))
 
 
 LENGTHS = {

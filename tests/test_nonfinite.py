@@ -420,3 +420,37 @@ def test_poisoning_adds_nothing_to_traces_of_formulas_that_hand_nan_on():
     assert scalars(lambda x: x * 2) == ["mul"]
     assert scalars(lambda x: x.softmax(-1)) == ["eq", "full", "where"]
     assert [name for name in scalars(lambda x: x.cos()) if name in ("lt", "where")] == ["lt", "where"]
+
+
+_OF_NOTHING = {
+    "mean": lambda x: x.mean(-1),
+    "mean of all": lambda x: x.mean(),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "nanmean": lambda x: x.nanmean(-1),
+    "sum": lambda x: x.sum(-1),
+    "product": lambda x: x.prod(-1),
+    "mse_loss": lambda x: F.mse_loss(x, x * 0),
+    "binary cross entropy": lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x)),
+}
+
+
+@pytest.mark.parametrize("name", _OF_NOTHING)
+@pytest.mark.parametrize("kind", [RMSTensor, LinfTensor, L2Tensor])
+def test_what_is_computed_of_no_entries_has_the_norm_that_it_has(name, kind):
+    """Torch's mean of nothing is no number, and its logsumexp minus infinity; formulas for means of something said 1."""
+    f, t = _OF_NOTHING[name], torch.zeros(2, 0)
+    y = f(t)
+    for found in (f(kind(1.0, backing=t)), thunder.jit(f, transforms=[NormTransform()])(kind(1.0, backing=t))):
+        wanted = type(found).of(y, found.elem_dims).norm_size
+        torch.testing.assert_close(found.norm_size, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_statistics_that_no_rule_bounds_are_no_constants(is_jitted):
+    def f(x):
+        y, mean, rstd = torch.native_layer_norm(x, (4,), None, None, 1e-5)
+        return y, y * rstd, mean
+
+    x = RMSTensor(1.0, backing=torch.ones(2, 4), perturbation_size=0.1)
+    y, product, mean = (thunder.jit(f, transforms=[NormTransform()]) if is_jitted else f)(x)
+    assert y.norm_size <= 1 and all(z.norm_size == z.perturbation_size == math.inf for z in (product, mean))

@@ -9,7 +9,7 @@ from tests.seeds import seeded
 from thunder_norm import NormedTensor, normed
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.tracing import tensor_methods
-from thunder_norm.transforms import NormTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform
 import thunder
 
 INDEX = torch.tensor([2, 0])
@@ -29,6 +29,7 @@ ARGUMENTS = {
     "float_power_": (2,),
     "hardshrink": (0.3,),
     "broadcast_to": ((2, 3, 3),),
+    "fill_diagonal_": (0.4,),
     "index_fill_": (0, INDEX, 2.5),
     "index_reduce_": (0, INDEX, A[:2], "prod"),
     "ldexp_": (OTHER,),
@@ -161,3 +162,48 @@ def test_requires_grad_of_an_input_stays_what_it_is():
             _jit(program)(x, not has)
     with pytest.raises(RuntimeError, match="leaf variables"):
         _jit(lambda x: (x * 2).requires_grad_(False))(torch.randn(3, requires_grad=True))
+
+
+def _remainder_in_place(t):
+    y = t * 3
+    y %= 2
+    return y
+
+
+def _floor_in_place(t):
+    y = t * 3
+    y //= 2
+    return y
+
+
+def _bits_in_place(t):
+    y = t * 3
+    y &= 6
+    y |= 1
+    y ^= 2
+    y <<= 2
+    y >>= 1
+    return y
+
+
+_OPERATORS = {
+    "remainder": (lambda t: t % 2, A),
+    "remainder of a number": (lambda t: 3 % t, A),
+    "of integers": (lambda t: (7 % t, t % 2), WHOLE),
+    "positive": (lambda t: +t * 2, A),
+    "broadcast_to sizes": (lambda t: t.broadcast_to(2, 3, 3) + t.sum().broadcast_to(()), A),
+    "diagonal of a tall one": (lambda t: t.repeat(3, 1).fill_diagonal_(2, wrap=True), A),
+    "diagonal of a wide one": (lambda t: t.repeat(1, 3).fill_diagonal_(2, wrap=True), A),
+    "diagonal of a tall one, once": (lambda t: t.repeat(3, 1).fill_diagonal_(2), A),
+    "diagonal of three dimensions": (lambda t: t.repeat(3, 1, 1).fill_diagonal_(2), A),
+    "remainder in place": (_remainder_in_place, A),
+    "floor in place": (_floor_in_place, WHOLE),
+    "bits in place": (_bits_in_place, WHOLE),
+}
+
+
+@pytest.mark.parametrize("name", _OPERATORS)
+@pytest.mark.parametrize("transform", [CheckpointTransform, NormTransform])
+def test_operators_that_thunder_lacks(name, transform):
+    f, t = _OPERATORS[name]
+    torch.testing.assert_close(thunder.jit(f, transforms=[transform()])(t.clone()), f(t.clone()))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tests.seeds import named_seed, seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.tracing.type_promotion import mended_promotion
-from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jvp, vmap
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform, grad, jvp, vmap
 import thunder
 from thunder.core import dtypes, utils
 from thunder.torch import _torch_to_thunder_function_map
@@ -242,7 +242,23 @@ def _assigned(x):
     return y
 
 
+_SEEN = torch.tensor([[True, False], [False, False]])
+
+
+def _attention(mask):
+    return lambda x: F.scaled_dot_product_attention(x, x.sin(), x.cos(), mask).square().sum()
+
+
 _DERIVATIVES = {
+    "attention, a query that sees nothing": (_attention(_SEEN), (3, 2, 4)),
+    "attention, a row of minus infinity": (
+        _attention(torch.zeros(2, 2, dtype=torch.float64).masked_fill(~_SEEN, -torch.inf)),
+        (2, 4),
+    ),
+    "attention, groups of queries": (
+        lambda x: F.scaled_dot_product_attention(x, x[:2].sin(), x[1:3].cos(), scale=0.7, enable_gqa=True).square().sum(),
+        (4, 2, 3),
+    ),
     **{
         name: (lambda x, name=name: (getattr(F, name)(x * 1e4) + getattr(F, name)(x)).square().sum(), (6,))
         for name in "sigmoid elu celu selu mish silu gelu softplus logsigmoid glu".split()
@@ -253,6 +269,8 @@ _DERIVATIVES = {
     "max_pool1d": (lambda x: F.max_pool1d(x[None], 3, 1, 1).square().sum(), (2, 5)),
     "deviations": (lambda x: x.var(False) + x.std(0, False).sum(), (3, 2)),
     "lerp": (lambda x: x.lerp(torch.ones(1, dtype=torch.float64), 0.8).square().sum(), ()),
+    "bits as the same dtype": (lambda x: (x.view(torch.float64) * x.view(dtype=torch.float64).view(-1) * x).sum(), (5,)),
+    "bits as a smaller dtype": (lambda x: (x.view(torch.float32)[::2].nan_to_num().clamp(-1, 1) * x).sum(), (5,)),
     "unfold": (lambda x: x.unfold(0, 3, 2).square().sum(), (5, 2)),
     "where": (lambda x: x.where(x > 0, 2 * x).square().sum(), (5,)),
     "assigned in another precision": (
@@ -283,6 +301,37 @@ def test_derivatives_are_torchs(name):
     leaf = x.clone().requires_grad_()
     thunder.jit(f, transforms=[SubclassTransform()])(leaf).backward()
     torch.testing.assert_close(leaf.grad, slope, equal_nan=True)
+
+
+_KEYS = [slice(-5, None), (slice(None), slice(-9, 2)), (..., slice(-9, -1)), (None, 0, slice(-9, None, 2)), True, (0, True)]
+
+
+@pytest.mark.parametrize("transform", [CheckpointTransform, SubclassTransform])
+def test_slices_from_before_the_first_entry_and_bools_as_indices_are_torchs(transform):
+    """Thunder refuses the first, and took True for 1."""
+
+    def f(x, key):
+        y = x * 2
+        y[key] = 1.0
+        return y + (x[key] * 3).sum()
+
+    for key in _KEYS:
+        x = _d(2, 3).requires_grad_()
+        found, wanted = thunder.jit(f, transforms=[transform()])(x, key), f(x, key)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, wanted)))
+
+
+def test_false_as_an_index_is_refused_where_nobody_runs_torch():
+    with pytest.raises(UnsupportedOpError, match="bools"):
+        thunder.jit(lambda x: x[False], transforms=[CheckpointTransform()])(_f(2))
+
+
+@pytest.mark.parametrize("transform", [CheckpointTransform, SubclassTransform])
+def test_bits_have_no_history(transform):
+    x = _d(4).requires_grad_()
+    for dtype in (torch.float64, torch.float32, torch.int64):
+        assert not thunder.jit(lambda x, dtype=dtype: x.view(dtype) * 2, transforms=[transform()])(x).requires_grad
 
 
 @pytest.mark.parametrize("with_gradients", [True, False])

@@ -8,7 +8,17 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm.errors import ThunderNormError
-from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SplitBiasTransform, SubclassTransform
+from thunder_norm.transforms import (
+    CheckpointTransform,
+    NormTransform,
+    ProfileTransform,
+    SplitBiasTransform,
+    SubclassTransform,
+    grad,
+    hessian,
+    jvp,
+    vmap,
+)
 import thunder
 
 FORMS = ("plain", "leaf")
@@ -78,6 +88,91 @@ def test_windows_of_an_input_are_views_of_it():
         thunder.jit(lambda x: x.unfold(0, 2, 2).mul_(2), transforms=[transform()])(x)
         assert torch.equal(x[:2], (torch.arange(8.0).view(2, 4) + 1) * 2)
     assert type(thunder.jit(lambda x: x.split(1), transforms=[NormTransform()])(x)) is tuple
+
+
+@pytest.mark.parametrize("transform", [CheckpointTransform, SplitBiasTransform])
+def test_what_is_written_into_windows_arrives_under_transforms_without_wrappers(transform):
+    def into_windows(x):
+        y = x * 1.5
+        y.unfold(1, 2, 3).mul_(x.sum())
+        y[1:].unfold(-2, 1, 2)[0, 1].add_(x[0, 0])
+        return y.sin()
+
+    def into_their_tensor(x):
+        y = x.clone()
+        windows = y.unfold(1, 3, 1)
+        y[0].mul_(x[1])
+        return windows.sin()
+
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 5, requires_grad=True)
+    for f in (into_windows, into_their_tensor):
+        found, wanted = thunder.jit(f, transforms=[transform()])(x), f(x)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, wanted)))
+        torch.testing.assert_close(
+            grad(lambda x, f=f: f(x).square().sum())(x.detach()), torch.autograd.grad(f(x).square().sum(), x)[0]
+        )
+    windows = thunder.jit(lambda x: x.unfold(1, 2, 1), transforms=[transform()])(x.detach())
+    assert windows.data_ptr() == x.data_ptr()
+
+
+def _scaled(x):
+    y = x * x.cos()
+    with torch.no_grad():
+        y.mul_(2)
+    return (y * x).sum()
+
+
+def _a_row_scaled(x):
+    y = x * x.cos()
+    row = y[0]
+    with torch.no_grad():
+        row.mul_(2)
+    return (y * x).sum()
+
+
+def _assigned_and_clamped(x):
+    y = x * x.cos()
+    with torch.no_grad():
+        y[0] = 3.0
+        y.clamp_(max=0.5)
+    return (y.sin() * x).sum()
+
+
+def _through_a_view_from_there(x):
+    y = x * x.cos()
+    outer, other = y.unsqueeze(0), y.squeeze()
+    with torch.no_grad():
+        outer[0] *= 1.5
+        y[1:].sub_(1)
+    return (y.sin() + outer.cos() + other * x).sum()
+
+
+@pytest.mark.parametrize("f", [_scaled, _a_row_scaled, _assigned_and_clamped, _through_a_view_from_there])
+def test_what_is_written_without_autograd_into_a_result_keeps_its_history(f):
+    """Gradients went nowhere: what was written had none."""
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    wanted = torch.autograd.grad(f(x), x)[0]
+    for transform in (CheckpointTransform, SplitBiasTransform):
+        torch.testing.assert_close(torch.autograd.grad(thunder.jit(f, transforms=[transform()])(x), x)[0], wanted)
+    plain, both = x.detach(), torch.stack([x.detach(), x.detach() + 1])
+    torch.testing.assert_close(grad(f)(plain), wanted)
+    torch.testing.assert_close(vmap(grad(f))(both), torch.func.vmap(torch.func.grad(f))(both))
+    torch.testing.assert_close(jvp(f, (plain,), (wanted,)), torch.func.jvp(f, (plain,), (wanted,)))
+    torch.testing.assert_close(hessian(f)(plain), torch.func.hessian(f)(plain))
+
+
+def test_windows_that_overlap_are_not_written_into_under_function_transforms():
+    def f(x):
+        y = x * 2
+        y.unfold(0, 2, 1).mul_(3)
+        return y.sum()
+
+    for transformed in (grad(f), lambda x: jvp(f, (x,), (x,))):
+        with pytest.raises(ThunderNormError, match="in-place(.|\n)*test_written_views.py"):
+            transformed(torch.ones(3))
 
 
 def _windows(x):

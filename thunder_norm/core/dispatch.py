@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from thunder_norm.core.context import (
     current_environment,
     current_mode,
     lift,
+    measured,
     perturbations_recorded,
     run_operation,
     run_real,
@@ -313,6 +315,27 @@ def _handing_on(result: Any, bound: inspect.BoundArguments, sizes: Sequence[tupl
     return result
 
 
+def _of_any_size(real: Any, bound: inspect.BoundArguments) -> Any:
+    """One of several results, of which the rule says nothing (the statistics of a normalization): plain it would be a constant."""
+    arguments = _normed(list(bound.arguments.values()))
+    if not isinstance(real, torch.Tensor) or not has_norm(real) or not real.numel() or not arguments:
+        return real
+    unknown = recorded(torch.full_like(arguments[0].norm_size, math.inf))
+    moves = any(x.perturbation_size is not None for x in arguments)
+    return LinfTensor._wrap(real, unknown, unknown.clone() if moves else None, ())
+
+
+def _size_of_nothing(result: NormedTensor, real: torch.Tensor, bound: inspect.BoundArguments) -> torch.Tensor:
+    """A rule's size for its result; the norm that this has where it has entries and no argument of a norm has any: then they are constants.
+
+    A formula for the mean of something, or the largest, says nothing of these, and torch's may be no number.
+    """
+    arguments = _normed(list(bound.arguments.values()))
+    if not arguments or any(x.numel() for x in arguments) or not real.numel() or real.is_meta:
+        return result.norm_size
+    return measured(type(result), real, result.elem_dims).norm_size
+
+
 def unwrap(tree: Any) -> Any:
     """The same structure with every NormedTensor replaced by its backing."""
     return map_tensors(lambda v: v.backing if isinstance(v, NormedTensor) else v, tree)
@@ -325,14 +348,17 @@ def _attach(
     if isinstance(result, list | tuple):
         if not isinstance(real, list | tuple) or len(real) != len(result):
             raise NormMismatchError(f"norm rule for {op.__qualname__} returned {len(result)} results, the operation did not")
-        attached = [_attach(op, rule, bound, n, r, args, kwargs) for n, r in zip(result, real, strict=True)]
+        attached = [
+            _of_any_size(r, bound) if n is None else _attach(op, rule, bound, n, r, args, kwargs)
+            for n, r in zip(result, real, strict=True)
+        ]
         # lists, tuples, and torch.return_types with their fields
         return type(real)(attached)
     if not isinstance(result, NormedTensor):
         return real if result is None else result
     if not isinstance(real, torch.Tensor):
         raise NormMismatchError(f"norm rule for {op.__qualname__} returned a norm for {describe(real)}")
-    size = recorded(result.norm_size)
+    size = recorded(_size_of_nothing(result, real, bound))
     # a rule that knows where all of its arguments come from may state the result's movement itself
     perturbation = perturbation_of(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
     if perturbation is not None:

@@ -20,10 +20,12 @@ from thunder_norm.functions import refused_writes
 from thunder_norm.functions.aliasing import as_written, is_recorded, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
-from thunder_norm.functions.programs import flat_proxies
+from thunder_norm.functions.programs import flat_proxies, is_differentiable
+from thunder_norm.tracing.aliases import check_written_once
 from thunder_norm.tracing.histories import current, history_of
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.torch_semantics import unfold
 from thunder_norm.tracing.writes import copies_in
 from thunder_norm.trees import flat_tensors
 from thunder.core import prims
@@ -34,7 +36,7 @@ from thunder.core.trace import TraceCtx, from_trace, get_tracectx
 # They return views whatever the strides of their argument, and no element twice: a change of the view is one of the argument.
 _EXACT = frozenset(
     "H T adjoint diagonal getitem imag mH mT moveaxis movedim narrow permute ravel_view real select squeeze swapaxes "
-    "swapdims t transpose unsqueeze view view_as view_as_real view_as_complex __getitem__ "
+    "swapdims t transpose unfold unsqueeze view view_as view_as_real view_as_complex __getitem__ "
     "Tensor_H Tensor_T Tensor_imag Tensor_mH Tensor_mT Tensor_real".split()
 )
 
@@ -49,10 +51,12 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
     Raises:
         TransformError: it changes an argument or a tensor of the surroundings, unless they are left, or a tensor that may share
             memory with another.
-        UnsupportedOpError: autograd records a change of an argument that the backward could not follow.
+        UnsupportedOpError: autograd records a change of an argument that the backward could not follow; it writes into a view that
+            has an element twice.
     """
     if not any(copies_in(b) for b in trace.bound_symbols):
         return trace
+    check_written_once(trace)
     trace = _without_regions(trace)
     moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set()
     views = [views_in(b) for b in trace.bound_symbols]
@@ -152,7 +156,14 @@ class _Memory:
             source, target = copy.args[:2]
             value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
             is_of_another = self.is_of_another(source) and not is_detached
+            keeps_history = not is_recorded(copy) and not is_detached and is_differentiable(value)
+            whole = self._whole(target)
+            before = self.now(whole) if keeps_history else None
             self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
+            if before is not None and self._root(target) == whole.name:
+                # what is written without autograd, maybe through a view from there, changes nothing of where gradients go
+                self.values[whole.name] = current(before, self.values[whole.name])
+                self.versions[whole.name] += 1
             if is_detached:
                 self.detached[self._root(target)] = self.versions[self._root(target)]
             self.same[copy.output.name] = self.tensor(target)
@@ -322,6 +333,7 @@ _WITH_ITS_ARGUMENTS = {
     prims.PrimIDs.SQUEEZE: torch.squeeze,
     "torch.permute": torch.Tensor.permute,
     "torch.squeeze": _squeeze,
+    unfold.id: torch.Tensor.unfold,
 }
 
 

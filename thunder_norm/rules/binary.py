@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_environment, lift, run_real
+from thunder_norm.core.context import current_environment, current_mode, lift, run_real
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
@@ -277,9 +277,9 @@ def div_number(input: NormedTensor, other: Number) -> NormedTensor:
 def _is_by_parameter(x: Any, divisor: Any) -> bool:
     """Whether a divisor is a parameter, or made from some: its values would stand for all that it may be.
 
-    What is on a sphere is divided by its length (weight normalization, written out), as far as anybody knows.
+    Except in mode "bound", what is on a sphere is divided by its length (weight normalization, written out), as far as anybody knows.
     """
-    return is_moving(divisor) and getattr(x, "_least", 0.0) == 0
+    return is_moving(divisor) and (current_mode() == "bound" or getattr(x, "_least", 0.0) == 0)
 
 
 def _is_by_measured(args: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ def _current_meta(history: TensorProxy, value: TensorProxy) -> TensorProxy:
 
 
 _history = _executor.register_operator("history", meta=_history_meta, fn=lambda tensor: tensor.view_as(tensor))
-_current = _executor.register_operator("current", meta=_current_meta, fn=lambda history, value: value.detach())
+CURRENT = _executor.register_operator("current", meta=_current_meta, fn=lambda history, value: value.detach())
 
 
 def history_of(tensor: TensorProxy) -> TensorProxy:
@@ -34,7 +34,7 @@ def history_of(tensor: TensorProxy) -> TensorProxy:
 def current(history: TensorProxy, value: TensorProxy) -> TensorProxy:
     """Write a tensor with the gradients of the first, in the memory of the second, whatever is written there."""
     _register()
-    return _current(history, value)
+    return CURRENT(history, value)
 
 
 def _history_gradient(tensor: TensorProxy) -> TensorProxy:
@@ -44,7 +44,7 @@ def _history_gradient(tensor: TensorProxy) -> TensorProxy:
 
 
 def _current_gradient(history: TensorProxy, value: TensorProxy) -> TensorProxy:
-    found = _current(history, value)
+    found = CURRENT(history, value)
     put_grad(history, get_grad(found))
     return found
 
@@ -53,4 +53,4 @@ def _current_gradient(history: TensorProxy, value: TensorProxy) -> TensorProxy:
 def _register() -> None:
     """Tell Thunder their gradients, once there is one: importing us changes nothing of Thunder."""
     register_grad(_history.id, _history_gradient)
-    register_grad(_current.id, _current_gradient)
+    register_grad(CURRENT.id, _current_gradient)

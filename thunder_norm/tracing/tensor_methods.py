@@ -19,7 +19,7 @@ from thunder.torch import _torch_to_thunder_function_map
 
 # These change what the tensor is, not what is in it; or their namesake without the underscore is something else.
 _OTHERS = frozenset(
-    "as_strided_ bernoulli_ detach_ fill_diagonal_ rename_ requires_grad_ resize_ resize_as_ set_ share_memory_ squeeze_ swapaxes_ "
+    "as_strided_ bernoulli_ detach_ rename_ requires_grad_ resize_ resize_as_ set_ share_memory_ squeeze_ swapaxes_ "
     "swapdims_ t_ transpose_ unsqueeze_".split()
 )
 
@@ -27,7 +27,7 @@ _OTHERS = frozenset(
 @functools.cache
 def names() -> frozenset[str]:
     """The methods that are called although Thunder does not know them."""
-    return frozenset({"broadcast_to", "hardshrink", "requires_grad_"} | set(_in_place()))
+    return frozenset({"broadcast_to", "fill_diagonal_", "hardshrink", "requires_grad_"} | set(_in_place()))
 
 
 def _in_place() -> list[str]:
@@ -54,8 +54,21 @@ def _copied(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return tensor.copy_(result)
 
 
+def _filled_diagonal(tensor: torch.Tensor, value: float, wrap: bool = False) -> torch.Tensor:
+    if tensor.ndim < 2 or (tensor.ndim > 2 and len(set(tensor.shape)) > 1):
+        raise RuntimeError("fill_diagonal_ takes two dimensions, or more of one length")
+    device = tensor.device
+    rows, columns = torch.arange(tensor.shape[0], device=device), torch.arange(tensor.shape[1], device=device)
+    rows = rows.reshape(-1, *[1] * (tensor.ndim - 1))
+    period = tensor.shape[1] + 1 if wrap and tensor.ndim == 2 else max(tensor.shape[0], tensor.shape[1], 1)
+    is_on = torch.remainder(rows, period) == columns.reshape(-1, *[1] * (tensor.ndim - 2))
+    for dim in range(2, tensor.ndim):
+        is_on = is_on & (rows == torch.arange(tensor.shape[dim], device=device).reshape(-1, *[1] * (tensor.ndim - 1 - dim)))
+    return torch.where(is_on, torch.full_like(tensor, value), tensor)
+
+
 def _register(name: str) -> None:
-    operation = torch.full_like if name == "fill_" else getattr(torch.Tensor, name[:-1])
+    operation = {"fill_": torch.full_like, "fill_diagonal_": _filled_diagonal}.get(name) or getattr(torch.Tensor, name[:-1])
 
     def in_place(tensor, *args, **kwargs):
         return _copied(tensor, operation(tensor, *args, **kwargs))
@@ -71,5 +84,5 @@ def _register(name: str) -> None:
         instead_of(fn)(lookaside)
 
 
-for _name in _in_place():
+for _name in (*_in_place(), "fill_diagonal_"):
     _register(_name)

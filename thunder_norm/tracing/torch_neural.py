@@ -213,6 +213,38 @@ def _pad_sequence(
 
 # -- attention --------------------------------------------------------------------------------------------------------
 
+
+@_instead_of(F.scaled_dot_product_attention)
+def _scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """torch's is 0 for a query that may see no key, and so are gradients; Thunder's are NaN, and it knows no groups of queries."""
+    if enable_gqa:
+        key, value = (_for_each_query(query, t) for t in (key, value))
+    if attn_mask is None:
+        return ltorch.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal, scale=scale)
+    is_choice = dtypes.is_boolean_dtype(attn_mask.dtype)
+    sees = ltorch.any_tensor(attn_mask if is_choice else ltorch.gt(attn_mask, -math.inf), -1, keepdim=True)
+    # such a query sees all keys on the way, so that nothing is NaN
+    mask = ltorch.where(sees, attn_mask, True if is_choice else 0.0)
+    result = ltorch.scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale=scale)
+    return ltorch.where(sees, result, 0.0)
+
+
+def _for_each_query(query: Any, shared: Any) -> Any:
+    """Keys or values [..., G, S, D] of G groups of heads as [..., H, S, D], for queries of H heads."""
+    groups, heads = shared.shape[-3], query.shape[-3]
+    shape = (*shared.shape[:-2], heads // groups, *shared.shape[-2:])
+    return ltorch.reshape(ltorch.expand(ltorch.unsqueeze(shared, -3), shape), (*shared.shape[:-3], heads, *shared.shape[-2:]))
+
+
 _attention = F.multi_head_attention_forward
 _attention_arguments = inspect.signature(_attention)
 # the same code under another identity: interpreting it does not lead here again

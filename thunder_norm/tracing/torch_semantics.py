@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.tracing import replaced_memory, tensor_methods, torch_neural, views_in_place
+from thunder_norm.tracing import replaced_memory, slices, tensor_methods, torch_neural, views_in_place
 from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
 import thunder.clang as clang
 import thunder.torch as ltorch
-from thunder.core import dtypes, utils
+from thunder.core import dtypes, prims, utils
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, interpreter_needs_wrap, wrap
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
@@ -93,13 +93,49 @@ def _setitem(self: Any, key: Any, value: Any) -> None:
     """Thunder's gradient is for values of the tensor's dtype; where tensors are indices torch refuses others."""
     has_places = any(isinstance(k, TensorProxy) for k in (key if isinstance(key, tuple | list) else (key,)))
     is_other = isinstance(value, TensorProxy) and not has_places and value.dtype != self.dtype
-    ltorch.setitem_(self, key, ltorch.to(value, dtype=self.dtype) if is_other else value)
+    ltorch.setitem_(self, slices.within(self, key), ltorch.to(value, dtype=self.dtype) if is_other else value)
+
+
+@_instead_of(torch.Tensor.__getitem__, TensorProxy.__getitem__)
+def _getitem(self: Any, key: Any) -> Any:
+    """Thunder knows no slice that begins before the first entry, and takes True for 1."""
+    found = ltorch.getitem(self, slices.within(self, key))
+    return ltorch.clone(found) if slices.has_bool(key) else found
 
 
 @_instead_of(torch.Tensor.broadcast_to)
-def _broadcast_to(self: Any, size: Sequence[int]) -> Any:
+def _broadcast_to(self: Any, *size: Any) -> Any:
     """Thunder knows the function alone."""
-    return ltorch.expand(self, *size)
+    return ltorch.expand(self, tuple(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size))
+
+
+def _operator(function: Callable, is_reflected: bool) -> Callable:
+    return lambda a, b: function(b, a) if is_reflected else function(a, b)
+
+
+# Thunder's tensors have these operators, which look for functions of names that it does not know.
+for _name, _function, _is_reflected in (
+    ("__mod__", ltorch.remainder, False),
+    ("__rmod__", ltorch.remainder, True),
+):
+    _instead_of(getattr(torch.Tensor, _name), getattr(TensorProxy, _name))(_operator(_function, _is_reflected))
+_instead_of(torch.Tensor.__pos__, TensorProxy.__pos__)(ltorch._torch_to_thunder_function_map[torch.positive])
+
+
+def _written_operator(function: Callable) -> Callable:
+    return lambda a, b: ltorch.copy_(a, function(a, b))
+
+
+for _name, _function in (
+    ("__imod__", ltorch.remainder),
+    ("__ifloordiv__", ltorch.floor_divide),
+    ("__iand__", ltorch.bitwise_and),
+    ("__ior__", ltorch.bitwise_or),
+    ("__ixor__", ltorch.bitwise_xor),
+    ("__ilshift__", ltorch.bitwise_left_shift),
+    ("__irshift__", ltorch.bitwise_right_shift),
+):
+    _instead_of(getattr(torch.Tensor, _name), getattr(TensorProxy, _name))(_written_operator(_function))
 
 
 _instead_of(torch.Tensor.hardshrink)(ltorch.hardshrink)
@@ -206,21 +242,28 @@ def _arange(*args: Any, **kwargs: Any) -> Any:
     return found if found.ndim else ltorch.zeros((0,), device=found.device, dtype=found.dtype)
 
 
-@_instead_of(torch.Tensor.unfold)
-def unfold(self: Any, dimension: int, size: int, step: int) -> Any:
-    """Thunder runs ``F.unfold``, which has the same name."""
+def _unfold(self: Any, dimension: int, size: int, step: int) -> Any:
     if self.ndim == 0:
-        return ltorch.getitem(unfold(ltorch.reshape(self, (1,)), dimension, size, step), 0)
+        return ltorch.getitem(_unfold(ltorch.reshape(self, (1,)), dimension, size, step), 0)
     dim = utils.canonicalize_dim(self.ndim, dimension)
     length = self.shape[dim]
     utils.check(0 <= size <= length, lambda: f"maximum size for tensor at dimension {dim} is {length} but size is {size}")
     utils.check(step > 0, lambda: f"step is {step} but must be > 0")
-    starts = ltorch.arange(0, length - size + 1, step, device=self.device)
-    within = ltorch.reshape(_arange(0, size, device=self.device), (1, size))
-    places = ltorch.add(ltorch.reshape(starts, (starts.shape[0], 1)), within)
-    taken = ltorch.index_select(self, dim, ltorch.reshape(places, (starts.shape[0] * size,)))
-    windows = ltorch.reshape(taken, (*self.shape[:dim], starts.shape[0], size, *self.shape[dim + 1 :]))
-    return ltorch.movedim(windows, dim + 1, -1)
+    return prims.unfold(self, dim, size, step)
+
+
+@_instead_of(torch.Tensor.view)
+def _view(self: Any, *shape: Any, dtype: Any = None) -> Any:
+    """The bits as another dtype, or as the same, have no gradient; Thunder's takes those of the gradient."""
+    if dtype is None and len(shape) == 1 and isinstance(shape[0], torch.dtype | dtypes.dtype):
+        (dtype,) = shape
+    return ltorch.view(self, *shape) if dtype is None else ltorch.view(ltorch.detach(self), dtype)
+
+
+# Windows, a view: Thunder's symbol has the id of ``F.unfold``, which has the same name and is what runs, and no gradient.
+unfold = Symbol(name="unfold", meta=_unfold, id="thunder_norm.unfold", _bind_postprocess=print_without_module)
+ltorch._syms_returning_views.add(unfold)
+_instead_of(torch.Tensor.unfold)(unfold)
 
 
 @_instead_of(torch._weight_norm)

@@ -12,7 +12,8 @@ from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.batching import sample_ndim, sample_shape, shifted, with_batch
 from thunder_norm.functions.derivatives import complex_of, conj_physical, or_zeros, register_linear, summed_to
 from thunder_norm.functions.programs import is_complex
-from thunder_norm.functions.registry import VjpRule, batching_rules, jvp_rules, register_jvp, vjp_rules
+from thunder_norm.functions.registry import VjpRule, batching_rules, jvp_rules, register_jvp, register_vjp, vjp_rules
+from thunder_norm.tracing.histories import CURRENT, current
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
@@ -33,6 +34,7 @@ for _symbol in (
     prims.stride_order,
     prims.sum,
     prims.transpose,
+    prims.unfold,
     prims.view,
     ltorch.contiguous,
     ltorch.cumsum,
@@ -70,6 +72,36 @@ def update_aliases(primals, tangents):
 def detach(primals, tangents):
     """No tangent, as in torch."""
     return ltorch.detach(*primals), None
+
+
+@register_jvp(CURRENT)
+def pushed_current(primals, tangents):
+    """Forward mode follows what is written without autograd, and that keeps its history as well."""
+    (history, value), (of_history, of_value) = primals, tangents
+    return current(history, value), current(or_zeros(of_history, history), or_zeros(of_value, value))
+
+
+# -- cotangents -------------------------------------------------------------------------------------------------------
+
+
+register_vjp(CURRENT)(lambda history, value: (current(history, value), None), lambda saved, g: (g, None))
+
+
+def _unfold_backward(saved: tuple, g: TensorProxy) -> tuple:
+    """Each entry of a window goes to where it came from, which several may have in common."""
+    shape, dim, size, step = saved
+    zeros = ltorch.zeros(shape, device=g.device, dtype=g.dtype)
+    if size == 0:
+        return zeros, None, None, None
+    starts = ltorch.arange(0, g.shape[dim] * step, step, device=g.device)
+    places = ltorch.add(ltorch.unsqueeze(starts, 1), ltorch.arange(size, device=g.device))
+    entries = ltorch.reshape(ltorch.movedim(g, -1, dim + 1), (*g.shape[:dim], g.shape[dim] * size, *g.shape[dim + 1 : -1]))
+    return ltorch.index_add(zeros, dim, ltorch.reshape(places, (g.shape[dim] * size,)), entries), None, None, None
+
+
+register_vjp(prims.unfold)(
+    lambda a, dim, size, step: (prims.unfold(a, dim, size, step), (tuple(a.shape), dim, size, step)), _unfold_backward
+)
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -142,6 +174,12 @@ def cat(axis_size: int, in_dims: tuple, tensors: Sequence[TensorProxy], dim: int
         samples = [(t, d) for t, d in samples if sample_shape(t, d) != (0,)]
     given = [with_batch(axis_size, t, d) for t, d in samples]
     return prims.cat(given, shifted(dim, given[0].ndim - 1)), 0
+
+
+@_rule(CURRENT)
+def batched_current(axis_size: int, in_dims: tuple, history: TensorProxy, value: TensorProxy) -> Any:
+    """Of each sample its own."""
+    return current(*(with_batch(axis_size, t, d) for t, d in zip((history, value), in_dims, strict=True))), 0
 
 
 @_rule(prims.unfold)

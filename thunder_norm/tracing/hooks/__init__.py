@@ -22,8 +22,8 @@ Besides, each for as long as it says and no longer:
   ``InterpreterCompileCtx._fn_lookaside`` holds what it was begun with;
 - what a user registers with `register_lookaside` goes into ``_general_jit_lookaside_map``, Thunder's table for that.
 
-Symbols of ours have rules and tags in Thunder's own tables (``register_grad``, ``NON_FUNCTIONAL_OPS``) under ids of ours, from when they
-are made.
+Symbols of ours have rules and tags in Thunder's own tables (``register_grad``, ``NON_FUNCTIONAL_OPS``, ``_syms_returning_views``) under ids
+of ours, from when they are made.
 """
 
 from __future__ import annotations

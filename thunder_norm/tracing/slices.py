@@ -1,0 +1,60 @@
+"""Indices that Thunder takes for others than torch: ``x[-4:]`` of three, which it refuses, and ``x[True]``, which is ``x[1]`` there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.locations import location_of_user
+from thunder.core import dtypes
+from thunder.core.proxies import NumberProxy, TensorProxy, pyval
+
+
+def has_bool(key: Any) -> bool:
+    """Whether a bool is among the indices: torch's result is a copy then."""
+    return any(isinstance(k, bool) for k in (key if isinstance(key, tuple) else (key,)))
+
+
+def within(tensor: TensorProxy, key: Any) -> Any:
+    """The same indices of a tensor: their slices are within it, and True is a new dimension.
+
+    Raises:
+        UnsupportedOpError: False is among them, or a bool beside tensors.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    if has_bool(key):
+        if any(k is False or isinstance(k, TensorProxy | list) for k in keys) or sum(isinstance(k, bool) for k in keys) > 1:
+            raise UnsupportedOpError(
+                with_details("an index of bools", at=location_of_user(), instead="x[None] for x[True], x[:0] for x[False]")
+            )
+        keys = tuple(None if k is True else k for k in keys)
+        key = keys
+    if not any(isinstance(k, slice) and (_is_negative(k.start) or _is_negative(k.stop)) for k in keys):
+        return key
+    counts = [_num_dims(k) for k in keys]
+    left = max(tensor.ndim - sum(counts), 0)
+    dim, found = 0, []
+    for k, count in zip(keys, counts, strict=True):
+        is_slice = isinstance(k, slice) and dim < tensor.ndim
+        found.append(_within(k, tensor.shape[dim]) if is_slice else k)
+        dim += left if k is ... else count
+    return tuple(found) if isinstance(key, tuple) else found[0]
+
+
+def _within(s: slice, length: int) -> slice:
+    start, stop = (0 if _is_negative(n, length) else n for n in (s.start, s.stop))
+    return slice(start, stop, s.step)
+
+
+def _is_negative(n: Any, length: int = 0) -> bool:
+    """Whether it is a number before the first of so many entries."""
+    value = pyval(n) if isinstance(n, NumberProxy) else n
+    return isinstance(value, int) and value < -length
+
+
+def _num_dims(key: Any) -> int:
+    """How many dimensions an index is for."""
+    if key is None or key is ...:
+        return 0
+    is_mask = isinstance(key, TensorProxy) and dtypes.is_boolean_dtype(key.dtype)
+    return key.ndim if is_mask else 1
