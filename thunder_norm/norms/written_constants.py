@@ -44,6 +44,10 @@ class WrittenConstants:
                 with torch.no_grad():  # torch.empty(..., requires_grad=True)
                     t.zero_()
 
+    def made(self) -> list[torch.Tensor]:
+        """The tensors that it made, and that are still there."""
+        return list(self._made)
+
     def may_be_written(self, t: Any) -> bool:
         """Whether a normed tensor can stand for it: the program made it, and has no view of it, which would stay what it was."""
         if type(t) is not torch.Tensor or t not in self._made or not has_norm(t) or t.layout is not torch.strided:
