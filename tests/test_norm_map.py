@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
-from thunder_norm.errors import NormMismatchError, ThunderNormError
+from thunder_norm.errors import AcquiredAnewWarning, NormMismatchError, ThunderNormError, UnsupportedOpError
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -312,3 +313,11 @@ def test_arguments_that_do_not_fit_the_example_are_refused(norm_map):
     with pytest.raises(NormMismatchError, match="elem_dims"):
         norm_map(RMSTensor(1.0, elem_dims=(5,)), normed_state_dict=state())
     assert norm_map(good, normed_state_dict=state()).norm_size > 0
+
+
+def test_a_program_that_draws_pythons_random_numbers_has_no_norm_map():
+    def program(x):
+        return x * (1 + random.random())
+
+    with pytest.warns(AcquiredAnewWarning), pytest.raises(UnsupportedOpError, match="something else each time"):
+        build_norm_map(program, torch.randn(4, 8))(RMSTensor(1.0))

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.seeds import seeded
 from thunder_norm import RMSTensor
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad
 import thunder
 
 
@@ -108,3 +109,34 @@ def test_a_module_that_calls_another_with_its_parameters():
     parameters = list(model.parameters())
     for a, b in zip(torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def identity(x):
+    eye = torch.eye(4, dtype=torch.bool)
+    return x * ~eye
+
+
+def covariance(x):
+    cov = torch.cov(x)
+    return cov * 2
+
+
+def before_the_operation(x):
+    eye = x * 2
+    return torch.eye(4) @ eye
+
+
+def of_an_operation_inside(x):
+    kron = torch.kron(x, x)
+    logcumsumexp = torch.logcumsumexp(kron, 0)
+    return logcumsumexp * 2
+
+
+@pytest.mark.parametrize("f", [identity, covariance, before_the_operation, of_an_operation_inside])
+def test_variables_may_have_the_names_of_operations(f):
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4, 4)
+    for transform in (NormTransform, SubclassTransform):
+        torch.testing.assert_close(thunder.jit(f, transforms=[transform()])(x), f(x))
+    expected = torch.func.grad(lambda x: f(x).square().sum())(x)
+    torch.testing.assert_close(grad(lambda x: f(x).square().sum())(x), expected)

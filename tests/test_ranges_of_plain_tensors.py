@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from tests.within_norms import actual_norm
-from thunder_norm import NormedTensor, normed
+from thunder_norm import LinfTensor, NormedTensor, normed
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -121,3 +121,24 @@ def test_what_may_be_negative_or_was_written_into_keeps_nothing_away_from_zero(w
     _, jm = jitted(weights)
     with pytest.raises(NormMismatchError, match="gives no lower bound on entries"):
         jm(torch.randn(3, 4))
+
+
+def masked_mean(x, mask):
+    return (x * mask).sum() / (mask.sum() + 1e-5)
+
+
+def mean_of_rows(x, mask):
+    rows = mask[:, 0].float()
+    return (x.abs() * rows[:, None]).sum() / (rows.sum() + 1e-6) / x.shape[1]
+
+
+@pytest.mark.parametrize("program", [masked_mean, mean_of_rows])
+def test_an_epsilon_beside_a_constant_is_not_what_keeps_it_away_from_zero(program):
+    """The norm of the quotient is that of the numerator over the constant at hand, in each call."""
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4, 4)
+    jitted = thunder.jit(program, transforms=[NormTransform()])
+    for mask in (torch.ones(4, 4, dtype=torch.bool), torch.tensor([True, False, True, False])[:, None].expand(4, 4)):
+        found = jitted(LinfTensor.of(x, elem_dims=()), mask)
+        torch.testing.assert_close(found.backing, program(x, mask))
+        assert actual_norm(found) <= found.norm_size <= 4 * x.abs().max()

@@ -89,6 +89,10 @@ def test_parts_that_are_written_into(program, is_x_normed):
         torch.testing.assert_close(found.backing.detach(), expected)
         assert type(found).of(expected, found.elem_dims).norm_size <= found.norm_size * (1 + 1e-5)
     assert thunder.cache_misses(jitted) == 1
+    given = (RMSTensor.of(x) if is_x_normed else x, RMSTensor.of(y))
+    found = run_eagerly(model, given, {}, policy="measured", mode="bound")[0]
+    torch.testing.assert_close(found.backing.detach(), expected)
+    assert type(found).of(expected, found.elem_dims).norm_size <= found.norm_size * (1 + 1e-5)
 
 
 def a_view_that_was_used(x, f):

@@ -17,6 +17,7 @@ from thunder_norm.norms.given_integers import GivenIntegers
 from thunder_norm.norms.inference import Candidate, Inferred, NormSpec, Use, disagree
 from thunder_norm.norms.parameters import canonical_dims
 from thunder_norm.norms.plain_operations import LiftingEnvironment
+from thunder_norm.norms.written_buffers import WrittenBuffers
 from thunder_norm.trees import flat_tensors
 from thunder_norm.user_code import user_line
 
@@ -58,6 +59,7 @@ class EagerEnvironment(LiftingEnvironment):
 
     def __init__(self, lifting: EagerLifting, arithmetic: Arithmetic | None = None, arguments: Iterable[torch.Tensor] = ()):
         super().__init__(lifting)
+        self.buffers = WrittenBuffers(lifting, [t for t in lifting.tensors.values() if id(t) not in lifting.parameters])
         self.arithmetic = arithmetic or Arithmetic()
         self._integers = GivenIntegers(arguments)
         self.noted: list[Noted] = []

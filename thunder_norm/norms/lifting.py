@@ -242,6 +242,10 @@ class Unknown:
         """Remember that `func` changed a plain tensor in place by normed ones."""
         self._made[id(t)] = self._changed[_memory(t)] = t, func
 
+    def was_changed(self, t: torch.Tensor) -> bool:
+        """Whether it, or what has its memory, was changed in place by normed tensors."""
+        return _memory(t) in self._changed
+
     def check(self, t: torch.Tensor, location: Location) -> None:
         """Refuse to take the values of such a tensor for its norm.
 

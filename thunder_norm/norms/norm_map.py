@@ -22,7 +22,7 @@ from thunder_norm.core.context import Mode, check_mode, current_sensitivity, not
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, with_details
 from thunder_norm.model_state.shards import as_one_process, whole_data
-from thunder_norm.norms import norm_map_trace
+from thunder_norm.norms import norm_map_trace, refused_maps
 from thunder_norm.norms.annotations import named_annotations
 from thunder_norm.norms.dynamic_shapes import DynamicDims, check_hashable, parse_dynamic_shapes
 from thunder_norm.norms.norm_map_program import Program
@@ -315,7 +315,7 @@ class NormMap:
             # what stood for an argument on meta had values, the argument has none
             if isinstance(s, OfArgument) and s.attribute is None and (t := leaves[s.position]).is_meta:
                 tensor = f"{t.dtype} of {tuple(t.shape)}"
-                raise norm_map_trace.depends_on_data("the values of an argument, which is on the meta device", tensor)
+                raise refused_maps.depends_on_data("the values of an argument, which is on the meta device", tensor)
         return program
 
     def _acquired(self, policy: norm_map_trace.Given, inputs: list[Any]) -> Program:

@@ -14,13 +14,14 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm.core.context import Mode, setting
 from thunder_norm.core.tensors import NormedTensor, has_norm
-from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.model_state.shards import spread_of
 from thunder_norm.norms.autocast import keeping_autocast
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.normed_mode import NormAcquisition
 from thunder_norm.norms.parameters import tensor_names
+from thunder_norm.norms.refused_maps import depends_on_data, is_another_in_each_call
 from thunder_norm.norms.sources import OfArgument, OfAttribute, OfModel, Source
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
 from thunder_norm.norms.without_data import has_no_data, zeros_like
@@ -212,17 +213,6 @@ class NormMapTransform(NormTransform):
         return next((i for i, v in enumerate(self._inputs) if v is t), None)
 
 
-def depends_on_data(what: str, tensor: str) -> NormMismatchError:
-    """The error for a norm that is a function of values, which a call does not have."""
-    return NormMismatchError(
-        with_details(
-            f"the norm of an output depends on {what}",
-            tensor=tensor,
-            instead="give a NormedTensor for it (as an argument or in normed_state_dict), or real data",
-        )
-    )
-
-
 def _is_perturbation(origin: LeafOrigin | WrapperOrigin | None) -> bool:
     if isinstance(origin, LeafOrigin):
         return origin.index == 1
@@ -368,10 +358,13 @@ def _wrapper_of_norms(proxy: SubclassProxy, outputs: list[OutputShape]) -> Calla
 def capture(jitted: Callable, run: Callable[[], Any], plan: Callable[[], Plan]) -> tuple[Any, tuple]:
     """Compile by running once; the cache entry, and what its prologue sends past the computation to the epilogue.
 
-    The latter is seen by running once more with an epilogue that looks at its arguments.
+    The latter is seen by running once more with an epilogue that looks at its arguments.  Raises UnsupportedOpError where the program
+    is another one in each call.
     """
     run()
     cache = thunder.compile_stats(jitted).interpreter_cache
+    if not cache:
+        raise is_another_in_each_call()
     entry = cache[-1]
     seen: list[tuple] = []
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from thunder_norm.core import bodies, context, dispatch, in_place, registry
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.shards import is_spread
-from thunder_norm.norms import autograd_functions, written_proxies
+from thunder_norm.norms import autograd_functions, buffer_proxies, written_proxies
 from thunder_norm.norms.eager import chosen_norms
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, refuse_mutation
@@ -27,6 +27,7 @@ from thunder_norm.norms.plain_operations import LiftingEnvironment, run_plainly
 from thunder_norm.norms.recorder import NormRecorder
 from thunder_norm.norms.traced_lifting import TracedLifting
 from thunder_norm.norms.written_parameters import refused
+from thunder_norm.op_names import op_key
 from thunder_norm.subclass import operations, trace
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.arguments import value_of
@@ -186,34 +187,29 @@ class NormAcquisition(Acquisition):
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
         """With what stands for constants by now, where there are any; or a buffer that normed tensors change in place.
 
-        That one, a running mean, stays plain, and Thunder knows how.
+        That one, a running mean, is written plainly too.
         """
         function = autograd_functions.function_of(fn)
         if function is not None and any(map(autograd_functions.is_normed, tree_flatten((args, kwargs))[0])):
             return lambda: autograd_functions.apply(self, function, args, kwargs)
+        is_mutation = registry.is_mutation(fn, {}) or fn is torch.Tensor.copy_
+        target = args[0] if args else None
+        own = getattr(torch.Tensor, str(op_key(fn)), fn)  # of ``t -= x``
+        symbol = _torch_to_thunder_function_map.get(fn, _torch_to_thunder_function_map.get(own)) if is_mutation else None
+        if symbol is not None and self._is_buffer(target):
+            return buffer_proxies.write(self, self.lifting, symbol, fn, args, kwargs)
+        if is_mutation:
+            buffer_proxies.refuse_write_into_part(self, fn, target)
         current = written_proxies.with_current(self, self.lifting.concerns, self._moves, fn, args, kwargs)
         if current is not None:
             return lambda: operations.call(self, fn, *current)
-        made = written_proxies.write(self, lambda fake: id(fake) in self.lifting.derived, fn, args, kwargs)
-        if made is not None:
-            return made
-        target = args[0] if args else None
-        symbol = _torch_to_thunder_function_map.get(fn) if registry.is_mutation(fn, {}) or fn is torch.Tensor.copy_ else None
-        if symbol is None or not isinstance(target, TensorProxy) or isinstance(target, SubclassProxy):
-            return None
-        if self.lifting.concerns(self.fake_of(target)) or not self.lifting.is_of_buffer(target):
-            return None
+        return written_proxies.write(self, lambda fake: id(fake) in self.lifting.derived, fn, args, kwargs)
 
-        def backing(value: Any) -> Any:
-            return trace.leaf_proxies(self, value.fake)[0] if isinstance(value, SubclassProxy) else value
-
-        def call() -> Any:
-            plain_args, plain_kwargs = tree_map(backing, (args, kwargs))
-            result = symbol(*plain_args, **plain_kwargs)
-            self.lifting.change(fn, result if isinstance(result, TensorProxy) else target)
-            return result
-
-        return call
+    def _is_buffer(self, target: Any) -> bool:
+        """Whether a proxy is a plain one with the memory of a buffer."""
+        if not isinstance(target, TensorProxy) or isinstance(target, SubclassProxy):
+            return False
+        return not self.lifting.concerns(self.fake_of(target)) and self.lifting.is_of_buffer(target)
 
     def run(self, recorder: Recorder, fn: Callable, args: Any, kwargs: Any) -> Any:
         """Run one operation on fakes: by its norm rule, or plainly if it concerns parameters alone."""

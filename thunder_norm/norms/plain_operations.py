@@ -23,6 +23,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.lifting import Lifting
 from thunder_norm.norms.parameters import canonical_dims, refuse_mutation
+from thunder_norm.norms.written_buffers import WrittenBuffers
 from thunder_norm.norms.written_parameters import Write, refused, sharing_memory, values_after, write_of
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -32,6 +33,7 @@ class LiftingEnvironment(context.Environment):
 
     def __init__(self, lifting: Lifting):
         self.lifting = lifting
+        self.buffers: WrittenBuffers | None = None  # of an eager run
 
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor for a plain one, by the policy."""
@@ -114,6 +116,16 @@ class LiftingEnvironment(context.Environment):
         written.replace(target, normed)
         return (normed, *args[1:]), kwargs
 
+    def by_now(self, values: Any) -> Any:
+        """Arguments with what stands for tensors by now, by whatever name they are."""
+        return map_tensors(lambda t: self.lifting.written.current(self.lifting.known(t)), values)
+
+    def sets_data_of(self, t: torch.Tensor, value: Any) -> bool:
+        """Whether another tensor stands for one whose `data` is set: one made from parameters, or one that is normed from then on."""
+        buffer = self.buffers is not None and self.buffers.has(t)
+        value = self.by_now(value)
+        return self.changes(t) or buffer and (isinstance(value, NormedTensor) or self.lifting.moves(value))
+
     def changes(self, t: Any) -> bool:
         """Whether what is written into a tensor is to be followed, and can be: as it is one made from parameters."""
         return False
@@ -144,13 +156,16 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         environment, known = self.environment, self.environment.lifting
-        if func == _SET_DATA and environment.changes(args[0]):
+        if func == _SET_DATA and environment.sets_data_of(*args):
             return known.written.replace(args[0], known.written.current(known.known(args[1])))
+        if environment.buffers is not None and registry.is_mutation(func, kwargs) and args and environment.buffers.has(args[0]):
+            if self._is_normed_write(args, kwargs):
+                return environment.buffers.write(func, args, kwargs, environment.by_now, self._run)
         if not registry.is_metadata(func):
             args, kwargs = environment.with_current(func, args, kwargs)
             write = write_of(func, args, kwargs)
             if write is None and not registry.is_mutation(func, kwargs):
-                args, kwargs = map_tensors(lambda t: known.written.current(known.known(t)), (args, kwargs))
+                args, kwargs = environment.by_now((args, kwargs))
             if write is not None and environment.changes(target := known.written.current(known.known(args[0]))):
                 return self._change(write._replace(args=(target, *write.args[1:])), target)
         tensors = flat_tensors((args, kwargs))
@@ -198,15 +213,23 @@ class Functions(TorchFunctionMode):
                     return func(*args, **kwargs)
         return run_plainly(environment, func, args, kwargs, tensors)
 
+    def _is_normed_write(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a buffer's norm is not that of its values after a write: it was not before, or that of what is written is not."""
+        target, *others = self.environment.by_now(args)
+        moves = self.environment.lifting.moves
+        tensors = flat_tensors((others, self.environment.by_now(kwargs)))
+        return isinstance(target, NormedTensor) or any(isinstance(t, NormedTensor) or moves(t) for t in tensors)
+
+    def _run(self, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(fn, (), args, kwargs)
+
     def _change(self, write: Write, target: torch.Tensor) -> torch.Tensor:
         """Write into a tensor made from parameters: from now on the results stand for it, and for what shares its memory."""
-
-        def run(fn: Callable, *args: Any, **kwargs: Any) -> Any:
-            return self.__torch_function__(fn, (), args, kwargs)
-
         lifting, location = self.environment.lifting, self.environment.user_location()
         tensors = [target, *sharing_memory(target, lifting.plain_tensors())]
-        after = values_after(write, tensors, tensors, run, lambda t: t.backing if isinstance(t, NormedTensor) else t, location)
+        after = values_after(
+            write, tensors, tensors, self._run, lambda t: t.backing if isinstance(t, NormedTensor) else t, location
+        )
         for t, new in zip(tensors, after, strict=True):
             lifting.written.replace(t, new)
         return target

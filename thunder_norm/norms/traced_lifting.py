@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class TracedLifting(Lifting):
         self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
         self._norm_of: dict[int, torch.Tensor] = {}  # by identity: the tensor that has the same values, and whose norm stands
         self._made_by: dict[str, str] = {}  # what plain operations made from parameters with given norms, and which ones
+        self._of_changed: dict[str, torch.Tensor] = {}  # and from tensors that normed ones had changed in place
         self._num_followed = 0
 
     # -- which tensors are parameters ---------------------------------------------------------------------------------
@@ -113,14 +114,30 @@ class TracedLifting(Lifting):
         proxy = self._acquisition.fakes.proxy_of(t)
         if proxy is None or id(t) in self.derived:
             return
-        bsyms = get_jit_ctx().computation_trace.bound_symbols
-        for bsym in bsyms[self._num_followed :]:
-            if not isinstance(bsym.sym.id, trace.OperationId) and any(map(self._depends_on_given, bsym.flat_proxy_args)):
-                made = (p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype))
-                self._made_by |= dict.fromkeys((p.name for p in made), bsym.sym.name)
-        self._num_followed = len(bsyms)
+        self._follow_made()
+        if proxy.name in self._of_changed:
+            self.unknown.check(self._of_changed[proxy.name], location)
         if proxy.name in self._made_by:
             raise unknown_norm(self._made_by[proxy.name], t, location())
+
+    def _follow_made(self) -> None:
+        """Note what plain operations made from tensors of unknown norm up to here."""
+        bsyms = get_jit_ctx().computation_trace.bound_symbols
+        for bsym in bsyms[self._num_followed :]:
+            if isinstance(bsym.sym.id, trace.OperationId):
+                continue
+            made = [p.name for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)]
+            changed = next((t for p in bsym.flat_proxy_args if (t := self._changed_before(p)) is not None), None)
+            if changed is not None:
+                self._of_changed |= dict.fromkeys(made, changed)
+            elif any(map(self._depends_on_given, bsym.flat_proxy_args)):
+                self._made_by |= dict.fromkeys(made, bsym.sym.name)
+        self._num_followed = len(bsyms)
+
+    def _changed_before(self, p: Any) -> torch.Tensor | None:
+        """The tensor that normed ones have changed in place, of which a plain one was made."""
+        fake = self._acquisition.fakes.known(p) if isinstance(p, TensorProxy) else None
+        return fake if fake is not None and self.unknown.was_changed(fake) else self._of_changed.get(getattr(p, "name", ""))
 
     def _depends_on_given(self, p: Any) -> bool:
         if not isinstance(p, TensorProxy):
@@ -134,9 +151,10 @@ class TracedLifting(Lifting):
         """Whether a proxy has the memory of a module's buffer."""
         return any(map(self.member, self._in_memory_of(proxy)))
 
-    def change(self, fn: Callable, proxy: TensorProxy) -> None:
-        """Remember that `fn` changed a plain tensor in place by normed ones, and with it those whose memory it has."""
-        for p in self._in_memory_of(proxy):
+    def change(self, fn: Callable, proxies: Sequence[TensorProxy]) -> None:
+        """Remember that `fn` changed plain tensors in place by normed ones; what was made of them before stays what it was."""
+        self._follow_made()
+        for p in proxies:
             self.unknown.change(fn, self._acquisition.fake_of(p))
 
     def _in_memory_of(self, proxy: TensorProxy) -> list[TensorProxy]:

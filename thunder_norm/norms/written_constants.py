@@ -44,6 +44,20 @@ class WrittenConstants:
                 with torch.no_grad():  # torch.empty(..., requires_grad=True)
                     t.zero_()
 
+    def made(self) -> list[torch.Tensor]:
+        """The tensors that it made, and that are still there."""
+        return list(self._made)
+
+    def has_known_views(self, t: Any) -> bool:
+        """Whether the program made it, and all that share its memory, of which there are some: each can have another stand for it."""
+        if type(t) is not torch.Tensor or t not in self._made or not has_norm(t) or t.layout is not torch.strided:
+            return False
+        if torch._C._functorch.is_functorch_wrapped_tensor(t) or _uses(t) == _ALONE:
+            return False
+        storage = t.untyped_storage()._cdata
+        known = [v for v in self.made() if v.layout is torch.strided and v.untyped_storage()._cdata == storage]
+        return _uses(t) - _ALONE == len(known) - 1
+
     def may_be_written(self, t: Any) -> bool:
         """Whether a normed tensor can stand for it: the program made it, and has no view of it, which would stay what it was."""
         if type(t) is not torch.Tensor or t not in self._made or not has_norm(t) or t.layout is not torch.strided:

@@ -27,7 +27,7 @@ from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._shared import SAME_DIMS, Number, like, maximum, refined, rms, times
 from thunder_norm.rules.binary import product_dims
 from thunder_norm.rules.powers import reach
-from thunder_norm.rules.range_bounds import least_modulus, times_logarithm
+from thunder_norm.rules.range_bounds import least_modulus, says_less_than_values, times_logarithm
 
 
 def _is_kept(name: str, low: float = 0.0, high: float = math.inf) -> Callable[[dict[str, Any]], bool]:
@@ -47,7 +47,7 @@ def _is_kept(name: str, low: float = 0.0, high: float = math.inf) -> Callable[[d
 
 def _divides(args: dict[str, Any]) -> bool:
     is_kept = _is_kept("other")(args) or _is_kept("other", -math.inf, 0.0)(args)
-    return args["rounding_mode"] is None and is_kept
+    return args["rounding_mode"] is None and is_kept and not says_less_than_values(args["other"])
 
 
 def ends(x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,8 +15,9 @@ from thunder_norm.core.local import are_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import unconditional
-from thunder_norm.rules._shared import SAME_DIMS, Constant, Number, refined, rms, scalar, times
+from thunder_norm.rules._shared import SAME_DIMS, Constant, Number, is_moving, refined, rms, scalar, times
 from thunder_norm.rules.binary import product_dims
 from thunder_norm.rules.powers import reach
 from thunder_norm.rules.weighted_means import quotient_at_most
@@ -95,9 +96,17 @@ def mul_by_range(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     return rms(size, dims, sensitivity=sensitivity)
 
 
-@normed_op(torch.div).register_norm(
-    when=lambda args: args["rounding_mode"] is None and _away_from_zero("other")(args), lift_dims=SAME_DIMS
-)
+def says_less_than_values(x: Any) -> bool:
+    """Whether it is a constant that an epsilon alone keeps away from 0 (``mask.sum() + eps``): its values are further away."""
+    is_constant = isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and not is_moving(x)
+    return is_constant and known_range(x).smallest_modulus < _GUARD
+
+
+def _divides_by_range(args: dict[str, Any]) -> bool:
+    return args["rounding_mode"] is None and _away_from_zero("other")(args) and not says_less_than_values(args["other"])
+
+
+@normed_op(torch.div).register_norm(when=_divides_by_range, lift_dims=SAME_DIMS)
 def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
     """a / b, for b whose entries are at least c > 0 in modulus, by what made it.
 

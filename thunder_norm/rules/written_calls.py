@@ -5,6 +5,7 @@ A parameter alone keeps its norm through them: ``1 / self.scale``, ``2**self.log
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.programs import written_as
+from thunder_norm.core.tensors import has_norm
 
 
 @written_as(torch.Tensor.__rtruediv__)
@@ -43,6 +45,28 @@ def vstack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def column_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """As columns beside each other."""
     return torch.cat([t if t.ndim > 1 else t.reshape(-1, 1) for t in tensors], 1)
+
+
+def _is_of_integers_too(args: tuple, kwargs: dict) -> bool:
+    tensors = args[0] if args else kwargs.get("tensors", ())
+    return any(has_norm(t) for t in tensors) and not all(has_norm(t) for t in tensors)
+
+
+def _of_one_dtype(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])
+    return [t if has_norm(t) else t.to(dtype) for t in tensors]
+
+
+@written_as(torch.cat, when=_is_of_integers_too)
+def cat_with_integers(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Beside integers or bools, a mask beside what it masks: as the numbers that torch makes of them."""
+    return torch.cat(_of_one_dtype(tensors), dim)
+
+
+@written_as(torch.stack, when=_is_of_integers_too)
+def stack_with_integers(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """The same along a new dimension."""
+    return torch.stack(_of_one_dtype(tensors), dim)
 
 
 @written_as(torch.linalg.multi_dot)

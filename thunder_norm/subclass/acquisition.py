@@ -83,6 +83,7 @@ class StandIn:
     proxy: TensorProxy
     new: TensorProxy
     position: int  # from where on in the computation, by `fakes.num_made`
+    is_written_too: bool = False  # the plain one has the same values, and goes on having them
 
 
 class Opaque:

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.aten_table import SPECIAL
 from thunder_norm.subclass.decompositions import decompose, decomposition_of, differentiate
+from thunder_norm.subclass.einsum_strides import is_made_of_einsum
 from thunder_norm.subclass.fallback import Written, fallback, fallback_executor, is_random
 from thunder_norm.subclass.record import MAX_CONSTANT_NUMEL, Recorded, Step
 from thunder_norm.subclass.signatures import arguments_for
@@ -208,6 +209,9 @@ def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Cal
         yield special, args, {k: v for k, v in kwargs.items() if v is not None and k not in left_out}
         return
     if not isinstance(func, torch._ops.OpOverload):
+        if func in (torch.Tensor.view, torch.Tensor.view_as) and is_made_of_einsum(args[0]):
+            yield ltorch.reshape, (args[0], *([*args[1].shape] if func is torch.Tensor.view_as else args[1:])), kwargs
+            return
         symbol = torch_to_thunder.get(func) or _of_method(func)
         if symbol is not None and func not in _auto_registered():
             yield symbol, args, kwargs

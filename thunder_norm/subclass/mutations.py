@@ -12,6 +12,7 @@ from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.memory import Memory
 from thunder_norm.tracing.writes import copies_in
+import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, BoundSymbolInterface
@@ -88,11 +89,13 @@ def _copies(bsym: BoundSymbol) -> Iterator[tuple[TensorProxy, TensorProxy, Tenso
 
 
 def _origin(target: TensorProxy, earlier: Sequence[BoundSymbol]) -> str:
-    """The name `target` had before the aliases that earlier in-place operations made."""
+    """The name `target` had before the aliases that earlier in-place operations made, and before it was detached."""
     name = target.name
     for bsym in reversed(earlier):
         if bsym.sym.id == prims.PrimIDs.UPDATE_ALIASES:
             renamed = {new.name: old.name for old, new in zip(bsym.args[0], bsym.output, strict=True)}
+        elif bsym.sym is ltorch.detach:  # ``t.data``
+            renamed = {bsym.output.name: bsym.args[0].name}
         else:
             renamed = {result.name: old.name for _, old, result in _copies(bsym)}
         name = renamed.get(name, name)

@@ -20,6 +20,7 @@ from thunder_norm.subclass import agreement
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.arguments import is_in_place
 from thunder_norm.subclass.autograd import is_grad_enabled
+from thunder_norm.subclass.einsum_strides import is_made_of_einsum
 from thunder_norm.subclass.given_attributes import attribute_of_input
 from thunder_norm.subclass.operations import operation_of, torch_callable
 from thunder_norm.tracing import replaced_memory, views_in_place
@@ -74,6 +75,8 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
             return do_raise(wanted)
         if torch_fn in _VIEWS and isinstance(wanted, torch.Tensor):
             _guard_view(acquisition, args[0], wanted)
+            if is_made_of_einsum(args[0].value) and wanted.dtype is for_torch(args[0].value.dtype):
+                return _interpret_call(_reshape, args[0], wrap_const(tuple(wanted.shape)))
         result = found(*args, **kwargs)
         is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
         if not is_raised and is_in_place(torch_fn):
@@ -110,6 +113,10 @@ def _guard_view(acquisition: Acquisition, of: WrappedValue, view: torch.Tensor) 
 
     bind = bindable("check_view", check)
     get_jit_ctx().add_constraint((lambda p: get_tracectx().bound_symbols.append(bind(p, output=None)), of.value))
+
+
+def _reshape(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.reshape(x, shape)
 
 
 def with_new_memory(acquisition: Acquisition, put: Callable) -> Callable:

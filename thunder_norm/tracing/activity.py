@@ -92,7 +92,7 @@ def _has_no_history(bsym: BoundSymbol) -> bool:
     """Whether what an operation returns depends differentiably on nothing: ``x.detach()``, ``torch.zeros_like(x)``, ``x.new_zeros(3)``."""
     name = bsym.sym.name
     makes_new = name.endswith("_like") or name.startswith("new_")
-    return name == "detach" or (makes_new and str(bsym.sym.id).startswith(("torch.", "Tensor.")))
+    return name in ("detach", "Tensor_detach") or (makes_new and str(bsym.sym.id).startswith(("torch.", "Tensor.")))
 
 
 def _is_torchs(bsym: BoundSymbol) -> bool:

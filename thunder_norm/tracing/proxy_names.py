@@ -3,7 +3,7 @@
 Thunder names the parameter ``weight`` of ``block.0`` `t_block_0_weight`, that of a module ``block_0`` as well, and one of the two is then
 computed with in the place of both; that of ``block-0`` it names `t_block-0_weight`, which Python cannot read.  Then it names a tensor
 as the first variable that it is stored in, and in the prologue an argument ``args``, or a parameter that a loop of torch's has in ``module``,
-would stand where the prologue's own is meant.
+would stand where the prologue's own is meant; and an operation that is called by its name alone, ``eye = eye(4, 4)``, would be the tensor.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import contextlib
 import contextvars
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from thunder.core.proxies import Proxy, Variable
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
 _named: contextvars.ContextVar[dict[str, torch.Tensor] | None] = contextvars.ContextVar("thunder_norm_named", default=None)
@@ -48,6 +50,20 @@ def own_name(wanted: str | None, x: torch.Tensor, trace: TraceCtx) -> str | None
 def is_of_prologues(name: str) -> bool:
     """Whether a prologue has the name for something of its own."""
     return name in _OF_PROLOGUES or name.startswith(("cache_info_", "check_"))
+
+
+def drop_names_of_operations(trace: TraceCtx, renamed: dict[Variable, Proxy]) -> None:
+    """Leave tensors their own names that would have one of an executor's operation in a trace: those are called by their names alone."""
+    called = set(_called(trace.bound_symbols))
+    for variable in [v for v, p in renamed.items() if p.name in called]:
+        del renamed[variable]
+
+
+def _called(bsyms: Sequence[BoundSymbol]) -> Iterator[str]:
+    for bsym in bsyms:
+        if bsym.sym.executor is not None or bsym._call_ctx is not None:
+            yield bsym.sym.name
+        yield from _called(bsym.subsymbols)
 
 
 def _numbered(name: str) -> Iterator[str]:

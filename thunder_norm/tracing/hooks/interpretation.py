@@ -32,7 +32,7 @@ from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import member_of_module
-from thunder_norm.tracing.proxy_names import is_of_prologues, own_name
+from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks, conversions
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
@@ -119,6 +119,8 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     if asked is not None:
         own_changes.let_be(ctx, guards.roots())
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
+    if has_part():
+        drop_names_of_operations(ctx.computation_trace, ctx._proxy_swapmap)
 
 
 def _processed(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
