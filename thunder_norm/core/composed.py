@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
 from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, Scaled, sum_of
-from thunder_norm.core.joint import Bend, Step, Sum, smallest
+from thunder_norm.core.joint import smallest
+from thunder_norm.core.kept import Bend, Step, Sum
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest
