@@ -316,7 +316,7 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     if not moved.item() <= _HUGE:
         return
     if y.perturbation_size is not None and moved.item() > y.perturbation_size.item():
-        if made.besides is not None:
+        if made.besides is not None and isinstance(y, RMSTensor | L2Tensor):
             return  # the norm rule has one constant for all points, which is less this far from the data
         moved = y.perturbation_size  # of products, say; what is made of this may still move less by what is known of entries
     y.perturbation_size = moved
