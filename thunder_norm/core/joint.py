@@ -120,7 +120,7 @@ def _smallest_of_one(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid | None
 def _ellipsoid(
     base: Ellipsoid, steps: Sequence[Step], of: OneBend, last: Vector, multipliers: torch.Tensor, known: Tried | None = None
 ) -> Ellipsoid | None:
-    is_constant = known is not None and not any(t.requires_grad for t in (of.straight, of.across, of.own))
+    is_constant = known is not None and not any(t.requires_grad for t in (of.bent, of.own, of.across) if t is not None)
     at = known if is_constant else of.at(multipliers)
     cov = None if at is None else of.covariance(at, _terms(base, steps, multipliers))
     return None if cov is None else Ellipsoid.of(cov, base.scale * last.scale)
@@ -148,9 +148,11 @@ def _alone(base: Ellipsoid, steps: Sequence[Step]) -> tuple[OneBend, Vector] | N
     if own is None or not math.isfinite(last.scale) or f is None:
         return None
     q, with_kept = begun.first
-    across = columns_of.times((f,), with_kept.mT, run.sizes)
-    straight = columns_of.conjugated((f,), base.cov, run.sizes)
     known = _eigenvalues(base, x, bend)
+    straight = across = None
+    if known is None or own.ndim == 1 or not _is_between_matrices(steps, bend):
+        across = columns_of.times((f,), with_kept.mT, run.sizes)
+        straight = columns_of.conjugated((f,), base.cov, run.sizes)
     return OneBend(straight, across, q, own, bend.middle, bend.half, last.magnitudes, x.magnitudes, len(base.cov), known), last
 
 
@@ -160,6 +162,14 @@ def _eigenvalues(base: Ellipsoid, x: Vector, bend: Bend) -> torch.Tensor | None:
     if k is None or k.ndim == 2 or not all(bool((t == t[0]).all()) for t in (k, bend.middle, bend.half)):
         return None
     return base.eigenvalues * k[0].detach().square() + 2 * GUARD * x.magnitudes.square().amax()
+
+
+def _is_between_matrices(steps: Sequence[Step], bend: Bend) -> bool:
+    """Whether the slopes are from 0 to a number, and all that comes after is made of the vector that is bent alone."""
+    count = next(i for i, s in enumerate(steps) if s is bend)
+    later = [i for s in steps[count + 1 :] if isinstance(s, Sum) for i, _ in s.terms]
+    off = bend.half[0] - bend.middle[0].abs()
+    return all(i > count for i in later) and 0 <= off.item() <= 1e-12 * bend.half[0].item()
 
 
 def _terms(base: Ellipsoid, steps: Sequence[Step], multipliers: torch.Tensor) -> torch.Tensor:

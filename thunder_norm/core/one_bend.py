@@ -90,8 +90,8 @@ class OneBend:
     """What y is made of, [m] entries, x having [n].
 
     Attributes:
-        straight: ``F P F^T``, [m, m].
-        across: ``F P C^T``, [m, n].
+        straight: ``F P F^T``, [m, m]; None where ``F = G C``, as of relu between matrices: then Q is ``G T^-1/2 (I - H)^-1 T^-1/2 G^T``.
+        across: ``F P C^T``, [m, n], or None.
         bent: ``C P C^T``, with what rounding may be, [n, n].
         own: G by columns, a matrix or its diagonal.
         middle, half: of the slopes, [n].
@@ -101,8 +101,8 @@ class OneBend:
         eigenvalues: of `bent`, ascending, where they are known.
     """
 
-    straight: torch.Tensor
-    across: torch.Tensor
+    straight: torch.Tensor | None
+    across: torch.Tensor | None
     bent: torch.Tensor
     own: torch.Tensor
     middle: torch.Tensor
@@ -119,6 +119,9 @@ class OneBend:
         factor, info = torch.linalg.cholesky_ex(_eye(len(h)) - h)
         if info.item():
             return None
+        if self.straight is None or self.across is None:
+            v = torch.linalg.solve_triangular(factor, (self.own / root).mT, upper=False)
+            return Tried(multipliers, factor, v, v.mT @ v)
         v = torch.linalg.solve_triangular(factor, root[:, None] * self.across.mT, upper=False)
         cov = self.straight + v.mT @ v
         if self.own.ndim == 1:
@@ -140,10 +143,10 @@ class OneBend:
         if free is None:
             return None
         unit = 8 * EPSILON * (self.inner + n + 4)
-        # what rounding does to C P F^T and to the factor: of columns of V in units of their lengths
-        largest = (root * self.given).amax().item()
+        # what rounding does to C P F^T, or to G, and to the factor: of columns of V in units of their lengths
+        given = terms if self.across is None else (root * self.given).amax().item() * self.sizes
         lengths = tried.v.detach().square().sum(0).sqrt()
-        off = unit * math.sqrt(n / free) * (largest * self.sizes + n * lengths)
+        off = unit * math.sqrt(n / free) * (given + n * lengths)
         off = off.square() * len(off) * 1e9
         cov = (tried.cov + tried.cov.mT) / 2
         return above(cov, terms + lengths, self.inner + n) * (1 + 1e-9 + unit * n / free) + torch.diag(off * 2)
@@ -185,13 +188,15 @@ class OneBend:
         ``(I - H)^-1`` is at least the sum of the first powers of H.
         """
         v, root = near.longest, self.first.sqrt()
-        g = root * (self.across.mT @ v)
+        own = (self.own if self.own.ndim == 2 else torch.diag(self.own)).mT @ v / root
+        g = own if self.across is None else root * (self.across.mT @ v)
         terms, power = g @ g, g
         for _ in range(_POWERS):
             power = root * (self.bent @ (root * power))
             terms = terms + g @ power
-        own = (self.own if self.own.ndim == 2 else torch.diag(self.own)).mT @ v / root
-        return (v @ (self.straight @ v) + terms + own @ own).item() * (1 - 1e-9)
+        if self.straight is not None:
+            terms = terms + v @ (self.straight @ v) + own @ own
+        return terms.item() * (1 - 1e-9)
 
     def _larger(self, h: torch.Tensor) -> float:
         """How many times the first multipliers there should be, given the eigenvalues of their H."""
@@ -210,6 +215,8 @@ class OneBend:
             return None
         a = at.square @ at.scaled
         y = torch.linalg.solve_triangular(at.factor.mT, at.v, upper=True)
+        if self.across is None:
+            y = y - (self.own / at.multipliers.sqrt()).mT
         ya = y @ a
         growing = (ya * y).sum(1)
         own = self.own.square() * a.diagonal() if self.own.ndim == 1 else ((a @ self.own) * self.own).sum(0)
