@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import L2Tensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm import L2Tensor, LipschitzMargin, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid
 from thunder_norm.core.joint import _alone, _terms, smallest
 from thunder_norm.core.kept import Bend, Sum
@@ -162,3 +162,16 @@ def test_a_number_of_steps_is_a_number(steps):
     with pytest.raises(NormMismatchError, match="search_steps must be"):
         with norm_sensitivity("composed", search_steps=steps):
             pass
+
+
+def test_a_loss_and_a_report_take_the_number_of_steps_around_them():
+    torch.manual_seed(seeded(0))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(6, 20), torch.nn.ReLU(), torch.nn.Linear(20, 20), torch.nn.ReLU(), torch.nn.Linear(20, 3)
+    )
+    margin = LipschitzMargin(net, torch.randn(4, 6), 0.1)
+    found = []
+    for steps in (None, 0, 2, 8):
+        with norm_sensitivity("global", search_steps=steps):
+            found.append(margin.constants().sum().item())
+    assert found[0] == found[2] and found[3] < found[2] < found[1]
